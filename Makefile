@@ -1,0 +1,33 @@
+# make demo    the main job, on a private RabbitMQ node
+# make test    unit, integration and acceptance tests, on private RabbitMQ nodes
+# make lint    ruff and mypy
+#
+# A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ_SERVER=/path chooses another RabbitMQ.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint broker clean
+
+demo: $(VENV)/ready broker
+	$(BIN)/python -m tools.demo
+
+test: $(VENV)/ready broker
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+broker:
+	@tools/ensure-broker
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

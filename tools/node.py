@@ -1,0 +1,186 @@
+"""A private RabbitMQ node: its own name, ports and data, gone when it stops.
+
+Only environment variables set it up (https://www.rabbitmq.com/docs/configure#supported-environment-variables),
+so any installed RabbitMQ will do. `RABBITMQ_SERVER=/path/to/rabbitmq-server` chooses one.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+SERVERS = ("/usr/lib/rabbitmq/bin/rabbitmq-server",)  # Debian's /usr/sbin wrapper wants the rabbitmq user
+BREW_PREFIXES = ("/opt/homebrew/sbin", "/usr/local/sbin")
+
+
+def find_server() -> Path | None:
+    """The `rabbitmq-server` to run: `RABBITMQ_SERVER`, a package's own, or the one on the PATH."""
+    chosen = os.environ.get("RABBITMQ_SERVER")
+    if chosen:
+        return Path(chosen)
+    path = os.pathsep.join([os.environ.get("PATH", ""), *BREW_PREFIXES])
+    candidates = [*SERVERS, shutil.which("rabbitmq-server", path=path)]
+    return next((Path(c) for c in candidates if c and Path(c).exists()), None)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def speaks_amqp(port: int) -> bool:
+    """An open port is not enough: send the protocol header, expect connection.start (AMQP 0-9-1, 4.2.2)."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
+            sock.sendall(b"AMQP\x00\x00\x09\x01")
+            return sock.recv(1) == b"\x01"
+    except OSError:
+        return False
+
+
+class NodeFailed(RuntimeError):
+    pass
+
+
+class Node:
+    """One broker process. `with Node() as node: node.url()`; `kill()` and `start()` again for a crash.
+
+    `plugins=("rabbitmq_management",)` adds the HTTP API on `management_port`.
+    """
+
+    def __init__(self, server: Path | None = None, plugins: tuple[str, ...] = ()) -> None:
+        found = server or find_server()
+        if found is None:
+            raise NodeFailed(
+                "no rabbitmq-server here: run `make broker`, or set RABBITMQ_SERVER=/path/to/rabbitmq-server"
+            )
+        self.server = found
+        self.plugins = plugins
+        self.port, self.dist_port, self.epmd_port, self.management_port = (free_port() for _ in range(4))
+        self.name = f"delay-{self.port}@localhost"
+        self.data = Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-node-"))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Node:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.remove()
+
+    def url(self, vhost: str = "/") -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/{vhost}"
+
+    @property
+    def log(self) -> Path:
+        return self.data / "node.log"
+
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "TMPDIR")}
+        return kept | {
+            "HOME": str(self.data),  # the Erlang cookie
+            "ERL_EPMD_PORT": str(self.epmd_port),
+            "RABBITMQ_NODENAME": self.name,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self.dist_port),
+            "RABBITMQ_MNESIA_BASE": str(self.data / "data"),
+            "RABBITMQ_LOG_BASE": str(self.data / "log"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.data / "enabled_plugins"),
+            "RABBITMQ_PID_FILE": str(self.data / "pid"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.data / "no-such-file"),
+            "RABBITMQ_CONFIG_FILE": str(self.data / "rabbitmq"),
+        }
+
+    def start(self, timeout: float = 60) -> None:
+        """Start the node and wait until it speaks AMQP. Raises `NodeFailed` with the log's end."""
+        self.data.mkdir(exist_ok=True)
+        (self.data / "enabled_plugins").write_text("[{}].\n".format(",".join(self.plugins)))
+        # Enough for a laptop's nearly full disk; the default watermark would block publishers there.
+        (self.data / "rabbitmq.conf").write_text(
+            f"disk_free_limit.absolute = 50MB\nmanagement.tcp.port = {self.management_port}\n"
+            if "rabbitmq_management" in self.plugins
+            else "disk_free_limit.absolute = 50MB\n"
+        )
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [str(self.server)],
+                env=self.environment(),
+                cwd=self.data,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + timeout
+        while not self.is_ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise NodeFailed(f"{self.server} did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.05)
+
+    def is_ready(self) -> bool:
+        return speaks_amqp(self.port) and ("rabbitmq_management" not in self.plugins or self.manages())
+
+    def manages(self) -> bool:
+        """Whether the HTTP API answers; it opens its port before it can."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.management_port}/api/overview")
+        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2):
+            return True
+        return False
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would: nothing is flushed, `start()` recovers from the disk."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def stop(self, timeout: float = 20) -> None:
+        """SIGTERM, then SIGKILL: the whole process group, so that nothing is left running."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout)
+        self.kill()
+
+    def remove(self) -> None:
+        self.kill()
+        kill_epmd(self.epmd_port)
+        shutil.rmtree(self.data, ignore_errors=True)
+
+
+def kill_epmd(port: int) -> None:
+    """Erlang's port mapper detaches itself; ours has a port of its own and is asked to leave.
+
+    It refuses (KILL_REQ) until it has noticed that the node is gone, so ask until nobody answers.
+    """
+    for _ in range(100):
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
+                sock.sendall(b"\x00\x01k")
+                sock.recv(2)
+        except ConnectionRefusedError:
+            return
+        except OSError:
+            pass
+        time.sleep(0.02)
