@@ -1,0 +1,112 @@
+"""The headers of a message on its way through the cascade. Pure: dicts in, dicts out.
+
+The original routing key travels in the CC header (sender-selected distribution,
+https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
+`x-dead-letter-routing-key` is set. What else `restore` needs travels in a header of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any, NamedTuple
+
+from .eta import microseconds_until, parse_eta, parse_x_delay
+from .exceptions import InvalidDestination
+from .routing_key import SENTINEL, is_reserved
+
+#: {"exchange": str, "due": milliseconds since 1970 in UTC}
+HEADER = "x-celery-rabbit-delay"
+
+X_DELAY = "x-delay"
+
+Headers = Mapping[str, Any]
+
+_DEATHS = ("x-first-death-", "x-last-death-")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class Delivery(NamedTuple):
+    """What a consumer is told of a message besides its properties."""
+
+    exchange: str
+    routing_key: str
+    headers: dict[str, Any]
+
+
+def is_delayed(headers: Headers | None) -> bool:
+    """Whether the headers ask for a delay: an eta of Celery's task protocol 2, or `x-delay`."""
+    return bool(headers) and bool((headers.get("eta") and "task" in headers) or headers.get(X_DELAY) is not None)
+
+
+def delay_of(headers: Headers, now: datetime, naive_in: tzinfo) -> tuple[int, Headers]:
+    """The delay that headers ask for, in microseconds, ≤ 0 if past, and the headers to publish with.
+
+    An eta and an `x-delay` together mean the later of the two. A naive eta is meant in `naive_in` and made aware, for
+    Celery's worker would read it as UTC. Raises `InvalidDelay`.
+    """
+    delays = []
+    if headers.get("eta") and "task" in headers:
+        due = parse_eta(headers["eta"])
+        if due.tzinfo is None:
+            due = due.replace(tzinfo=naive_in)
+            headers = {**headers, "eta": due.isoformat()}
+        delays.append(microseconds_until(due, now))
+    if headers.get(X_DELAY) is not None:
+        delays.append(parse_x_delay(headers[X_DELAY]))
+    return max(delays), headers
+
+
+def divert(headers: Headers, exchange: str, routing_key: str, due: datetime) -> dict[str, Any]:
+    """The headers of a delayed message on its way, which `restore` undoes. Raises `InvalidDestination`."""
+    diverted = {key: value for key, value in headers.items() if key != X_DELAY}
+    diverted["CC"] = [routing_key, *copies(headers, "CC")]
+    for key in (*diverted["CC"], *copies(headers, "BCC")):
+        if is_reserved(key):
+            raise InvalidDestination(
+                f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
+                "choose another routing key, or send it without a delay"
+            )
+    diverted[HEADER] = {"exchange": exchange, "due": (due - _EPOCH) // timedelta(milliseconds=1)}
+    return diverted
+
+
+def copies(headers: Headers, name: str) -> Sequence[str]:
+    """The routing keys in a sender's own CC or BCC header. Raises `InvalidDestination` where RabbitMQ would."""
+    value = headers.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(key, str) for key in value):
+        raise InvalidDestination(f"the header {name}={value!r} must be a list of routing keys")
+    return value
+
+
+def restore(delivery: Delivery, prefix: str) -> Delivery:
+    """What the consumer would have been told had the message been sent without a delay.
+
+    Where a queue of the user dead-lettered it further, what that added stays.
+    """
+    exchange, routing_key, headers = delivery
+    ours = headers.get(HEADER)
+    if not isinstance(ours, Mapping):
+        return delivery
+    levels = f"{prefix}.delay."
+    original, *cc = headers.get("CC") or [routing_key]
+    restored = {
+        key: value
+        for key, value in headers.items()
+        if key not in (HEADER, "CC", "x-death") and not key.startswith(_DEATHS)
+    }
+    if cc:
+        restored["CC"] = cc
+    deaths = [death for death in headers.get("x-death") or () if not str(death.get("queue")).startswith(levels)]
+    if deaths:
+        restored["x-death"] = deaths  # the most recent first
+        for which, death in (("first", deaths[-1]), ("last", deaths[0])):
+            if f"x-{which}-death-queue" in headers:
+                restored |= {f"x-{which}-death-{part}": death.get(part) for part in ("exchange", "queue", "reason")}
+    return Delivery(
+        str(ours.get("exchange", "")) if exchange.startswith(levels) else exchange,
+        original if is_reserved(routing_key) else routing_key,
+        restored,
+    )

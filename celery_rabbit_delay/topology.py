@@ -1,0 +1,142 @@
+"""A cascade is data: exchanges, queues and bindings, looped over by whoever declares, verifies, draws or tests it.
+
+Pure. One queue per power of two holds a message for tick·2^level, then dead-letters it into that level's `done`
+exchange, whose bindings jump straight to the queue of the next set bit. After the last one the message passes through
+the final `done` exchange to where it was going.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+from . import routing_key
+from .routing_key import Destination
+
+QueueType = Literal["quorum", "classic"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    name: str
+    type: str = "topic"
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Queue:
+    name: str
+    arguments: Mapping[str, str | int]
+
+
+@dataclass(frozen=True)
+class Binding:
+    source: str
+    target: str
+    kind: Literal["exchange", "queue"]  # of the target
+    routing_key: str
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """`levels` powers of two of `tick`, under names that begin with `prefix`."""
+
+    prefix: str
+    tick: timedelta  # whole milliseconds
+    levels: int
+    queue_type: QueueType = "quorum"
+
+    def ttl(self, level: int) -> int:
+        """Milliseconds that a message stays in the queue of `level`."""
+        return (self.tick // timedelta(milliseconds=1)) << level
+
+    @property
+    def max_ticks(self) -> int:
+        return (1 << self.levels) - 1
+
+    @property
+    def ingest(self) -> str:
+        return f"{self.prefix}.ingest"
+
+    @property
+    def done(self) -> str:
+        return f"{self.prefix}.done"
+
+    @property
+    def guard(self) -> str:
+        return f"{self.prefix}.guard"
+
+    @property
+    def orphans(self) -> str:
+        return f"{self.prefix}.orphans"
+
+    @property
+    def void(self) -> str:
+        return f"{self.prefix}.void"
+
+    @property
+    def complete(self) -> str:
+        """The exchange that is declared last: where it exists, all of the cascade does, with these parameters."""
+        return f"{self.prefix}.complete.{self.ttl(0)}ms.{self.levels}.{self.queue_type}"
+
+    def delay(self, level: int) -> str:
+        return f"{self.prefix}.delay.{self.ttl(level)}"
+
+    def level_done(self, level: int) -> str:
+        return f"{self.delay(level)}.done"
+
+    def exchanges(self) -> Iterator[Exchange]:
+        # RabbitMQ compares an exchange's type, flags and alternate exchange with what is declared, and nothing else
+        # (https://www.rabbitmq.com/docs/ae), so naming the parameters there makes another cascade of this prefix an
+        # error. Nothing is ever bound to `complete`: what no level takes is returned to the publisher (mandatory).
+        yield Exchange(self.ingest, arguments={"alternate-exchange": self.complete})
+        for level in range(self.levels):
+            yield Exchange(self.level_done(level))
+        yield Exchange(self.orphans, "fanout")
+        yield Exchange(self.done, arguments={"alternate-exchange": self.orphans})
+        yield Exchange(self.guard, arguments={"alternate-exchange": self.orphans})
+
+    def queues(self) -> Iterator[Queue]:
+        for level in range(self.levels):
+            arguments: dict[str, str | int] = {
+                "x-queue-type": self.queue_type,
+                "x-message-ttl": self.ttl(level),
+                "x-dead-letter-exchange": self.level_done(level),
+            }
+            if self.queue_type == "quorum":
+                # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
+                arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+            yield Queue(self.delay(level), arguments)
+        yield Queue(self.orphans, {"x-queue-type": self.queue_type})
+        yield Queue(self.void, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
+
+    def bindings(self) -> Iterator[Binding]:
+        for level in range(self.levels):
+            yield Binding(self.ingest, self.delay(level), "queue", routing_key.entry_pattern(level))
+            for lower in range(level):
+                key = routing_key.next_pattern(level, lower)
+                yield Binding(self.level_done(level), self.delay(lower), "queue", key)
+            yield Binding(self.level_done(level), self.done, "exchange", routing_key.last_pattern(level))
+        yield Binding(self.orphans, self.orphans, "queue", "")
+
+    def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
+        """What leads from `done` to a destination.
+
+        A message that an exchange beyond `done` can route nowhere would stay in its level for good: at-least-once
+        dead lettering keeps it, and at 32 such messages the level stands still for everybody. An alternate exchange
+        of ours does not help, for `done` did route it. So it always has one more way to go: to the queues known to
+        be bound to that exchange (RabbitMQ delivers one copy, however many ways lead to a queue), whose absence
+        makes it an orphan; or, if none is known, to a queue that keeps nothing, as an undelayed message without a
+        route would be dropped.
+        """
+        key = routing_key.destination_pattern(destination)
+        source = self.done
+        if destination.exchange:
+            yield Binding(self.done, destination.exchange, "exchange", key)
+            if destination.queues:
+                yield Binding(self.done, self.guard, "exchange", key)
+                source = self.guard
+        for queue in destination.queues or (self.void,):
+            yield Binding(source, queue, "queue", key)

@@ -1,0 +1,137 @@
+"""The topology against a model of the broker, for every delay."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import routing_key
+from celery_rabbit_delay.routing_key import Destination
+from celery_rabbit_delay.topology import Cascade, Exchange, Queue
+
+from .broker_model import BrokerModel, topic_matches
+
+CASCADE = Cascade("t", timedelta(milliseconds=10), levels=11)
+SHOP = Destination("", ("shop",))
+
+
+def model_with_queues(*names: str, cascade: Cascade = CASCADE) -> BrokerModel:
+    model = BrokerModel(cascade)
+    for name in names:
+        model.queues[name] = Queue(name, {})
+    return model
+
+
+def test_every_delay_arrives_once_on_time_with_one_hop_per_set_bit() -> None:
+    model = model_with_queues("shop")
+    model.bind(CASCADE.destination_bindings(SHOP))
+    for ticks in range(1, CASCADE.max_ticks + 1):
+        arrived, visited = model.publish(CASCADE.ingest, routing_key.encode(ticks, SHOP), "shop")
+        assert arrived == [(ticks * 10, "shop")]
+        assert len(visited) == ticks.bit_count()
+
+
+@given(st.integers(1, (1 << 31) - 1))
+def test_any_delay_of_the_default_cascade_arrives_once_on_time(ticks: int) -> None:
+    cascade = Cascade("t", timedelta(milliseconds=125), levels=31)
+    model = model_with_queues("shop", cascade=cascade)
+    model.bind(cascade.destination_bindings(SHOP))
+    arrived, visited = model.publish(cascade.ingest, routing_key.encode(ticks, SHOP), "shop")
+    assert arrived == [(ticks * 125, "shop")]
+    assert len(visited) == ticks.bit_count()
+
+
+@pytest.mark.parametrize("key", ["0", "1", "0.1", "1.1.1", "0.1.shop", "#", "*.1.*", "a.@.1", "@shop.1.x"])
+def test_a_users_routing_key_that_looks_like_bits_matches_no_level(key: str) -> None:
+    model = model_with_queues("shop")
+    model.bind(CASCADE.destination_bindings(SHOP))
+    for ticks in range(1, 256):
+        arrived, _ = model.publish(CASCADE.ingest, routing_key.encode(ticks, SHOP), key, f"{key}.{key}")
+        assert arrived == [(ticks * 10, "shop")]
+
+
+def test_a_message_whose_queue_is_gone_becomes_an_orphan() -> None:
+    model = model_with_queues("shop")
+    model.bind(CASCADE.destination_bindings(SHOP))
+    model.delete_queue("shop")
+    arrived, _ = model.publish(CASCADE.ingest, routing_key.encode(5, SHOP), "shop")
+    assert arrived == [(50, CASCADE.orphans)]
+
+
+def named_exchange(model: BrokerModel, *queues: str) -> None:
+    model.exchanges["orders"] = Exchange("orders", "direct")
+    for queue in queues:
+        model.bindings["orders"].append(type(next(CASCADE.bindings()))("orders", queue, "queue", "new"))
+
+
+@pytest.mark.parametrize("known", [(), ("shop",), ("shop", "audit")])
+def test_a_named_exchange_routes_and_each_of_its_queues_gets_one_copy(known: tuple[str, ...]) -> None:
+    model = model_with_queues("shop", "audit")
+    named_exchange(model, "shop", "audit")
+    destination = Destination("orders", known)
+    model.bind(CASCADE.destination_bindings(destination))
+    arrived, _ = model.publish(CASCADE.ingest, routing_key.encode(6, destination), "new")
+    assert sorted(arrived) == [(60, "audit"), (60, "shop")]
+
+
+def test_a_message_for_a_named_exchange_without_the_known_queue_becomes_an_orphan() -> None:
+    model = model_with_queues("shop")
+    named_exchange(model, "shop")
+    destination = Destination("orders", ("shop",))
+    model.bind(CASCADE.destination_bindings(destination))
+    model.delete_queue("shop")
+    arrived, _ = model.publish(CASCADE.ingest, routing_key.encode(6, destination), "new")
+    assert arrived == [(60, CASCADE.orphans)]
+
+
+def test_a_message_that_no_queue_wants_blocks_no_level() -> None:
+    model = model_with_queues()
+    named_exchange(model)
+    destination = Destination("orders", ())
+    model.bind(CASCADE.destination_bindings(destination))
+    arrived, visited = model.publish(CASCADE.ingest, routing_key.encode(6, destination), "new")
+    assert arrived == []  # as without a delay; the model asserts that it is not stuck
+    assert len(visited) == 2
+
+
+def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
+    model = model_with_queues("shop")
+    assert model.route(CASCADE.ingest, (routing_key.encode(CASCADE.max_ticks + 1, SHOP),)) == set()
+
+
+def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
+    cascade = Cascade("p" * 200, timedelta(milliseconds=1), levels=49)
+    names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()] + [cascade.complete]
+    assert len(names) == len(set(names)) + 1  # the orphans queue is named like its exchange
+    assert all(name.startswith("p" * 200 + ".") and len(name) <= 255 for name in names)
+
+
+def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_limit() -> None:
+    for queue in CASCADE.queues():
+        assert queue.arguments["x-queue-type"] == "quorum"
+        assert "x-max-length" not in queue.arguments
+        assert "x-dead-letter-routing-key" not in queue.arguments  # it would strip the CC header
+        if "x-dead-letter-exchange" in queue.arguments:
+            assert queue.arguments["x-dead-letter-strategy"] == "at-least-once"
+            assert queue.arguments["x-overflow"] == "reject-publish"
+
+
+def test_any_parameter_of_the_cascade_changes_what_ingest_is_declared_with() -> None:
+    others = [
+        CASCADE,
+        Cascade("t", timedelta(milliseconds=20), 11),
+        Cascade("t", timedelta(milliseconds=10), 12),
+        Cascade("t", timedelta(milliseconds=10), 11, "classic"),
+    ]
+    assert len({next(iter(c.exchanges())).arguments["alternate-exchange"] for c in others}) == 4
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "matches"),
+    [("a.*", "a.b", True), ("a.*", "a", False), ("#", "", True), ("a.#.c", "a.c", True), ("a.#", "b", False)],
+)
+def test_the_model_matches_topics_as_rabbitmq_does(pattern: str, key: str, matches: bool) -> None:
+    assert topic_matches(pattern, key) is matches

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import InvalidDelay, eta
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+
+
+def test_fewest_set_bits_is_the_best_and_smallest_in_range_for_every_small_range() -> None:
+    for start in range(1, 260):
+        for slack in range(130):
+            found = eta.fewest_set_bits(start, slack)
+            best = min(range(start, start + slack + 1), key=lambda n: (n.bit_count(), n))
+            assert found == best, (start, slack)
+
+
+@given(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
+def test_fewest_set_bits_stays_in_range_and_never_costs_a_hop(start: int, slack: int) -> None:
+    found = eta.fewest_set_bits(start, slack)
+    assert start <= found <= start + slack
+    assert found.bit_count() <= start.bit_count()
+
+
+@given(st.integers(1, 10**15), st.integers(1000, 10**9), st.integers(0, 10**9))
+def test_ticks_are_never_early_and_late_by_less_than_a_tick_and_the_slack(delay: int, tick: int, slack: int) -> None:
+    ticks = eta.ticks_in(delay, tick, slack, max_ticks=1 << 62)
+    assert ticks >= 1
+    assert delay <= ticks * tick < delay + tick + slack
+
+
+def test_slack_does_not_lead_beyond_the_last_tick() -> None:
+    assert eta.ticks_in(7, tick=1, slack=5, max_ticks=7) == 7
+    assert eta.ticks_in(7, tick=1, slack=5, max_ticks=8) == 8
+    assert eta.ticks_in(9, tick=1, slack=5, max_ticks=8) == 9
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-03-01T13:00:00+00:00", "2026-03-01T13:00:00Z", "20260301T130000Z", "2026-03-01 14:00:00+01:00"],
+)
+def test_an_iso_string_is_read_as_celery_reads_it(text: str) -> None:
+    assert eta.microseconds_until(eta.parse_eta(text), NOW) == 3_600_000_000
+
+
+@pytest.mark.parametrize("value", ["tomorrow", "", "nan", "2026-13-01", 5, float("nan"), None, [], b"\xff", object()])
+def test_an_unreadable_eta_is_an_error_that_says_what_to_use(value: object) -> None:
+    with pytest.raises(InvalidDelay, match="use an aware datetime, or an ISO 8601 string"):
+        eta.parse_eta(value)
+
+
+def test_an_eta_keeps_microseconds() -> None:
+    assert eta.microseconds_until(NOW + timedelta(microseconds=1), NOW) == 1
+    assert eta.microseconds_until(NOW - timedelta(days=1), NOW) == -86_400_000_000
+
+
+@pytest.mark.parametrize(("value", "microseconds"), [(0, 0), (1, 1000), (0.5, 500), ("1500", 1_500_000), (0.0001, 1)])
+def test_x_delay_is_milliseconds_rounded_up(value: object, microseconds: int) -> None:
+    assert eta.parse_x_delay(value) == microseconds
+
+
+@pytest.mark.parametrize("value", [-1, "-1", "soon", "", float("nan"), float("inf"), "inf", True, [], {}, object()])
+def test_an_unreadable_x_delay_is_an_error_that_says_what_to_use(value: object) -> None:
+    with pytest.raises(InvalidDelay, match="use a number of milliseconds, 0 or more"):
+        eta.parse_x_delay(value)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import InvalidDelay, InvalidDestination, message
+from celery_rabbit_delay.message import HEADER, Delivery
+
+NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
+TASK = {"task": "shop.order", "id": "1", "eta": "2026-07-01T12:00:10+00:00"}
+
+
+def death(queue: str, **more: Any) -> dict[str, Any]:
+    return {"queue": queue, "exchange": f"{queue}.x", "reason": "expired", "count": 1, **more}
+
+
+@pytest.mark.parametrize(
+    ("headers", "delayed"),
+    [
+        (None, False),
+        ({}, False),
+        ({"task": "t", "eta": None}, False),
+        ({"eta": "2026-07-01T12:00:10"}, False),  # not a task: an eta of the user's own
+        (TASK, True),
+        ({"x-delay": 5}, True),
+        ({"x-delay": 0}, True),
+    ],
+)
+def test_tasks_with_an_eta_and_messages_with_x_delay_are_delayed(headers: Any, delayed: bool) -> None:
+    assert message.is_delayed(headers) is delayed
+
+
+def test_an_aware_eta_is_left_as_it_is() -> None:
+    delay, headers = message.delay_of(TASK, NOW, timezone.utc)
+    assert delay == 10_000_000
+    assert headers is TASK
+
+
+def test_a_naive_eta_is_meant_in_the_given_zone_and_made_aware_for_the_worker() -> None:
+    naive = {**TASK, "eta": "2026-07-01T14:00:10"}
+    delay, headers = message.delay_of(naive, NOW, ZoneInfo("Europe/Berlin"))
+    assert delay == 10_000_000
+    assert headers["eta"] == "2026-07-01T14:00:10+02:00"
+    assert naive["eta"] == "2026-07-01T14:00:10"
+
+
+def test_the_later_of_eta_and_x_delay_counts() -> None:
+    assert message.delay_of({**TASK, "x-delay": 5000}, NOW, timezone.utc)[0] == 10_000_000
+    assert message.delay_of({**TASK, "x-delay": 20000}, NOW, timezone.utc)[0] == 20_000_000
+
+
+def test_a_bad_header_is_an_error_even_beside_a_good_one() -> None:
+    with pytest.raises(InvalidDelay):
+        message.delay_of({**TASK, "x-delay": "soon"}, NOW, timezone.utc)
+
+
+def test_a_diverted_message_says_where_it_goes_and_when() -> None:
+    headers = message.divert({"a": 1, "x-delay": 500}, "orders", "new", NOW + timedelta(seconds=1))
+    assert headers == {"a": 1, "CC": ["new"], HEADER: {"exchange": "orders", "due": 1782907201000}}
+
+
+@pytest.mark.parametrize("headers", [{}, {"CC": ["a", "@.1"]}, {"BCC": ["@"]}])
+def test_a_routing_key_with_the_sentinel_is_refused(headers: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDestination, match="begins with the word '@'"):
+        message.divert(headers, "", "@.1.x" if not headers else "ok", NOW)
+
+
+@pytest.mark.parametrize("value", ["queue", 5, [1], {}])
+def test_a_cc_that_rabbitmq_would_refuse_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidDestination, match="must be a list of routing keys"):
+        message.divert({"CC": value}, "", "q", NOW)
+
+
+users_headers = st.dictionaries(
+    st.text(min_size=1).filter(lambda k: k not in ("CC", "BCC", HEADER, "x-delay") and not k.startswith("x-")),
+    st.one_of(st.text(), st.integers()),
+)
+keys = st.text(max_size=20).filter(lambda k: not k.startswith("@"))
+
+
+@given(users_headers, st.text(max_size=20), keys, st.lists(keys, max_size=3), st.integers(1, 5))
+def test_restore_undoes_divert_and_every_death_in_our_levels(
+    users: dict[str, Any], exchange: str, key: str, cc: list[str], hops: int
+) -> None:
+    sent = {**users, **({"CC": cc} if cc else {})}
+    on_the_way = message.divert(sent, exchange, key, NOW) | {
+        "x-death": [death(f"p.delay.{n}") for n in range(hops)],
+        "x-first-death-queue": "p.delay.1",
+        "x-first-death-exchange": "p.ingest",
+        "x-first-death-reason": "expired",
+        "x-last-death-queue": "p.delay.0",
+    }
+    arrived = Delivery("p.delay.1.done", "@.1.x", on_the_way)
+    assert message.restore(arrived, "p") == (exchange, key, sent)
+
+
+def test_messages_of_others_are_left_alone() -> None:
+    delivery = Delivery("x", "k", {"CC": ["a"], "x-death": [death("theirs")], "x-first-death-queue": "theirs"})
+    assert message.restore(delivery, "p") is delivery
+    forged = Delivery("x", "k", {HEADER: "not ours"})
+    assert message.restore(forged, "p") is forged
+
+
+def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
+    """The user's queue "shop" dead-letters to the exchange "failed" with a routing key, which drops the CC header."""
+    headers = message.divert({"a": 1}, "orders", "new", NOW) | {
+        "x-death": [death("shop", exchange="orders", reason="rejected"), death("p.delay.10")],
+        "x-first-death-queue": "p.delay.10",
+        "x-first-death-exchange": "p.ingest",
+        "x-first-death-reason": "expired",
+    }
+    del headers["CC"]
+    restored = message.restore(Delivery("failed", "dead", headers), "p")
+    assert restored.exchange == "failed"
+    assert restored.routing_key == "dead"
+    assert restored.headers == {
+        "a": 1,
+        "x-death": [death("shop", exchange="orders", reason="rejected")],
+        "x-first-death-queue": "shop",
+        "x-first-death-exchange": "orders",
+        "x-first-death-reason": "rejected",
+    }

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pickle
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from celery_rabbit_delay import InvalidDelay, InvalidOption, Options
+
+SECOND = 1_000_000
+
+
+def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
+    cascade = Options().cascade
+    assert cascade.tick == timedelta(seconds=0.125)
+    assert cascade.levels == 31
+    assert cascade.queue_type == "quorum"
+    assert cascade.max_ticks * cascade.tick > timedelta(days=8 * 365)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prefix": ""}, "prefix=''"),
+        ({"prefix": None}, "prefix=None"),
+        ({"prefix": "x" * 201}, "prefix="),
+        ({"prefix": "amq.delay"}, "'amq.'"),
+        ({"tick": 0}, "tick=0"),
+        ({"tick": 0.0015}, "tick=0.0015"),
+        ({"tick": float("nan")}, "tick=nan"),
+        ({"tick": "fast"}, "tick='fast'"),
+        ({"tick": True}, "tick=True"),
+        ({"max_delay": 0.01}, "max_delay=0.01"),
+        ({"max_delay": 1e12}, "max_delay=1000000000000.0"),
+        ({"max_delay": float("inf")}, "max_delay=inf"),
+        ({"slack": -1}, "slack=-1"),
+        ({"slack": 1}, "slack=1"),
+        ({"slack": (0.1,)}, "slack="),
+        ({"slack": "much"}, "slack='much'"),
+        ({"queue_type": "stream"}, "queue_type='stream': use one of quorum, classic"),
+        ({"confirm": 1}, "confirm=1"),
+        ({"declare": "never"}, "declare='never': use one of auto, passive"),
+        ({"timezone": "Mars/Olympus"}, "timezone='Mars/Olympus'"),
+        ({"timezone": 5}, "timezone=5"),
+        ({"ticks": 1}, "unknown option ticks: use any of confirm, declare, max_delay, prefix"),
+        (5, "rabbit_delay=5"),
+    ],
+)
+def test_a_bad_value_is_an_error_that_names_the_option(options: Any, says: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        Options.of(options)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("tick", [0.001, 0.007, 0.01, 0.07, 0.125, 1, 3600])
+def test_any_whole_number_of_milliseconds_is_a_tick(tick: float) -> None:
+    assert Options(tick=tick, max_delay=86400).cascade.ttl(0) == round(tick * 1000)
+
+
+@pytest.mark.parametrize(("tick", "max_delay"), [(0.001, 0.001), (0.125, 1.0), (1, 3600), (0.001, 315360000)])
+def test_there_are_just_enough_levels(tick: float, max_delay: float) -> None:
+    cascade = Options(tick=tick, max_delay=max_delay).cascade
+    assert cascade.max_ticks * cascade.tick >= timedelta(seconds=max_delay)
+    assert (cascade.max_ticks // 2) * cascade.tick < timedelta(seconds=max_delay)
+    assert cascade.ttl(cascade.levels - 1) <= 315360000000  # RabbitMQ's limit
+
+
+def test_default_slack_is_a_thousandth_and_at_most_a_second() -> None:
+    options = Options()
+    for seconds in (0.01, 1, 59, 61, 3599, 86399, 2_000_000, 200_000_001):
+        delay = int(seconds * SECOND)
+        late = options.ticks(delay) * 125_000 - delay
+        assert 0 <= late < 125_000 + min(delay * 0.001, SECOND)
+
+
+def test_a_single_number_is_a_slack_without_a_limit_in_seconds() -> None:
+    assert Options(slack=0.01).ticks(86399 * SECOND).bit_count() < Options(slack=0).ticks(86399 * SECOND).bit_count()
+
+
+def test_the_maximum_is_allowed_and_beyond_it_is_an_error_that_names_it() -> None:
+    options = Options(max_delay=3600)
+    assert options.ticks(3600 * SECOND) == 3600 * 8
+    with pytest.raises(InvalidDelay, match=r"3600\.000 s is more than max_delay=3600 s"):
+        options.ticks(3600 * SECOND + 1)
+
+
+def test_options_are_equal_printable_and_picklable_by_value() -> None:
+    options = Options(prefix="shop", timezone=ZoneInfo("Europe/Berlin"))
+    _ = options.cascade, options.naive_in
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert repr(options) == repr(Options(prefix="shop", timezone=ZoneInfo("Europe/Berlin")))
+    assert Options.of(options) is options
+    assert Options.of(None) == Options()
+
+
+def test_a_naive_eta_is_meant_in_the_zone_given_or_in_utc() -> None:
+    summer = datetime(2026, 7, 1, 12)  # noqa: DTZ001
+    assert Options().naive_in is timezone.utc
+    assert summer.replace(tzinfo=Options(timezone="Europe/Berlin").naive_in).utcoffset() == timedelta(hours=2)
