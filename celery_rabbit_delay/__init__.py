@@ -1,0 +1,49 @@
+"""Celery's `countdown` and `eta`, kept by RabbitMQ instead of by the worker.
+
+    celery_rabbit_delay.install(app)
+
+Importing the package registers the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS) with Kombu.
+"""
+
+from celery.signals import worker_init
+from kombu.connection import resolve_aliases
+from kombu.transport import TRANSPORT_ALIASES
+
+from .exceptions import (
+    CascadeConflict,
+    CascadeMissing,
+    DelayError,
+    DestinationNotFound,
+    InvalidDelay,
+    InvalidDestination,
+    InvalidOption,
+    NotPermitted,
+    NotRouted,
+    UnsupportedConfiguration,
+)
+from .install import install
+from .options import Options
+from .worker import join_neighbours
+
+__all__ = [
+    "CascadeConflict",
+    "CascadeMissing",
+    "DelayError",
+    "DestinationNotFound",
+    "InvalidDelay",
+    "InvalidDestination",
+    "InvalidOption",
+    "NotPermitted",
+    "NotRouted",
+    "Options",
+    "UnsupportedConfiguration",
+    "install",
+]
+
+TRANSPORT_ALIASES["rabbit-delay"] = "celery_rabbit_delay.transport:Transport"
+TRANSPORT_ALIASES["rabbit-delays"] = "celery_rabbit_delay.transport:SSLTransport"
+# How a connection shows itself in logs and to tools such as Flower, which look for "amqp".
+resolve_aliases["rabbit-delay"] = "amqp"
+resolve_aliases["rabbit-delays"] = "amqps"
+
+worker_init.connect(join_neighbours, weak=False)

@@ -1,0 +1,122 @@
+"""Puts a `Cascade` on a broker. I/O over one AMQP channel; knows no Celery.
+
+Every function takes a channel that may be closed and opened again by the broker's answer, as py-amqp does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed
+
+from .exceptions import CascadeConflict, CascadeMissing, DestinationNotFound, NotPermitted
+from .options import Declare
+from .routing_key import Destination
+from .topology import Binding, Cascade
+
+Channel = Any  # an amqp.Channel; py-amqp has no type hints
+
+
+def ensure(channel: Channel, cascade: Cascade, mode: Declare) -> None:
+    """Makes sure that the cascade is there: one round trip when it is.
+
+    Raises `CascadeConflict`, `CascadeMissing` (passive mode), `NotPermitted`.
+    """
+    if exchange_exists(channel, cascade.complete):
+        return
+    if mode == "passive":
+        lacking = list(missing(channel, cascade))
+        more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
+        raise CascadeMissing(
+            f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run a worker or a publisher with '
+            f'declare="auto" once, as a user who may configure, write and read ^{cascade.prefix}\\.'
+        )
+        create(channel, cascade)
+
+
+def create(channel: Channel, cascade: Cascade) -> None:
+    """Declares all of the cascade, whatever of it is there already. Raises `CascadeConflict`, `NotPermitted`.
+
+    Safe in many processes at once: declaring is idempotent, and the exchange that says `complete` comes last.
+    Nothing is waited for but that one, so it takes about as long as the broker needs to store ~600 entities.
+    """
+    with translated(cascade):
+        for exchange in cascade.exchanges():
+            _declare_exchange(channel, exchange.name, exchange.type, exchange.arguments, nowait=True)
+        for queue in cascade.queues():
+            channel.queue_declare(
+                queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=True
+            )
+        for binding in cascade.bindings():
+            bind(channel, binding, nowait=True)
+        _declare_exchange(channel, cascade.complete, "fanout", {})
+
+
+def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
+    """Leads what is due to a destination. Raises `DestinationNotFound`, `CascadeMissing`, `NotPermitted`."""
+    with translated(cascade):
+        *others, last = cascade.destination_bindings(destination)
+        for binding in others:
+            bind(channel, binding, nowait=True)
+        bind(channel, last)
+
+
+def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:
+    method = channel.queue_bind if binding.kind == "queue" else channel.exchange_bind
+    method(binding.target, binding.source, binding.routing_key, nowait=nowait)
+
+
+def missing(channel: Channel, cascade: Cascade) -> Iterator[str]:
+    """The names of exchanges and queues of the cascade that the broker lacks. Bindings cannot be seen over AMQP."""
+    for exchange in cascade.exchanges():
+        if not exchange_exists(channel, exchange.name):
+            yield exchange.name
+    for queue in cascade.queues():
+        if not queue_exists(channel, queue.name):
+            yield queue.name
+    yield cascade.complete
+
+
+def exchange_exists(channel: Channel, name: str) -> bool:
+    try:
+        channel.exchange_declare(name, "topic", passive=True, durable=True, auto_delete=False)
+    except NotFound:
+        return False
+    return True
+
+
+def queue_exists(channel: Channel, name: str) -> bool:
+    try:
+        channel.queue_declare(name, passive=True)
+    except NotFound:
+        return False
+    return True
+
+
+def _declare_exchange(channel: Channel, name: str, kind: str, arguments: Any, nowait: bool = False) -> None:
+    channel.exchange_declare(name, kind, durable=True, auto_delete=False, arguments=dict(arguments), nowait=nowait)
+
+
+@contextmanager
+def translated(cascade: Cascade) -> Iterator[None]:
+    """The broker's refusals as errors that say what to do."""
+    try:
+        yield
+    except PreconditionFailed as exc:
+        raise CascadeConflict(
+            f"prefix={cascade.prefix!r} is taken by a cascade with other parameters ({exc.reply_text}): use the tick, "
+            "max_delay and queue_type that it was made with, or another prefix, beside which it delivers what it holds"
+        ) from exc
+    except AccessRefused as exc:
+        raise NotPermitted(
+            f"the broker refused it ({exc.reply_text}): grant the permission, or create everything as another user "
+            'and set declare="passive"'
+        ) from exc
+    except NotFound as exc:
+        if f"'{cascade.prefix}." in exc.reply_text:
+            raise CascadeMissing(f"a part of the cascade is gone ({exc.reply_text})") from exc
+        raise DestinationNotFound(
+            f"the message is for something that does not exist ({exc.reply_text}): declare it before you publish"
+        ) from exc

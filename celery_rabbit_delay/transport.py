@@ -1,0 +1,159 @@
+"""Kombu's AMQP transport, with delayed messages diverted into the cascade and restored when they come out of it.
+
+Registered under the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS). Knows kombu and py-amqp, not Celery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from amqp import Message
+from kombu.transport import pyamqp
+from kombu.utils.text import version_string_as_tuple
+
+from . import message as headers_
+from .exceptions import DestinationNotFound
+from .message import Delivery
+from .options import Options
+from .publish import DelayedPublisher
+from .routing_key import Destination
+
+#: Key of our options in `transport_options`: an `Options` or a mapping.
+OPTIONS = "rabbit_delay"
+
+#: Not "amqp": with that, Celery's native delayed delivery would rewrite the destination before we see it.
+DRIVER_TYPE = "rabbit-delay"
+
+
+class Channel(pyamqp.Channel):  # type: ignore[misc]
+    """Diverts what asks for a delay, restores what comes back."""
+
+    def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
+        if headers_.is_delayed(msg.headers):
+            msg = self._divert(msg, exchange, routing_key, **kwargs)
+        return msg and super().basic_publish(msg, exchange, routing_key, *args, **kwargs)
+
+    def basic_publish_confirm(
+        self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        # With confirm_publish, amqp.Channel.__init__ puts this in basic_publish's place on the instance.
+        if headers_.is_delayed(msg.headers):
+            msg = self._divert(msg, exchange, routing_key, **kwargs)
+        return msg and super().basic_publish_confirm(msg, exchange, routing_key, *args, **kwargs)
+
+    def _divert(
+        self,
+        msg: Any,
+        exchange: str,
+        routing_key: str,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Sends a message into the cascade; returns what is left to publish: nothing, unless it is due already."""
+        delayed: DelayedPublisher = self.connection.delayed
+        now = datetime.now(timezone.utc)
+        delay, headers = headers_.delay_of(msg.headers, now, delayed.options.naive_in)
+        if delay <= 0:
+            return msg if headers is msg.headers else _with_headers(msg, headers)
+        ticks = delayed.options.ticks(delay)
+        headers = headers_.divert(headers, exchange, routing_key, now + timedelta(microseconds=delay))
+        diverted = _with_headers(msg, headers)
+        diverted.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
+        destination = self.connection.destination(exchange, headers)
+        try:
+            delayed.publish(diverted, ticks, destination, timeout, confirm_timeout)
+        except DestinationNotFound:
+            if not (exchange and destination.queues):
+                raise
+            # A queue that was bound here has been deleted since; the exchange may have others.
+            delayed.publish(diverted, ticks, Destination(exchange, ()), timeout, confirm_timeout)
+        return None
+
+    def message_to_python(self, raw_message: Any) -> Any:
+        headers = raw_message.headers
+        if headers and headers_.HEADER in headers:
+            info = raw_message.delivery_info
+            prefix = self.connection.delayed.options.prefix
+            restored = headers_.restore(Delivery(info["exchange"], info["routing_key"], headers), prefix)
+            info.update(exchange=restored.exchange, routing_key=restored.routing_key)
+            raw_message.properties["application_headers"] = restored.headers
+        return super().message_to_python(raw_message)
+
+    def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
+        bound = super().queue_bind(queue, exchange, routing_key, **kwargs)
+        if exchange and not kwargs.get("arguments"):
+            self.connection.known_queues[exchange, routing_key] = queue
+        return bound
+
+
+class Connection(pyamqp.Connection):  # type: ignore[misc]
+    """One AMQP connection and what it knows of the broker."""
+
+    Channel = Channel
+
+    _delayed: DelayedPublisher | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.known_queues: dict[tuple[str, str], str] = {}  # (exchange, binding key) -> queue, as bound here
+
+    @property
+    def delayed(self) -> DelayedPublisher:
+        if self._delayed is None:
+            options = Options.of(self.client.transport_options.get(OPTIONS))
+            self._delayed = DelayedPublisher(self, options)
+        return self._delayed
+
+    def destination(self, exchange: str, diverted: headers_.Headers) -> Destination:
+        """Where a diverted message goes when it is due.
+
+        A queue bound to an exchange with just the message's routing key, without arguments, gets it from there for
+        sure, whatever the exchange's type.
+        """
+        keys = [*diverted["CC"], *headers_.copies(diverted, "BCC")]
+        if exchange == "":
+            return Destination("", tuple(dict.fromkeys(keys)))
+        queues = (self.known_queues.get((exchange, key)) for key in keys)
+        return Destination(exchange, tuple(dict.fromkeys(queue for queue in queues if queue)))
+
+
+class Transport(pyamqp.Transport):  # type: ignore[misc]
+    Connection = Connection
+
+    driver_type = DRIVER_TYPE
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        Options.of((client.transport_options or {}).get(OPTIONS))  # a bad option is an error before anything is sent
+
+    def qos_semantics_matches_spec(self, connection: Any) -> bool:
+        """Whether `basic.qos` is to be sent per consumer: RabbitMQ 4.3 and quorum queues know no other kind."""
+        version = version_string_as_tuple(connection.server_properties.get("version") or "0")
+        uses_quorum_queues = getattr(self.client, "uses_quorum_queues", None)  # `install` knows the app's queues
+        return version >= (4, 0) or (uses_quorum_queues is not None and uses_quorum_queues())
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        super().register_with_event_loop(connection, loop)
+        # Celery's event loop does this for the driver type "amqp" alone: read what came in with the answer to
+        # basic.consume, for a TLS socket will not be readable again for data that it has already buffered.
+        loop.call_soon(_drain_once, connection)
+
+
+class SSLTransport(Transport):
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        if not client.ssl:
+            client.ssl = True
+
+
+def _drain_once(connection: Any) -> None:
+    with contextlib.suppress(TimeoutError):
+        connection.drain_events(timeout=0.1)
+
+
+def _with_headers(msg: Any, headers: headers_.Headers) -> Any:
+    """A copy of an `amqp.Message` with other headers; the user's own objects stay as they are."""
+    return Message(msg.body, **{**msg.properties, "application_headers": dict(headers)})
