@@ -24,8 +24,9 @@ def ensure(channel: Channel, cascade: Cascade, mode: Declare) -> None:
 
     Raises `CascadeConflict`, `CascadeMissing` (passive mode), `NotPermitted`.
     """
-    if exchange_exists(channel, cascade.complete):
-        return
+    with translated(cascade):
+        if exchange_exists(channel, cascade.complete):
+            return
     if mode == "passive":
         lacking = list(missing(channel, cascade))
         more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
@@ -33,7 +34,7 @@ def ensure(channel: Channel, cascade: Cascade, mode: Declare) -> None:
             f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run a worker or a publisher with '
             f'declare="auto" once, as a user who may configure, write and read ^{cascade.prefix}\\.'
         )
-        create(channel, cascade)
+    create(channel, cascade)
 
 
 def create(channel: Channel, cascade: Cascade) -> None:

@@ -36,7 +36,7 @@ class Delivery(NamedTuple):
 
 def is_delayed(headers: Headers | None) -> bool:
     """Whether the headers ask for a delay: an eta of Celery's task protocol 2, or `x-delay`."""
-    return bool(headers) and bool((headers.get("eta") and "task" in headers) or headers.get(X_DELAY) is not None)
+    return headers is not None and bool((headers.get("eta") and "task" in headers) or headers.get(X_DELAY) is not None)
 
 
 def delay_of(headers: Headers, now: datetime, naive_in: tzinfo) -> tuple[int, Headers]:
@@ -99,14 +99,23 @@ def restore(delivery: Delivery, prefix: str) -> Delivery:
     }
     if cc:
         restored["CC"] = cc
-    deaths = [death for death in headers.get("x-death") or () if not str(death.get("queue")).startswith(levels)]
+    sent_to = str(ours.get("exchange", ""))
+    deaths = [
+        {
+            **death,
+            "exchange": sent_to if death["exchange"].startswith(levels) else death["exchange"],
+            "routing-keys": [key for key in death["routing-keys"] if not is_reserved(key)],
+        }
+        for death in headers.get("x-death") or ()
+        if not death["queue"].startswith(levels)
+    ]
     if deaths:
         restored["x-death"] = deaths  # the most recent first
         for which, death in (("first", deaths[-1]), ("last", deaths[0])):
             if f"x-{which}-death-queue" in headers:
                 restored |= {f"x-{which}-death-{part}": death.get(part) for part in ("exchange", "queue", "reason")}
     return Delivery(
-        str(ours.get("exchange", "")) if exchange.startswith(levels) else exchange,
+        sent_to if exchange.startswith(levels) else exchange,
         original if is_reserved(routing_key) else routing_key,
         restored,
     )

@@ -78,8 +78,13 @@ class Cascade:
 
     @property
     def complete(self) -> str:
-        """The exchange that is declared last: where it exists, all of the cascade does, with these parameters."""
-        return f"{self.prefix}.complete.{self.ttl(0)}ms.{self.levels}.{self.queue_type}"
+        """The exchange that is declared last: where it exists, all of the cascade does, with these parameters.
+
+        RabbitMQ from 4.3 shows an exchange only to users with some permission on it
+        (https://github.com/rabbitmq/rabbitmq-server/releases/tag/v4.3.1), hence a name that a publisher's permission
+        to write to ingest can cover.
+        """
+        return f"{self.ingest}.{self.ttl(0)}ms.{self.levels}.{self.queue_type}"
 
     def delay(self, level: int) -> str:
         return f"{self.prefix}.delay.{self.ttl(level)}"

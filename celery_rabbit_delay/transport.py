@@ -6,10 +6,13 @@ Registered under the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS).
 from __future__ import annotations
 
 import contextlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from amqp import Message
+from amqp import Message, spec
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
@@ -99,6 +102,46 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.known_queues: dict[tuple[str, str], str] = {}  # (exchange, binding key) -> queue, as bound here
+        self._holding = 0
+        self._delivering = False
+        self._held: deque[tuple[Any, ...]] = deque()
+
+    @contextmanager
+    def holding_deliveries(self) -> Iterator[None]:
+        """Keeps messages for consumers on this connection back until the block ends.
+
+        Waiting for the broker's answer, py-amqp calls consumers for whatever comes in meanwhile. One that publishes
+        with a delay itself would wait in its turn, and so on, as deep as the consumer's prefetch count.
+        """
+        self._holding += 1
+        try:
+            yield
+        finally:
+            self._holding -= 1
+            self._deliver_held()
+
+    def _deliver_held(self) -> None:
+        if self._holding or self._delivering:
+            return
+        self._delivering = True  # a consumer called from here must not call the next one
+        try:
+            while self._held:
+                channel_id, *method = self._held.popleft()
+                if channel_id in (self.channels or ()):  # or else it was closed: the broker delivers the message again
+                    super().on_inbound_method(channel_id, *method)
+        finally:
+            self._delivering = False
+
+    def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
+        if self._holding and method_sig == spec.Basic.Deliver:
+            self._held.append((channel_id, method_sig, payload, content))
+            return None
+        return super().on_inbound_method(channel_id, method_sig, payload, content)
+
+    def drain_events(self, timeout: float | None = None) -> Any:
+        if self._held and not (self._holding or self._delivering):  # left behind by a consumer that raised an error
+            return self._deliver_held()
+        return super().drain_events(timeout)
 
     @property
     def delayed(self) -> DelayedPublisher:

@@ -16,7 +16,7 @@ TASK = {"task": "shop.order", "id": "1", "eta": "2026-07-01T12:00:10+00:00"}
 
 
 def death(queue: str, **more: Any) -> dict[str, Any]:
-    return {"queue": queue, "exchange": f"{queue}.x", "reason": "expired", "count": 1, **more}
+    return {"queue": queue, "exchange": "x", "routing-keys": ["k"], "reason": "expired", "count": 1, **more}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,12 @@ def test_messages_of_others_are_left_alone() -> None:
 def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
     """The user's queue "shop" dead-letters to the exchange "failed" with a routing key, which drops the CC header."""
     headers = message.divert({"a": 1}, "orders", "new", NOW) | {
-        "x-death": [death("shop", exchange="orders", reason="rejected"), death("p.delay.10")],
+        "x-death": [
+            death(
+                "shop", **{"exchange": "p.delay.10.done", "routing-keys": ["@.1.orders", "new"], "reason": "rejected"}
+            ),
+            death("p.delay.10"),
+        ],
         "x-first-death-queue": "p.delay.10",
         "x-first-death-exchange": "p.ingest",
         "x-first-death-reason": "expired",
@@ -120,7 +125,7 @@ def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
     assert restored.routing_key == "dead"
     assert restored.headers == {
         "a": 1,
-        "x-death": [death("shop", exchange="orders", reason="rejected")],
+        "x-death": [death("shop", **{"exchange": "orders", "routing-keys": ["new"], "reason": "rejected"})],
         "x-first-death-queue": "shop",
         "x-first-death-exchange": "orders",
         "x-first-death-reason": "rejected",

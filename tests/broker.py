@@ -1,0 +1,139 @@
+"""A private node as tests see it: fresh vhosts, users, and what is on the broker, through the management API."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import kombu
+
+from celery_rabbit_delay import Options
+from tools.node import Node
+
+#: Short ticks make timing tests short and honest; few levels are quick to declare.
+QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
+
+
+class Broker:
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return tuple(map(int, self.api("GET", "/overview")["rabbitmq_version"].split(".")))
+
+    def api(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.node.management_port}/api{path}", method=method)
+        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+        request.add_header("Content-Type", "application/json")
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(request, data, timeout=30) as response:
+            text = response.read()
+        return json.loads(text) if text else None
+
+    def vhosts(self) -> list[str]:
+        return [vhost["name"] for vhost in self.api("GET", "/vhosts?columns=name")]
+
+    def connections(self) -> list[str]:
+        return [connection["name"] for connection in self.api("GET", "/connections?columns=name")]
+
+    @contextmanager
+    def vhost(self) -> Iterator[Vhost]:
+        vhost = Vhost(self, f"t-{uuid.uuid4().hex[:8]}")
+        self.api("PUT", f"/vhosts/{vhost.name}")
+        self.api("PUT", f"/permissions/{vhost.name}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        try:
+            yield vhost
+        finally:
+            for user in vhost.users:
+                self.api("DELETE", f"/users/{user}")
+            self.api("DELETE", f"/vhosts/{vhost.name}")
+
+
+@dataclass
+class Vhost:
+    broker: Broker
+    name: str
+    users: list[str] = field(default_factory=list)
+
+    def url(self, scheme: str = "rabbit-delay", user: str = "guest") -> str:
+        return f"{scheme}://{user}:{user}@127.0.0.1:{self.broker.node.port}/{self.name}"
+
+    def connection(self, user: str = "guest", confirm_publish: bool = False, **options: Any) -> kombu.Connection:
+        """A Kombu connection with our transport and quick options."""
+        transport_options = {"rabbit_delay": QUICK | options, "confirm_publish": confirm_publish}
+        return kombu.Connection(self.url(user=user), transport_options=transport_options)
+
+    def plain(self) -> kombu.Connection:
+        """A Kombu connection with Kombu's own transport."""
+        return kombu.Connection(self.url("amqp"))
+
+    def user(self, configure: str, write: str, read: str) -> str:
+        name = f"u-{uuid.uuid4().hex[:8]}"
+        self.broker.api("PUT", f"/users/{name}", {"password": name, "tags": ""})
+        self.users.append(name)
+        self.broker.api(
+            "PUT", f"/permissions/{self.name}/{name}", {"configure": configure, "write": write, "read": read}
+        )
+        return name
+
+    def names(self, kind: str) -> list[str]:
+        """Names of "queues" or "exchanges", without those that RabbitMQ makes itself."""
+        rows = self.broker.api("GET", f"/{kind}/{self.name}?columns=name")
+        return sorted(row["name"] for row in rows if row["name"] and not row["name"].startswith("amq."))
+
+    def bindings(self) -> set[tuple[str, str, str, str]]:
+        """(source, destination, kind, routing key), without those of the default exchange."""
+        rows = self.broker.api("GET", f"/bindings/{self.name}")
+        return {(r["source"], r["destination"], r["destination_type"], r["routing_key"]) for r in rows if r["source"]}
+
+    def arguments(self, kind: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.broker.api("GET", f"/{kind}/{self.name}/{quote(name, safe='')}")["arguments"]
+        return found
+
+    def delete_exchange(self, name: str) -> None:
+        self.broker.api("DELETE", f"/exchanges/{self.name}/{quote(name, safe='')}")
+
+    def delete_queue(self, name: str) -> None:
+        self.broker.api("DELETE", f"/queues/{self.name}/{quote(name, safe='')}")
+
+    def count(self, queue: str) -> int:
+        """Messages ready in a queue."""
+        with self.plain() as connection:
+            return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+
+    def take(self, queue: str, amount: int, timeout: float = 60) -> list[Any]:
+        """Exactly so many raw messages, as Kombu's own transport sees them."""
+        with self.plain() as connection:
+            return take(connection, queue, amount, timeout)
+
+    @property
+    def cascade(self) -> Any:
+        return Options(**QUICK).cascade
+
+
+def take(connection: kombu.Connection, queue: str, amount: int, timeout: float = 60) -> list[Any]:
+    """So many messages from a queue through a connection, acknowledged; then asserts that there is no other."""
+    messages: list[Any] = []
+    channel = connection.channel()
+
+    def on_message(message: Any) -> None:
+        message.ack()
+        messages.append(message)
+
+    with kombu.Consumer(channel, [kombu.Queue(queue, no_declare=True)], on_message=on_message, auto_declare=False):
+        while len(messages) < amount:
+            try:
+                connection.drain_events(timeout=timeout)
+            except TimeoutError:
+                raise AssertionError(f"{len(messages)} of {amount} messages came to {queue!r}") from None
+    channel.close()
+    return messages

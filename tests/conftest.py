@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.broker import Broker, Vhost
+from tests.wait import wait_until
+from tools.node import Node
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """A private node for the whole run; `RABBITMQ_SERVER` chooses which RabbitMQ."""
+    with Node(plugins=("rabbitmq_management",)) as node:
+        yield Broker(node)
+
+
+@pytest.fixture
+def vhost(broker: Broker) -> Iterator[Vhost]:
+    """A fresh vhost. A test that leaves connections open fails."""
+    with broker.vhost() as vhost:
+        yield vhost
+        wait_until(lambda: not broker.connections(), "all connections of the test are closed", timeout=20)
+
+
+def pytest_report_header() -> list[str]:
+    from importlib.metadata import version
+
+    from tools.node import find_server
+
+    return [
+        f"celery {version('celery')}, kombu {version('kombu')}, amqp {version('amqp')}, RabbitMQ at {find_server()}"
+    ]

@@ -1,0 +1,179 @@
+"""The cascade on a real broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted
+from tests.broker import QUICK, Vhost
+
+
+def publish(vhost: Vhost, queue: str = "q", user: str = "guest", **options: Any) -> None:
+    """One delayed message, from a connection of its own."""
+    with vhost.connection(user, **options) as connection:
+        connection.Producer().publish("x", routing_key=queue, headers={"x-delay": 20})
+
+
+@pytest.fixture
+def q(vhost: Vhost) -> str:
+    with vhost.plain() as connection:
+        connection.default_channel.queue_declare("q", durable=True, auto_delete=False)
+    return "q"
+
+
+@contextmanager
+def frames_sent(connection: Any) -> Iterator[list[tuple[int, int]]]:
+    """The AMQP methods that a connection sends while the block runs."""
+    sent: list[tuple[int, int]] = []
+    amqp = connection.connection
+    writer = amqp.frame_writer
+
+    def recording(kind: int, channel: int, method: tuple[int, int], *rest: Any) -> Any:
+        sent.append(method)
+        return writer(kind, channel, method, *rest)
+
+    amqp.frame_writer = recording
+    try:
+        yield sent
+    finally:
+        amqp.frame_writer = writer
+
+
+def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> None:
+    publish(vhost)
+    cascade = vhost.cascade
+    exchanges = {e.name: e for e in cascade.exchanges()}
+    queues = {queue.name: queue for queue in cascade.queues()}
+    assert vhost.names("exchanges") == sorted([*exchanges, cascade.complete])
+    assert vhost.names("queues") == sorted([*queues, "q"])
+    for name, exchange in exchanges.items():
+        assert vhost.arguments("exchanges", name) == exchange.arguments
+    for name, queue in queues.items():
+        assert vhost.arguments("queues", name) == queue.arguments
+    declared = {(b.source, b.target, b.kind, b.routing_key) for b in cascade.bindings()}
+    assert vhost.bindings() == declared | {(cascade.done, "q", "queue", "@.#.+q")}
+
+
+def test_everything_we_create_carries_the_prefix(vhost: Vhost, q: str) -> None:
+    publish(vhost, prefix="shop.delays")
+    created = vhost.names("queues") + vhost.names("exchanges")
+    assert [name for name in created if not name.startswith("shop.delays.")] == ["q"]
+
+
+def test_an_existing_cascade_costs_one_round_trip(vhost: Vhost, q: str) -> None:
+    publish(vhost)
+    with vhost.connection() as connection:
+        connection.default_channel  # noqa: B018
+        with frames_sent(connection) as sent:
+            connection.Producer().publish("x", routing_key="q", headers={"x-delay": 20})
+    declares = [method for method in sent if method == (40, 10)]
+    assert len(declares) == 1  # one exchange.declare (passive)
+    assert sent == [(20, 10), (40, 10), (50, 20), (85, 10), (60, 40)]  # our channel, the queue's binding, confirms
+
+
+def test_a_second_message_costs_nothing_but_itself(vhost: Vhost, q: str) -> None:
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish("x", routing_key="q", headers={"x-delay": 20})
+        with frames_sent(connection) as sent:
+            producer.publish("x", routing_key="q", headers={"x-delay": 20})
+        assert sent == [(60, 40)]
+
+
+def test_declaring_half_a_cascade_again_completes_it(vhost: Vhost, q: str) -> None:
+    publish(vhost)
+    cascade = vhost.cascade
+    vhost.delete_exchange(cascade.complete)
+    vhost.delete_queue(cascade.delay(3))
+    vhost.delete_exchange(cascade.level_done(5))
+    publish(vhost)
+    assert {(b.source, b.target, b.kind, b.routing_key) for b in cascade.bindings()} <= vhost.bindings()
+
+
+def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
+    failures: list[BaseException] = []
+    start = threading.Barrier(12)
+
+    def run() -> None:
+        start.wait()
+        try:
+            publish(vhost)
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=run) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(vhost.take("q", 12)) == 12
+
+
+@pytest.mark.parametrize("other", [{"tick": 0.02}, {"max_delay": 5}, {"queue_type": "classic"}])
+def test_a_cascade_of_the_same_prefix_with_other_parameters_is_an_error(
+    vhost: Vhost, q: str, other: dict[str, Any]
+) -> None:
+    publish(vhost)
+    before = vhost.bindings(), vhost.names("queues"), vhost.names("exchanges")
+    with pytest.raises(CascadeConflict, match=r"prefix='celery-rabbit-delay' is taken.*or another prefix"):
+        publish(vhost, **other)
+    assert (vhost.bindings(), vhost.names("queues"), vhost.names("exchanges")) == before
+    publish(vhost, prefix="other", **other)
+
+
+def test_passive_creates_nothing_and_says_what_is_missing_and_what_to_do(vhost: Vhost, q: str) -> None:
+    with pytest.raises(
+        CascadeMissing, match=r"lacks celery-rabbit-delay\.ingest, .* more: run .*declare=\"auto\" once"
+    ):
+        publish(vhost, declare="passive")
+    assert vhost.names("queues") == ["q"]
+    assert vhost.names("exchanges") == []
+
+
+def test_passive_uses_what_is_there(vhost: Vhost, q: str) -> None:
+    publish(vhost)
+    before = vhost.bindings()
+    publish(vhost, declare="passive")
+    assert vhost.bindings() == before
+    assert len(vhost.take("q", 2)) == 2
+
+
+def test_passive_names_the_one_part_that_is_missing(vhost: Vhost, q: str) -> None:
+    publish(vhost)
+    vhost.delete_queue(vhost.cascade.delay(4))
+    vhost.delete_exchange(vhost.cascade.complete)
+    with pytest.raises(
+        CascadeMissing, match=r"lacks celery-rabbit-delay\.delay\.160, celery-rabbit-delay\.ingest\.10ms"
+    ):
+        publish(vhost, declare="passive")
+
+
+def test_no_permission_to_create_is_an_error_that_says_so(vhost: Vhost, q: str) -> None:
+    user = vhost.user(configure="^q$", write=".*", read=".*")
+    with pytest.raises(NotPermitted, match=r"access to exchange 'celery-rabbit-delay\.ingest.*grant the permission"):
+        publish(vhost, user=user)
+
+
+def test_a_passive_publisher_needs_only_to_write_to_ingest(vhost: Vhost, q: str) -> None:
+    publish(vhost)
+    user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.ingest", read="^$")
+    publish(vhost, user=user, declare="passive")
+    assert len(vhost.take("q", 2)) == 2
+
+
+def test_classic_levels_deliver_too(vhost: Vhost, q: str) -> None:
+    publish(vhost, queue_type="classic")
+    assert vhost.arguments("queues", vhost.cascade.delay(0))["x-queue-type"] == "classic"
+    assert len(vhost.take("q", 1)) == 1
+
+
+def test_levels_for_the_longest_possible_delay_can_be_declared(vhost: Vhost, q: str) -> None:
+    longest = QUICK | {"tick": 0.001, "max_delay": 10 * 365 * 24 * 3600}
+    publish(vhost, **longest)
+    assert len(vhost.take("q", 1)) == 1

@@ -1,0 +1,213 @@
+"""A delayed message arrives exactly where, and exactly as, it would have without a delay."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import kombu
+import pytest
+
+from celery_rabbit_delay import DestinationNotFound, InvalidDestination
+from tests.broker import Vhost, take
+from tests.wait import wait_until
+
+DELAY = {"x-delay": 30}
+LONG = "ü" * 127  # 254 bytes
+
+
+def declare(vhost: Vhost, exchange: str, kind: str, bindings: dict[str, list[Any]]) -> None:
+    """An exchange and queues bound to it: routing keys, or arguments for a headers exchange."""
+    with vhost.plain() as connection:
+        channel = connection.default_channel
+        if exchange and not exchange.startswith("amq."):
+            channel.exchange_declare(exchange, kind, durable=True, auto_delete=False)
+        for queue, keys in bindings.items():
+            channel.queue_declare(queue, durable=True, auto_delete=False)
+            for key in keys if exchange else ():
+                if isinstance(key, dict):
+                    channel.queue_bind(queue, exchange, "", arguments=key)
+                else:
+                    channel.queue_bind(queue, exchange, key)
+
+
+def seen(connection: kombu.Connection, queues: list[str], amount: int) -> dict[str, list[Any]]:
+    """What consumers of these queues are told of so many messages altogether."""
+    got: dict[str, list[Any]] = {queue: [] for queue in queues}
+    deadline = time.monotonic() + 30
+    while sum(map(len, got.values())) < amount and time.monotonic() < deadline:
+        for queue in queues:
+            message = kombu.Queue(queue, no_declare=True)(connection.default_channel).get(no_ack=True)
+            if message:
+                info = {key: message.delivery_info[key] for key in ("exchange", "routing_key", "redelivered")}
+                got[queue].append((info, message.headers, message.properties, message.payload))
+    assert sum(map(len, got.values())) == amount
+    return got
+
+
+def assert_same_with_and_without_delay(
+    vhost: Vhost, queues: list[str], exchange: str, routing_key: str, copies: int, headers: Any = None, **more: Any
+) -> dict[str, list[Any]]:
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        sent = {"exchange": exchange, "routing_key": routing_key, **more}
+        producer.publish({"n": 1}, headers=headers, **sent)
+        direct = seen(connection, queues, copies)
+        producer.publish({"n": 1}, headers={**(headers or {}), **DELAY}, **sent)
+        delayed = seen(connection, queues, copies)
+        assert delayed == direct
+        time.sleep(0.2)  # for a copy too many
+        assert all(vhost.count(queue) == 0 for queue in queues)
+        return direct
+
+
+@pytest.mark.parametrize(
+    "queue", ["q", "a.b", "with space", "*", "#", "a.#.*", "größe-漢字", "@", "0.1", LONG, "x+y%2E!"]
+)
+def test_default_exchange(vhost: Vhost, queue: str) -> None:
+    bystanders = ["b", "0", "1"]
+    declare(vhost, "", "", {name: [] for name in [queue, *bystanders]})
+    if queue == "@":
+        with vhost.connection() as connection, pytest.raises(InvalidDestination, match="begins with the word '@'"):
+            connection.Producer().publish("x", routing_key=queue, headers=DELAY)
+        return
+    assert_same_with_and_without_delay(vhost, [queue, *bystanders], "", queue, copies=1)
+
+
+@pytest.mark.parametrize("exchange", ["orders", "amq.direct", "a.b", "with space", "#", "*.x", "größe", LONG])
+@pytest.mark.parametrize("key", ["new", "a.b", "", "*", LONG])
+def test_direct_exchange(vhost: Vhost, exchange: str, key: str) -> None:
+    declare(vhost, exchange, "direct", {"one": [key], "two": [key, "other"], "three": ["b"]})
+    got = assert_same_with_and_without_delay(vhost, ["one", "two", "three"], exchange, key, copies=2)
+    assert [len(got[queue]) for queue in ("one", "two", "three")] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("key", "copies"), [("order.new.eu", 4), ("order.old", 2), ("order", 2), ("b", 1), ("", 1), ("0.1.x", 1)]
+)
+def test_topic_exchange(vhost: Vhost, key: str, copies: int) -> None:
+    bindings = {"all": ["#"], "orders": ["order.#"], "new": ["order.new.*", "*.new.#"], "eu": ["*.*.eu"], "ab": ["a.b"]}
+    declare(vhost, "events", "topic", bindings)
+    assert_same_with_and_without_delay(vhost, [*bindings], "events", key, copies)
+
+
+def test_fanout_exchange(vhost: Vhost) -> None:
+    declare(vhost, "news", "fanout", {"one": [""], "two": ["x"], "three": ["y", "z"]})
+    assert_same_with_and_without_delay(vhost, ["one", "two", "three"], "news", "whatever", copies=3)
+
+
+def test_headers_exchange(vhost: Vhost) -> None:
+    eu, new = {"x-match": "all", "region": "eu", "kind": "new"}, {"x-match": "any", "kind": "new", "CC": "x"}
+    declare(vhost, "matching", "headers", {"eu": [eu], "new": [new], "other": [{"x-match": "all", "region": "us"}]})
+    headers = {"region": "eu", "kind": "new"}
+    assert_same_with_and_without_delay(vhost, ["eu", "new", "other"], "matching", "", copies=2, headers=headers)
+
+
+def test_several_exchanges_with_one_routing_key(vhost: Vhost) -> None:
+    for exchange, queue in (("x1", "q1"), ("x2", "q2")):
+        declare(vhost, exchange, "direct", {queue: ["same"]})
+    with vhost.connection() as connection:
+        for exchange in ("x1", "x2"):
+            connection.Producer().publish(exchange, exchange=exchange, routing_key="same", headers=DELAY)
+        got = seen(connection, ["q1", "q2"], 2)
+    assert [payload for *_, payload in got["q1"]] == ["x1"]
+    assert [payload for *_, payload in got["q2"]] == ["x2"]
+
+
+def test_a_queue_bound_to_several_exchanges_gets_one_copy_of_each_message(vhost: Vhost) -> None:
+    declare(vhost, "x1", "direct", {"q": ["k"]})
+    declare(vhost, "x2", "topic", {"q": ["k", "#"]})
+    assert_same_with_and_without_delay(vhost, ["q"], "x1", "k", copies=1)
+    assert_same_with_and_without_delay(vhost, ["q"], "x2", "k", copies=1)
+    assert_same_with_and_without_delay(vhost, ["q"], "", "q", copies=1)
+
+
+def test_an_exchange_bound_to_an_exchange(vhost: Vhost) -> None:
+    declare(vhost, "front", "topic", {"direct": ["order.*"]})
+    declare(vhost, "back", "direct", {"behind": ["order.new"]})
+    with vhost.plain() as connection:
+        connection.default_channel.exchange_bind("back", "front", "#")
+    assert_same_with_and_without_delay(vhost, ["direct", "behind"], "front", "order.new", copies=2)
+
+
+@pytest.mark.parametrize("exchange", ["", "orders"])
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+def test_a_senders_own_copies(vhost: Vhost, exchange: str, name: str) -> None:
+    declare(vhost, exchange, "direct", {"one": ["one"], "two": ["two"], "three": ["three"]})
+    headers = {name: ["two", "three"]}
+    assert_same_with_and_without_delay(vhost, ["one", "two", "three"], exchange, "one", copies=3, headers=headers)
+
+
+def test_properties_and_headers_survive(vhost: Vhost) -> None:
+    declare(vhost, "", "", {"q": []})
+    properties = {
+        "priority": 7,
+        "correlation_id": "c-1",
+        "reply_to": "answers",
+        "message_id": "m-1",
+        "timestamp": 1_700_000_000,
+        "type": "order",
+        "app_id": "shop",
+        "delivery_mode": 1,
+        "headers": {"a": 1, "nested": {"list": [1, "zwei", None]}, "compression": None},
+    }
+    assert_same_with_and_without_delay(vhost, ["q"], "", "q", copies=1, **properties)
+
+
+def test_expiration_does_not_cut_the_delay_short(vhost: Vhost) -> None:
+    declare(vhost, "", "", {"q": []})
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 300}, expiration=0.02)
+        [message] = take(connection, "q", 1)
+    assert "expiration" not in message.properties
+
+
+@pytest.mark.parametrize("confirm_publish", [False, True])
+def test_a_missing_destination_is_an_error_and_the_connection_stays_usable(vhost: Vhost, confirm_publish: bool) -> None:
+    declare(vhost, "", "", {"q": []})
+    with vhost.connection(confirm_publish=confirm_publish) as connection:
+        producer = connection.Producer()
+        channel = connection.default_channel
+        for _ in range(3):
+            with pytest.raises(DestinationNotFound, match=r"no queue 'nowhere'.*declare it before you publish"):
+                producer.publish("x", routing_key="nowhere", headers=DELAY)
+            with pytest.raises(DestinationNotFound, match=r"no exchange 'nowhere'.*declare it before you publish"):
+                producer.publish("x", exchange="nowhere", headers=DELAY)
+        producer.publish("delayed", routing_key="q", headers=DELAY)
+        producer.publish("direct", routing_key="q")
+        assert sorted(message.payload for message in take(connection, "q", 2)) == ["delayed", "direct"]
+        assert connection.default_channel is channel
+        assert channel.is_open
+        assert len(connection.connection.channels) <= 4  # 0, the default, ours, and take()'s
+
+
+def test_retries_of_the_same_message_object_send_the_same(vhost: Vhost) -> None:
+    """Kombu publishes the same headers again when it retries; they must not have changed."""
+    declare(vhost, "", "", {"q": []})
+    headers = {"x-delay": 30, "CC": []}
+    with vhost.connection() as connection:
+        for _ in range(2):
+            connection.Producer().publish("x", routing_key="q", headers=headers)
+        assert headers == {"x-delay": 30, "CC": []}
+        assert len(take(connection, "q", 2)) == 2
+
+
+def test_what_the_users_own_dead_lettering_adds_afterwards_stays(vhost: Vhost) -> None:
+    with vhost.plain() as connection:
+        channel = connection.default_channel
+        channel.exchange_declare("failed", "topic", durable=True, auto_delete=False)
+        channel.queue_declare("dead", durable=True, auto_delete=False)
+        channel.queue_bind("dead", "failed", "#")
+        arguments = {"x-dead-letter-exchange": "failed"}
+        channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
+    got = []
+    with vhost.connection() as connection:
+        for headers in ({}, DELAY):
+            connection.Producer().publish("x", routing_key="q", headers=headers)
+            queue = kombu.Queue("q", no_declare=True)(connection.default_channel)
+            wait_until(queue.get, "the message came").reject()
+            [message] = take(connection, "dead", 1)
+            for death in message.headers["x-death"]:
+                del death["time"]
+            got.append((message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers))
+    assert got[0] == got[1]

@@ -1,0 +1,277 @@
+"""Nothing is lost silently, and nothing without a delay changes."""
+
+from __future__ import annotations
+
+import logging
+
+import kombu
+import pytest
+from amqp.exceptions import MessageNacked
+
+from celery_rabbit_delay import NotPermitted
+from celery_rabbit_delay.message import HEADER
+from tests.broker import QUICK, Vhost, take
+from tests.proxy import proxy
+from tests.wait import wait_until
+
+DELAY = {"x-delay": 30}
+SLOW = {"x-delay": 1500}  # long enough to delete something meanwhile
+
+
+def declare(vhost: Vhost, *queues: str, exchange: str = "", kind: str = "direct") -> None:
+    with vhost.plain() as connection:
+        channel = connection.default_channel
+        if exchange:
+            channel.exchange_declare(exchange, kind, durable=True, auto_delete=False)
+        for queue in queues:
+            channel.queue_declare(queue, durable=True, auto_delete=False)
+            if exchange:
+                channel.queue_bind(queue, exchange, queue)
+
+
+def test_orphans_are_kept_readable_and_hold_nobody_up(vhost: Vhost) -> None:
+    declare(vhost, "gone", "good")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        for n in range(40):  # more than the 32 unsettled messages that would freeze a level
+            producer.publish(n, routing_key="gone", headers=SLOW)
+        vhost.delete_queue("gone")
+        for n in range(50):
+            producer.publish(n, routing_key="good", headers=SLOW)
+        assert sorted(m.payload for m in take(connection, "good", 50, timeout=20)) == list(range(50))
+    orphans = vhost.take("celery-rabbit-delay.orphans", 40)
+    assert sorted(message.payload for message in orphans) == list(range(40))
+    for message in orphans:
+        assert message.headers["CC"] == ["gone"]
+        assert message.headers[HEADER]["exchange"] == ""
+        assert message.headers[HEADER]["due"] > 1_700_000_000_000
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+def test_orphans_of_a_named_exchange_are_kept_too(vhost: Vhost, kind: str) -> None:
+    """As Celery publishes: with the queue that the message is meant for declared beforehand."""
+    exchange = kombu.Exchange("orders", kind)
+    gone, good = (kombu.Queue(name, exchange, routing_key=name) for name in ("gone", "good"))
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        for queue in (gone, good):
+            for n in range(40):
+                producer.publish(n, exchange=exchange, routing_key=queue.name, declare=[queue], headers=SLOW)
+        vhost.delete_queue("gone")
+        assert len(take(connection, "good", 40, timeout=20)) == 40
+    orphans = vhost.take("celery-rabbit-delay.orphans", 40)
+    assert {message.headers[HEADER]["exchange"] for message in orphans} == {"orders"}
+    assert {message.headers["CC"][0] for message in orphans} == {"gone"}
+
+
+def test_messages_of_a_deleted_exchange_whose_queue_is_known_still_arrive(vhost: Vhost) -> None:
+    exchange = kombu.Exchange("orders", "direct")
+    queue = kombu.Queue("q", exchange, routing_key="q")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", exchange=exchange, routing_key="q", declare=[queue], headers=SLOW)
+        vhost.delete_exchange("orders")
+        assert len(take(connection, "q", 1)) == 1
+
+
+def test_a_known_queue_that_is_gone_does_not_hinder_the_others_of_its_exchange(vhost: Vhost) -> None:
+    exchange = kombu.Exchange("news", "fanout")
+    known = kombu.Queue("known", exchange, routing_key="k")
+    with vhost.connection() as connection:
+        known(connection.default_channel).declare()
+        declare(vhost, "other", exchange="news", kind="fanout")
+        vhost.delete_queue("known")
+        connection.Producer().publish("x", exchange="news", routing_key="k", headers=DELAY)
+        assert len(take(connection, "other", 1)) == 1
+
+
+def test_what_no_queue_wants_any_more_holds_nobody_up(vhost: Vhost) -> None:
+    """A fanout exchange without listeners: without a delay, RabbitMQ would drop the messages as well."""
+    declare(vhost, exchange="news", kind="fanout")
+    declare(vhost, "good")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        for n in range(40):
+            producer.publish(n, exchange="news", headers=SLOW)
+        producer.publish("x", routing_key="good", headers=SLOW)
+        assert len(take(connection, "good", 1, timeout=20)) == 1
+
+
+@pytest.mark.parametrize("declared", ["auto", "passive"])
+def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vhost, declared: str) -> None:
+    declare(vhost, "q")
+    cascade = vhost.cascade
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=DELAY)
+        take(connection, "q", 1)
+    with vhost.connection(declare=declared) as connection:
+        producer = connection.Producer()
+        producer.publish("x", routing_key="q", headers=DELAY)
+        take(connection, "q", 1)
+        for delete, name in ((vhost.delete_queue, cascade.delay(1)), (vhost.delete_exchange, cascade.ingest)):
+            delete(name)
+            if declared == "passive":
+                from celery_rabbit_delay import CascadeMissing, NotRouted
+
+                with pytest.raises((CascadeMissing, NotRouted)):
+                    producer.publish("x", routing_key="q", headers=DELAY)
+            else:
+                producer.publish("x", routing_key="q", headers=DELAY)
+                take(connection, "q", 1)
+
+
+def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> None:
+    declare(vhost, "q")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish("first", routing_key="q", headers=DELAY)
+        limit = {"pattern": r"\.delay\.", "apply-to": "queues", "definition": {"max-length": 0}}
+        vhost.broker.api("PUT", f"/policies/{vhost.name}/full", limit)
+
+        def refused() -> str:
+            try:
+                producer.publish("?", routing_key="q", headers=DELAY)
+            except MessageNacked as exc:
+                return str(exc)
+            return ""
+
+        assert "could not store a delayed message" in wait_until(refused, "the policy is in force")
+        vhost.broker.api("DELETE", f"/policies/{vhost.name}/full")
+        wait_until(lambda: not refused(), "the same connection publishes again")
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "says"),
+    [
+        ("^q$", ".*", "celery-rabbit-delay.ingest"),  # may not publish
+        (r"^celery-rabbit-delay\.(?!ingest$)", ".*", "'q'"),  # may not bind the queue
+        (".*", "^q$", "celery-rabbit-delay.done"),  # may not bind to done
+    ],
+)
+@pytest.mark.parametrize("confirm_publish", [False, True])
+def test_a_missing_permission_is_an_error_that_names_it_and_the_connection_stays_usable(
+    vhost: Vhost, write: str, read: str, says: str, confirm_publish: bool
+) -> None:
+    declare(vhost, "q")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=DELAY)
+    user = vhost.user(configure="^$", write=write, read=read)
+    with vhost.connection(user, confirm_publish) as connection:
+        channel = connection.default_channel
+        for _ in range(2):
+            with pytest.raises(NotPermitted, match="grant the permission") as caught:
+                connection.Producer().publish("x", routing_key="q", headers=DELAY)
+            assert says in str(caught.value)
+        assert channel.is_open
+        channel.queue_declare("q", passive=True)
+
+
+def test_a_consumer_may_publish_delayed_messages_on_its_own_connection(vhost: Vhost) -> None:
+    """While it waits for a confirm, more messages for it come in; it must not be called from within itself."""
+    declare(vhost, "in", "out")
+    received: list[int] = []
+    depth = [0]
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+
+        def on_message(message: kombu.Message) -> None:
+            assert depth[0] == 0
+            depth[0] += 1
+            message.ack()
+            producer.publish(message.payload, routing_key="out", headers=DELAY)
+            received.append(message.payload)
+            depth[0] -= 1
+
+        for n in range(300):
+            producer.publish(n, routing_key="in")
+        with kombu.Consumer(connection.channel(), [kombu.Queue("in", no_declare=True)], on_message=on_message):
+            producer.publish(-1, routing_key="out", headers=DELAY)
+            while len(received) < 300:
+                connection.drain_events(timeout=20)
+        assert received == list(range(300))
+        assert len(take(connection, "out", 301)) == 301
+
+
+def test_deliveries_held_back_survive_a_consumer_that_fails(vhost: Vhost) -> None:
+    declare(vhost, "in", "out")
+    received: list[int] = []
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish(-1, routing_key="out", headers=DELAY)
+
+        def on_message(message: kombu.Message) -> None:
+            received.append(message.payload)
+            message.ack()
+            if message.payload == 0:
+                producer.publish(0, routing_key="out", headers=DELAY)  # the others come in meanwhile
+            if message.payload == 1:
+                raise RuntimeError("consumer failed")
+
+        for n in range(5):
+            producer.publish(n, routing_key="in")
+        with kombu.Consumer(connection.channel(), [kombu.Queue("in", no_declare=True)], on_message=on_message):
+            with pytest.raises(RuntimeError, match="consumer failed"):
+                connection.drain_events(timeout=20)
+            while len(received) < 5:
+                connection.drain_events(timeout=20)
+        assert received == list(range(5))
+        assert len(take(connection, "out", 2)) == 2
+
+
+def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+    declare(vhost, "q")
+    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
+        producer = connection.Producer()
+        producer.publish("x", routing_key="q", headers=DELAY)
+        take(connection, "q", 1)
+        vhost.delete_queue(vhost.cascade.delay(0))
+        vhost.delete_queue(vhost.cascade.delay(1))
+        producer.publish("lost", routing_key="q", headers=DELAY)
+        wait_until(lambda: connection.drain_events(timeout=5) or caplog.records, "the broker returned it")
+    assert "RabbitMQ returned a delayed message, it is lost: NO_ROUTE" in caplog.text
+
+
+@pytest.mark.parametrize("confirm_publish", [False, True])
+def test_undelayed_publishes_are_the_same_bytes_on_the_wire(vhost: Vhost, confirm_publish: bool) -> None:
+    declare(vhost, "q", exchange="x")
+    wire: list[bytes] = []
+    with proxy(vhost.broker.node.port) as proxying:
+        for scheme in ("amqp", "rabbit-delay"):
+            url = f"{scheme}://guest:guest@127.0.0.1:{proxying.port}/{vhost.name}"
+            with kombu.Connection(url, transport_options={"confirm_publish": confirm_publish}) as connection:
+                proxying.sent.clear()
+                producer = connection.Producer()
+                for headers in ({}, None, {"a": 1}, {"task": "t", "id": "1", "eta": None}, {"eta": "x", "CC": ["q"]}):
+                    producer.publish({"n": 1}, routing_key="q", exchange="x", headers=headers, expiration=9, priority=3)
+                assert len(take(connection, "q", 5)) == 5
+                wire.append(bytes(proxying.sent).split(b"basic.consume")[0])
+    consume = b"\x00\x3c\x00\x14"  # what follows has consumer tags in it
+    assert wire[0].split(consume)[0] == wire[1].split(consume)[0]
+    assert wire[0].count(b'{"n": 1}') == 5
+
+
+def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends_again(vhost: Vhost) -> None:
+    declare(vhost, "q")
+    with proxy(vhost.broker.node.port) as proxying:
+        url = f"rabbit-delay://guest:guest@127.0.0.1:{proxying.port}/{vhost.name}"
+        with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as connection:
+            producer = connection.Producer()
+            producer.publish("before", routing_key="q", headers=DELAY)
+            cuts = [1]
+            proxying.cut_after = lambda data: b"fragile" in data and bool(cuts and cuts.pop())
+            with pytest.raises(OSError, match=r"closed|reset|EOF"):
+                producer.publish("fragile 1", routing_key="q", headers=DELAY)
+            cuts.append(1)
+            producer.publish("fragile 2", routing_key="q", headers=DELAY, retry=True, retry_policy={"max_retries": 3})
+    # At least once: the broker may have stored what it could not confirm any more.
+    wait_until(lambda: vhost.count("q") >= 3, "all that was confirmed arrived")
+    messages = {message.payload for message in vhost.take("q", vhost.count("q"))}
+    assert {"before", "fragile 2"} <= messages <= {"before", "fragile 1", "fragile 2"}
+
+
+def test_messages_without_a_delay_create_nothing(vhost: Vhost) -> None:
+    declare(vhost, "q")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q")
+        take(connection, "q", 1)
+    assert vhost.names("queues") == ["q"]
+    assert vhost.names("exchanges") == []

@@ -1,0 +1,115 @@
+"""Never early, hardly late."""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import kombu
+import pytest
+
+from celery_rabbit_delay import InvalidDelay
+from tests.broker import Vhost, take
+
+
+def queue(vhost: Vhost, name: str = "q") -> str:
+    with vhost.plain() as connection:
+        connection.default_channel.queue_declare(name, durable=True, auto_delete=False)
+    return name
+
+
+def task(eta: object) -> dict[str, Any]:
+    return {"task": "t", "id": "1", "eta": eta}
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> None:
+    queue(vhost)
+    amount = 600
+    seed = random.Random(7)
+    lateness = []
+
+    def on_message(message: kombu.Message) -> None:
+        now = time.time()
+        message.ack()
+        lateness.append(now - message.payload)
+
+    with vhost.connection(tick=0.001, max_delay=10, queue_type=queue_type) as connection:
+        producer = connection.Producer()
+        for _ in range(amount):
+            due = datetime.now(timezone.utc) + timedelta(seconds=seed.uniform(0.001, 2))
+            producer.publish(due.timestamp(), routing_key="q", headers=task(due.isoformat()))
+        with kombu.Consumer(connection.channel(), [kombu.Queue("q", no_declare=True)], on_message=on_message):
+            while len(lateness) < amount:
+                connection.drain_events(timeout=30)
+    # What came while we were still publishing waited for us in the queue; that is not lateness of the cascade.
+    assert min(lateness) >= 0
+
+
+def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:
+    queue(vhost)
+    with vhost.connection() as connection:
+        for delay in (900, 600, 300):
+            connection.Producer().publish(delay, routing_key="q", headers={"x-delay": delay})
+        assert [message.payload for message in take(connection, "q", 3)] == [300, 600, 900]
+
+
+@pytest.mark.parametrize("headers", [{"x-delay": 0}, task("2020-01-01T00:00:00+00:00"), task("2020-01-01T00:00:00")])
+def test_zero_and_past_are_published_straight_through(vhost: Vhost, headers: dict[str, Any]) -> None:
+    queue(vhost)
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=headers)
+        take(connection, "q", 1)
+    assert vhost.names("exchanges") == []
+
+
+def test_the_shortest_delay_takes_a_tick(vhost: Vhost) -> None:
+    queue(vhost)
+    with vhost.connection(tick=0.2, max_delay=10) as connection:
+        started = time.monotonic()
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 0.001})
+        take(connection, "q", 1)
+        assert time.monotonic() - started >= 0.2
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        task("tomorrow"),
+        task("nan"),
+        task(5),
+        task({"year": 2030}),
+        {"x-delay": -1},
+        {"x-delay": "soon"},
+        {"x-delay": float("nan")},
+        {"x-delay": float("inf")},
+        {"x-delay": True},
+    ],
+)
+def test_what_cannot_be_read_is_an_error_and_nothing_is_sent(vhost: Vhost, headers: dict[str, Any]) -> None:
+    queue(vhost)
+    with vhost.connection() as connection:
+        with pytest.raises(InvalidDelay, match="cannot read the"):
+            connection.Producer().publish("x", routing_key="q", headers=headers)
+        connection.Producer().publish("fine", routing_key="q", headers={"x-delay": 1})
+        assert [message.payload for message in take(connection, "q", 1)] == ["fine"]
+    assert vhost.count("q") == 0
+
+
+def test_beyond_the_maximum_is_an_error_that_names_it_and_nothing_is_sent(vhost: Vhost) -> None:
+    queue(vhost)
+    with vhost.connection(max_delay=60) as connection:
+        for headers in ({"x-delay": 60_001}, {"x-delay": 1e30}, task("9999-12-31T23:59:59+00:00")):
+            with pytest.raises(InvalidDelay, match="more than max_delay=60 s"):
+                connection.Producer().publish("x", routing_key="q", headers=headers)
+    assert vhost.names("exchanges") == []
+
+
+def test_the_highest_level_of_the_default_options_takes_messages(vhost: Vhost) -> None:
+    queue(vhost)
+    with kombu.Connection(vhost.url()) as connection:
+        years = timedelta(days=8 * 365 - 1) // timedelta(milliseconds=1)
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": years})
+    assert vhost.count(f"celery-rabbit-delay.delay.{125 << 30}") == 1

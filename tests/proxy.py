@@ -1,0 +1,54 @@
+"""A TCP proxy before the broker: records what a client sends, and cuts the connection where a test says."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Proxy:
+    """`sent` is all that clients have sent; `cut_after(data)` is asked before each piece of it is passed on."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.sent = bytearray()
+        self.cut_after: Callable[[bytes], bool] = lambda data: False
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(("127.0.0.1", self.target))
+                threading.Thread(target=self._pass, args=(client, server, True), daemon=True).start()
+                threading.Thread(target=self._pass, args=(server, client, False), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, sending: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if sending:
+                    self.sent += data
+                    if self.cut_after(data):
+                        source.shutdown(socket.SHUT_RDWR)  # the client hears no more; the broker gets this last piece
+                target.sendall(data)
+        for sock in (source, target):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def close(self) -> None:
+        self.listener.close()
+
+
+@contextmanager
+def proxy(port: int) -> Iterator[Proxy]:
+    proxying = Proxy(port)
+    try:
+        yield proxying
+    finally:
+        proxying.close()
