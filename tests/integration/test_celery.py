@@ -1,0 +1,233 @@
+"""What a Celery app publishes, without a worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import kombu
+import kombu.pools
+import pytest
+from celery import Celery, chain, chord, group
+from celery.beat import ScheduleEntry, Scheduler
+from celery.schedules import schedule
+from freezegun import freeze_time
+
+from celery_rabbit_delay import DestinationNotFound, InvalidDelay, install
+from celery_rabbit_delay.message import HEADER
+from tests.broker import QUICK, Vhost
+from tests.wait import wait_until
+from tools.node import free_port
+
+MakeApp = Callable[..., Celery]
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.fixture
+def make_app(vhost: Vhost) -> Iterator[MakeApp]:
+    apps = []
+
+    def make(**conf: Any) -> Celery:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update({"broker_url": vhost.url("amqp"), "result_backend": "cache+memory://", **conf})
+        install(app, **QUICK)
+        app.task(name="t", shared=False)(nothing)
+        apps.append(app)
+        return app
+
+    yield make
+    for app in apps:
+        app.close()
+    kombu.pools.reset()
+
+
+def waiting(vhost: Vhost, amount: int = 1) -> list[Any]:
+    """Raw messages in the levels of the cascade; taking them stops them."""
+    found = []
+    with vhost.plain() as connection:
+        for level in range(vhost.cascade.levels):
+            queue = kombu.Queue(vhost.cascade.delay(level), no_declare=True)(connection.default_channel)
+            while message := queue.get(no_ack=True):
+                found.append(message)
+    assert len(found) == amount
+    return found
+
+
+def due(message: Any) -> datetime:
+    return datetime.fromtimestamp(message.headers[HEADER]["due"] / 1000, timezone.utc)
+
+
+NOW = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("conf", "eta", "seconds"),
+    [
+        ({}, NOW + timedelta(seconds=100), 100),
+        ({}, NOW.astimezone(ZoneInfo("Asia/Tokyo")) + timedelta(seconds=100), 100),
+        ({}, "2030-07-01T12:01:40+00:00", 100),
+        ({}, "2030-07-01T12:01:40Z", 100),
+        ({}, "2030-07-01T12:01:40", 100),
+        ({}, datetime(2030, 7, 1, 12, 1, 40), 100),  # noqa: DTZ001
+        ({"timezone": "Europe/Berlin"}, datetime(2030, 7, 1, 14, 1, 40), 100),  # noqa: DTZ001
+        ({"timezone": "Europe/Berlin", "enable_utc": False}, datetime(2030, 7, 1, 14, 1, 40), 100),  # noqa: DTZ001
+        ({"timezone": "America/New_York"}, "2030-07-01T08:01:40", 100),
+        ({"timezone": "America/New_York", "enable_utc": False}, NOW + timedelta(seconds=100), 100),
+    ],
+)
+def test_an_eta_of_any_kind_means_the_same_moment(
+    vhost: Vhost, make_app: MakeApp, conf: Any, eta: Any, seconds: int
+) -> None:
+    app = make_app(**conf)
+    with app.connection_for_write() as connection:
+        connection.connect()
+        with freeze_time(NOW):
+            app.send_task("t", eta=eta, connection=connection)
+    [message] = waiting(vhost)
+    assert due(message) == NOW + timedelta(seconds=seconds)
+    # What the worker reads, which takes a naive eta for UTC, is the same moment.
+    assert datetime.fromisoformat(message.headers["eta"].replace("Z", "+00:00")) == NOW + timedelta(seconds=seconds)
+    assert message.delivery_info["routing_key"].startswith("@.")
+
+
+@pytest.mark.parametrize("conf", [{}, {"timezone": "Europe/Berlin"}, {"enable_utc": False}])
+@pytest.mark.parametrize("countdown", [0.05, 0.5, 1, 99.9])
+def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf: Any, countdown: float) -> None:
+    app = make_app(**conf)
+    with app.connection_for_write() as connection:
+        connection.connect()
+        app.amqp.queues["celery"](connection.default_channel).declare()
+        connection.connection.delayed.bind(connection.connection.destination("", {"CC": ["celery"]}))
+        with freeze_time(NOW):
+            app.tasks["t"].apply_async(countdown=countdown, connection=connection)
+        ticks = 0
+        for message in waiting(vhost):
+            ticks = int("".join(reversed(message.delivery_info["routing_key"].split(".")[1:-1])), 2)
+        wanted = countdown * 100  # ticks of 10 ms
+        assert wanted <= ticks <= wanted + 1 + wanted * 0.001
+
+
+@pytest.mark.parametrize(("countdown", "eta"), [(0, None), (-5, None), (None, NOW - timedelta(days=9999))])
+def test_nothing_to_wait_for_goes_straight_through(vhost: Vhost, make_app: MakeApp, countdown: Any, eta: Any) -> None:
+    make_app().tasks["t"].apply_async(countdown=countdown, eta=eta)
+    assert len(vhost.take("celery", 1)) == 1
+    assert vhost.names("queues") == ["celery"]
+
+
+@pytest.mark.parametrize("eta", ["tomorrow", "2030-13-01T00:00:00"])
+def test_an_eta_that_cannot_be_read_is_an_error_where_the_user_sees_it(
+    vhost: Vhost, make_app: MakeApp, eta: str
+) -> None:
+    with pytest.raises(InvalidDelay, match="cannot read the eta"):
+        make_app().send_task("t", eta=eta)
+    assert vhost.count("celery") == 0
+
+
+def test_beyond_the_maximum_is_an_error_where_the_user_sees_it(make_app: MakeApp) -> None:
+    with pytest.raises(InvalidDelay, match="max_delay=120 s"):
+        make_app().send_task("t", countdown=121)
+
+
+def test_the_first_task_of_all_arrives_before_any_worker_ran(vhost: Vhost, make_app: MakeApp) -> None:
+    make_app().send_task("t", countdown=0.05, queue="never-heard-of")
+    assert len(vhost.take("never-heard-of", 1)) == 1
+
+
+def test_a_task_for_an_exchange_that_does_not_exist_is_an_error(make_app: MakeApp) -> None:
+    app = make_app()
+    with pytest.raises(DestinationNotFound, match="declare it before you publish"):
+        app.send_task("t", exchange="nowhere", routing_key="x", countdown=1)
+    app.send_task("t", countdown=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "exchange", "routing_key", "queue"),
+    [
+        ({}, "", "celery", "celery"),
+        ({"queue": "mail"}, "", "mail", "mail"),
+        ({"routing_key": "mail.urgent", "exchange": "mails"}, "mails", "mail.urgent", "urgent"),
+        ({"queue": "urgent"}, "mails", "mail.urgent", "urgent"),
+    ],
+)
+def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
+    vhost: Vhost, make_app: MakeApp, options: Any, exchange: str, routing_key: str, queue: str
+) -> None:
+    mails = kombu.Exchange("mails", "topic")
+    queues = [kombu.Queue("celery"), kombu.Queue("urgent", mails, routing_key="mail.urgent")]
+    app = make_app(task_queues=queues)
+    with app.connection_for_write() as connection:
+        queues[1](connection.default_channel).declare()
+    app.send_task("t", countdown=0.05, **options)
+    [message] = vhost.take(queue, 1)
+    assert message.headers[HEADER]["exchange"] == exchange
+    assert message.headers["CC"] == [routing_key]
+
+
+@pytest.mark.parametrize("exchange_type", ["direct", "topic"])
+def test_native_delayed_delivery_stays_out_of_the_way_without_a_warning(
+    vhost: Vhost, make_app: MakeApp, exchange_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(task_default_queue_type="quorum", task_default_exchange_type=exchange_type)
+    with caplog.at_level(logging.WARNING):
+        app.send_task("t", countdown=0.05)
+    assert len(vhost.take("celery", 1)) == 1
+    assert caplog.records == []
+    assert not [name for name in vhost.names("exchanges") if name.startswith("celery_delayed")]
+
+
+@pytest.mark.parametrize("confirm_publish", [False, True])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_failover_to_the_next_broker_keeps_the_transport(
+    vhost: Vhost, make_app: MakeApp, confirm_publish: bool, as_list: bool
+) -> None:
+    urls = [f"amqp://guest:guest@127.0.0.1:{free_port()}//", vhost.url("amqp")]
+    app = make_app(
+        broker_url=urls if as_list else ";".join(urls), broker_transport_options={"confirm_publish": confirm_publish}
+    )
+    app.send_task("t", countdown=30)
+    assert len(waiting(vhost)) == 1
+
+
+def test_canvas_and_beat_are_covered(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    t = app.tasks["t"]
+    t.si().set(countdown=30).apply_async()
+    (t.si() | t.si()).apply_async(countdown=31)
+    chain(t.si(), t.si().set(countdown=32)).apply_async()  # the second leaves when the first has run
+    group(t.si(), t.si()).apply_async(countdown=33)
+    chord([t.si(), t.si()], t.si()).apply_async(countdown=34)
+    entry = ScheduleEntry(name="e", task="t", schedule=schedule(1), options={"countdown": 35}, app=app)
+    Scheduler(app, lazy=True).apply_async(entry)
+    assert vhost.count("celery") == 1
+    waiting(vhost, amount=1 + 1 + 2 + 2 + 1)
+
+
+def test_a_celery_task_may_use_x_delay(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    started = time.monotonic()
+    app.tasks["t"].apply_async(headers={"x-delay": 300})
+    vhost.take("celery", 1)
+    assert time.monotonic() - started >= 0.3
+
+
+@pytest.mark.parametrize("expires", [0.02, 60])
+def test_expires_neither_cuts_the_delay_short_nor_gets_lost(vhost: Vhost, make_app: MakeApp, expires: float) -> None:
+    make_app().tasks["t"].apply_async(countdown=0.4, expires=expires)
+    [message] = vhost.take("celery", 1)
+    assert message.headers["expires"]
+
+
+def test_an_app_that_lost_its_connection_publishes_again(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    app.send_task("t", countdown=0.05)
+    for name in wait_until(vhost.broker.connections, "the app's connection is listed"):
+        vhost.broker.api("DELETE", f"/connections/{kombu.utils.url.quote(name, safe='')}")
+    app.send_task("t", countdown=0.05)
+    assert len(vhost.take("celery", 2)) == 2

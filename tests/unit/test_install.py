@@ -1,0 +1,299 @@
+"""install() on apps of every shape; no broker is contacted."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import kombu
+import pytest
+from celery import Celery
+from celery.app.amqp import AMQP
+
+import celery_rabbit_delay
+from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
+from celery_rabbit_delay.transport import SSLTransport, Transport
+
+AMQP_URL = "amqp://shop:p%40ss@rabbit.example:5673/orders"
+
+
+def app_with(**conf: Any) -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+def transports(connection: kombu.Connection) -> list[type]:
+    """The transport of the first broker, and of each one that failover switches to."""
+    found = [type(connection.transport)]
+    for _ in connection.alt[1:]:
+        connection.maybe_switch_next()
+        found.append(type(connection.transport))
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "pyamqp", "rabbit-delay"])
+def test_the_app_connects_through_our_transport_to_the_same_place(scheme: str) -> None:
+    app = Celery("shop", broker=AMQP_URL.replace("amqp", scheme, 1), set_as_current=False)
+    install(app)
+    connection = app.connection_for_write()
+    assert type(connection.transport) is Transport
+    assert (connection.hostname, connection.port, connection.virtual_host) == ("rabbit.example", 5673, "orders")
+    assert (connection.userid, connection.password) == ("shop", "p@ss")
+
+
+def test_tls_stays_tls() -> None:
+    app = app_with(broker_url="amqps://rabbit.example//", broker_use_ssl={"ca_certs": "/ca.pem"})
+    install(app)
+    connection = app.connection_for_write()
+    assert type(connection.transport) is SSLTransport
+    assert connection.ssl == {"ca_certs": "/ca.pem"}
+    app = app_with(broker_url="amqps://rabbit.example//")
+    install(app)
+    assert app.connection_for_read().transport.client.ssl is True
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["amqp://a//;amqp://b//", ["amqp://a//", "pyamqp://b//"], ("amqp://a//", "amqp://b//"), "amqp://a//;b", ["a", "b"]],
+)
+def test_every_broker_of_a_list_is_reached_through_our_transport(url: Any) -> None:
+    app = app_with(broker_url=url)
+    install(app)
+    assert transports(app.connection_for_write()) == [Transport, Transport]
+    assert transports(app.connection_for_read()) == [Transport, Transport]
+
+
+def test_every_broker_of_a_tls_list_is_reached_through_our_transport() -> None:
+    app = app_with(broker_url="amqps://a//;amqps://b//")
+    install(app)
+    assert transports(app.connection_for_write()) == [SSLTransport, SSLTransport]
+
+
+def test_read_and_write_urls_pools_and_clones_are_covered() -> None:
+    app = app_with(broker_read_url="amqp://read//", broker_write_url="amqp://write//")
+    install(app)
+    assert app.connection_for_read().hostname == "read"
+    assert app.connection_for_write().hostname == "write"
+    for connection in (
+        app.connection(),
+        app.connection_for_read(),
+        app.connection_for_write().clone(),
+        app.pool.connection,
+        app.amqp.producer_pool.connections.connection,
+        app.connection("amqp://elsewhere//"),
+    ):
+        assert type(connection.transport) is Transport
+
+
+def test_no_broker_url_at_all_means_rabbitmq_on_this_machine() -> None:
+    app = app_with()
+    install(app)
+    assert type(app.connection().transport) is Transport
+
+
+@pytest.mark.parametrize("transport", ["amqp", "pyamqp"])
+def test_broker_transport_is_understood(transport: str) -> None:
+    app = app_with(broker_url="rabbit.example", broker_transport=transport)
+    install(app)
+    assert type(app.connection().transport) is Transport
+
+
+def test_the_users_url_stays_as_it_is_and_connections_show_themselves_as_amqp() -> None:
+    app = app_with(broker_url=AMQP_URL)
+    install(app)
+    assert app.conf.broker_url == AMQP_URL
+    assert app.connection().as_uri(include_password=True) == AMQP_URL
+    assert app.conf.broker_url == AMQP_URL
+
+
+class Config:
+    broker_url = "amqp://configured//"
+    timezone = "Europe/Berlin"
+
+
+@pytest.mark.parametrize("when", ["before", "after", "lazily"])
+def test_it_works_wherever_it_is_called(when: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    if when == "before":
+        install(app, tick=0.5)
+        app.config_from_object(Config)
+    elif when == "after":
+        app.config_from_object(Config, force=True)
+        install(app, tick=0.5)
+    else:
+        app.config_from_object(Config)
+        install(app, tick=0.5)
+        assert not app.configured, "the configuration must not be loaded earlier than without us"
+    connection = app.connection_for_write()
+    assert connection.hostname == "configured"
+    options = connection.transport_options["rabbit_delay"]
+    assert options.tick == 0.5
+    assert str(options.naive_in) == "Europe/Berlin"
+
+
+def test_settings_made_after_it_still_count() -> None:
+    app = Celery("shop", set_as_current=False)
+    install(app)
+    app.conf.broker_url = "amqp://late//"
+    app.conf.broker_transport_options = {"confirm_publish": True}
+    connection = app.connection_for_write()
+    assert connection.hostname == "late"
+    assert connection.transport_options["confirm_publish"] is True
+
+
+def test_an_app_that_was_used_before_keeps_its_queues_and_loses_its_plain_connections() -> None:
+    app = app_with(broker_url=AMQP_URL)
+    queues, pool, producers = app.amqp.queues, app.pool, app.amqp.producer_pool
+    queues.add(kombu.Queue("added"))
+    install(app)
+    assert app.amqp.queues is queues
+    assert "added" in app.amqp.queues
+    assert app.pool is not pool
+    assert app.amqp.producer_pool is not producers
+    assert type(app.amqp.producer_pool.connections.connection.transport) is Transport
+
+
+def test_a_custom_amqp_class_is_kept() -> None:
+    class Custom(AMQP):  # type: ignore[misc]
+        extra = 1
+
+    app = Celery("shop", broker=AMQP_URL, amqp=Custom, set_as_current=False)
+    install(app)
+    assert isinstance(app.amqp, Custom)
+    assert type(app.connection().transport) is Transport
+
+
+def test_twice_is_once() -> None:
+    app = app_with(broker_url=AMQP_URL)
+    install(app, tick=0.25)
+    amqp = app.amqp
+    install(app, tick=0.25)
+    assert app.amqp is amqp
+    with pytest.raises(InvalidOption, match=r"is already installed with Options\(.*tick=0\.25"):
+        install(app, tick=0.5)
+
+
+def test_other_apps_are_left_alone() -> None:
+    installed, other = app_with(broker_url=AMQP_URL), app_with(broker_url=AMQP_URL)
+    install(installed)
+    assert other.connection().transport.driver_type == "amqp"
+
+
+def test_a_pickled_app_keeps_it() -> None:
+    app = Celery("shop", broker=AMQP_URL, set_as_current=False)
+    install(app, tick=0.5)
+    copy = pickle.loads(pickle.dumps(app))
+    assert copy.connection().transport_options["rabbit_delay"].tick == 0.5
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost", "memory://", "sqs://", "librabbitmq://localhost//", "amqp://a;redis://b"]
+)
+def test_a_broker_that_is_not_rabbitmq_is_an_error_that_says_what_to_do(url: str) -> None:
+    expected = r"the broker's transport is .*, but only RabbitMQ over AMQP can delay tasks: use a broker_url that"
+    with pytest.raises(UnsupportedConfiguration, match=expected):
+        install(Celery("shop", broker=url, set_as_current=False))
+    app = Celery("shop", set_as_current=False)
+    install(app)
+    app.conf.broker_url = url
+    with pytest.raises(UnsupportedConfiguration, match=expected):
+        app.connection()
+
+
+def test_a_broker_from_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://localhost")
+    with pytest.raises(UnsupportedConfiguration):
+        install(Celery("shop", set_as_current=False))
+
+
+def test_a_failed_install_changes_nothing() -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    with pytest.raises(UnsupportedConfiguration):
+        install(app)
+    with pytest.raises(InvalidOption, match="unknown option tock: use any of confirm, declare"):
+        install(app, tock=1)
+    assert app.connection().transport.driver_type == "memory"
+
+
+def test_task_protocol_1_is_refused_with_a_reason() -> None:
+    with pytest.raises(UnsupportedConfiguration, match="hides a task's eta in its body"):
+        install(app_with(broker_url=AMQP_URL, task_protocol=1))
+    app = app_with(broker_url=AMQP_URL)
+    install(app)
+    app.conf.task_protocol = 1
+    with pytest.raises(UnsupportedConfiguration, match="use task_protocol = 2"):
+        app.connection()
+
+
+def test_plain_kombu_finds_the_schemes() -> None:
+    assert type(kombu.Connection("rabbit-delay://localhost//").transport) is Transport
+    assert type(kombu.Connection("rabbit-delays://localhost//").transport) is SSLTransport
+    lists = kombu.Connection("rabbit-delay://a//;rabbit-delay://b//")
+    assert transports(lists) == [Transport, Transport]
+
+
+def test_options_of_a_plain_kombu_connection_are_checked() -> None:
+    options = {"rabbit_delay": {"tick": 0.01, "tock": 1}}
+    with pytest.raises(InvalidOption, match="unknown option tock"):
+        _ = kombu.Connection("rabbit-delay://localhost//", transport_options=options).transport
+
+
+def test_celery_leaves_its_native_delayed_delivery_off() -> None:
+    from celery.utils.quorum_queues import detect_quorum_queues
+
+    app = app_with(broker_url=AMQP_URL, task_default_queue_type="quorum")
+    install(app)
+    assert detect_quorum_queues(app, app.connection_for_write().transport.driver_type) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("version", "queue_type", "per_consumer"),
+    [("3.10.8", "classic", False), ("3.10.8", "quorum", True), ("4.0.5", "classic", True), ("4.3.6", "quorum", True)],
+)
+def test_prefetch_is_per_consumer_where_the_broker_or_the_queues_know_no_other(
+    version: str, queue_type: str, per_consumer: bool
+) -> None:
+    app = app_with(broker_url=AMQP_URL, task_default_queue_type=queue_type)
+    install(app)
+
+    class Amqp:
+        server_properties = {"product": "RabbitMQ", "version": version}  # noqa: RUF012
+
+    assert app.connection_for_read().transport.qos_semantics_matches_spec(Amqp) is per_consumer
+
+
+def test_nothing_of_celery_or_kombu_is_patched() -> None:
+    """Their functions and classes are the same objects after everything of ours is in use as before."""
+    code = """
+import importlib, kombu.connection, kombu.messaging, kombu.transport.pyamqp, amqp, celery.app.base, celery.app.amqp
+import celery.worker.consumer.gossip, celery.worker.consumer.mingle, celery.worker.loops, celery.worker.strategy
+modules = [m for n, m in list(__import__("sys").modules.items()) if n.split(".")[0] in ("amqp", "kombu", "celery")]
+def code_of(module):
+    found = {}
+    for name, value in vars(module).items():
+        members = vars(value).items() if isinstance(value, type) else [("", value)]
+        found |= {(name, key): member for key, member in members if callable(member) and key != "__class__"}
+    return found
+before = {module.__name__: code_of(module) for module in modules}
+import celery_rabbit_delay
+from celery_rabbit_delay.worker import join_neighbours
+app = celery.app.base.Celery("shop", broker="amqp://")
+celery_rabbit_delay.install(app)
+join_neighbours()
+app.connection().transport
+after = {module.__name__: code_of(module) for module in modules}
+changed = [(m, k) for m in before for k in before[m] if after[m].get(k) is not before[m][k]]
+assert not changed, changed
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(celery_rabbit_delay.__all__) == celery_rabbit_delay.__all__
+    assert install.__module__ == "celery_rabbit_delay.install"
+    assert all(hasattr(celery_rabbit_delay, name) for name in celery_rabbit_delay.__all__)
+    assert Options() == Options.of({})
