@@ -1,0 +1,123 @@
+"""Real Celery workers as subprocesses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kombu.pools
+import pytest
+from celery import Celery
+
+import celery_rabbit_delay
+from tests.broker import QUICK, Vhost
+from tests.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Shop:
+    """An app, its workers and its ledger. `options=None` is an app without install()."""
+
+    def __init__(self, vhost: Vhost, directory: Path, options: dict[str, Any] | None, conf: dict[str, Any]) -> None:
+        self.vhost = vhost
+        self.directory = directory
+        self.ledger = directory / "ledger"
+        self.ledger.touch()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        conf = {
+            "broker_url": vhost.url("amqp"),
+            "broker_connection_retry_on_startup": True,
+            # Celery 5.7 does so itself; older ones need it on RabbitMQ 4.3, which denies transient shared queues.
+            "control_queue_exclusive": True,
+            "event_queue_exclusive": True,
+            **conf,
+        }
+        self.environment = {
+            "SHOP_CONF": json.dumps(conf),
+            "SHOP_OPTIONS": json.dumps(options),
+            "SHOP_LEDGER": str(self.ledger),
+            "PYTHONPATH": str(ROOT),
+        }
+        self.app = Celery("shop", set_as_current=False)
+        self.app.conf.update({key: value for key, value in conf.items() if key != "topic_queues"})
+        if options is not None:
+            celery_rabbit_delay.install(self.app, **options)
+
+    def send(self, task: str, *args: Any, **options: Any) -> str:
+        sent: str = self.app.send_task(f"tests.acceptance.shop.{task}", args, **options).id
+        return sent
+
+    def worker(self, *arguments: str, name: str = "w") -> Worker:
+        """Starts `celery worker -c 2` with these arguments and waits until it is ready."""
+        log = self.directory / f"{name}.log"
+        command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "worker", "-c", "2", "-l", "INFO"]
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*command, "-n", f"{name}@localhost", *arguments],
+                cwd=self.directory,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        worker = Worker(process, log)
+        wait_until(lambda: " ready." in worker.output() or process.poll() is not None, "the worker is ready")
+        assert process.poll() is None, worker.output()
+        return worker
+
+    def runs(self, name: Any = None) -> list[dict[str, Any]]:
+        """The ledger's entries, all or those of one name."""
+        entries = [json.loads(line) for line in self.ledger.read_text().splitlines()]
+        return [entry for entry in entries if name is None or entry["name"] == name]
+
+    def wait_for(self, amount: int, name: Any = None, timeout: float = 60) -> list[dict[str, Any]]:
+        wait_until(lambda: len(self.runs(name)) >= amount, f"{amount} runs of {name or 'any task'}", timeout)
+        assert len(self.runs(name)) == amount
+        return self.runs(name)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.app.close()
+        kombu.pools.reset()
+
+
+class Worker:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def stop(self) -> None:
+        """A warm shutdown."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+
+
+MakeShop = Callable[..., Shop]
+
+
+@pytest.fixture
+def make_shop(vhost: Vhost, tmp_path: Path) -> Iterator[MakeShop]:
+    shops: list[Shop] = []
+
+    def make(options: dict[str, Any] | None = QUICK, **conf: Any) -> Shop:
+        shops.append(Shop(vhost, tmp_path, options, conf))
+        return shops[-1]
+
+    yield make
+    for shop in shops:
+        shop.close()

@@ -1,0 +1,49 @@
+"""Immediate tasks do not wait behind delayed ones in a default worker."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+import pytest
+
+from .conftest import MakeShop, Shop
+
+DELAYED = 200
+COUNTDOWN = 20
+
+
+def send_all(shop: Shop) -> dict[str, float]:
+    """200 delayed tasks, then a default worker, then ten immediate tasks; returns when each of these was sent."""
+    for _ in range(DELAYED):
+        shop.send("note", "delayed", countdown=COUNTDOWN)
+    shop.worker()
+    sent = {}
+    for n in range(10):
+        sent[f"immediate {n}"] = time.time()
+        shop.send("note", f"immediate {n}")
+    return sent
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_two_hundred_delayed_tasks_do_not_hold_up_immediate_ones(make_shop: MakeShop, queue_type: str) -> None:
+    shop = make_shop({}, task_default_queue_type=queue_type)
+    sent = send_all(shop)
+    for name, at in sent.items():
+        [run] = shop.wait_for(1, name)
+        assert run["at"] - at < COUNTDOWN / 4  # milliseconds, in truth; without us it takes until the others are due
+    assert not shop.runs("delayed")
+    for run in shop.wait_for(DELAYED, "delayed"):
+        assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
+
+
+def test_without_us_the_same_program_stalls_on_rabbitmq_4_and_fills_the_worker_before(make_shop: MakeShop) -> None:
+    shop = make_shop(None)
+    sent = send_all(shop)
+    if shop.vhost.broker.version >= (4, 0):
+        time.sleep(COUNTDOWN / 4)  # the time that is more than enough with us
+        assert [shop.runs(name) for name in sent] == [[]] * len(sent)
+        assert not shop.runs("delayed")
+    else:
+        shop.wait_for(10)
+        assert shop.vhost.count("celery") == 0  # all 200 wait in the worker

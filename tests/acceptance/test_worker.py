@@ -1,0 +1,178 @@
+"""What a worker sees of a delayed task, and that everything else of a worker still works."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+
+from tests.broker import QUICK
+from tests.wait import wait_until
+
+from .conftest import MakeShop, Shop
+
+
+def signature(shop: Shop, task: str, *args: Any, **options: Any) -> Any:
+    immutable = task != "join"  # or it would be called with the result of the one before
+    return shop.app.signature(f"tests.acceptance.shop.{task}", args, options=options, immutable=immutable)
+
+
+@pytest.mark.parametrize("conf", [{}, {"task_default_queue_type": "quorum"}, {"topic_queues": ["celery", "mail"]}])
+@pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin"])
+def test_a_delayed_task_looks_like_one_that_was_sent_directly(
+    make_shop: MakeShop, conf: dict[str, Any], timezone: str
+) -> None:
+    shop = make_shop(**conf, timezone=timezone)
+    shop.worker()
+    options: dict[str, Any] = {"priority": 3, "headers": {"customer": "42"}}
+    if "topic_queues" in conf:
+        options |= {"exchange": "shop", "routing_key": "mail"}
+    shop.send("note", "direct", **options, eta="2020-01-01T00:00:00+00:00", task_id="one")
+    shop.send("note", "delayed", **options, countdown=0.5, task_id="one")
+    [direct], [delayed] = shop.wait_for(1, "direct"), shop.wait_for(1, "delayed")
+    for entry in (direct, delayed):
+        assert entry["at"] >= datetime.fromisoformat(entry["eta"]).timestamp()
+        headers = entry["properties"]["application_headers"]
+        for one_off in ("eta", "argsrepr"):
+            headers.pop(one_off)
+        for one_off in ("at", "eta", "name"):
+            entry.pop(one_off)
+        if entry["headers"]:
+            entry["headers"].pop("eta", None)
+    assert delayed == direct
+
+
+def test_fifty_retries_stay_on_their_queue_and_do_not_grow(make_shop: MakeShop) -> None:
+    """RabbitMQ before 4.0.1 silently drops a message that is published again with x-death, as a dead-letter cycle."""
+    shop = make_shop()
+    shop.worker("-Q", "celery,q2")
+    shop.send("stubborn", 50, 0.02, queue="q2", headers={"customer": "42"})
+    runs = shop.wait_for(51)
+    assert [run["retries"] for run in runs] == list(range(51))
+    for run in runs:
+        assert run["delivery_info"]["exchange"] == ""
+        assert run["delivery_info"]["routing_key"] == "q2"
+    sizes = {len(str(sorted(run["properties"]["application_headers"]))) for run in runs[1:]}
+    assert len(sizes) == 1
+    assert shop.vhost.count("celery-rabbit-delay.orphans") == 0
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_retries_of_a_task_on_a_topic_exchange_stay_on_its_queue(make_shop: MakeShop, queue_type: str) -> None:
+    shop = make_shop(topic_queues=["celery", "q2"])
+    shop.worker("-Q", "celery,q2")
+    shop.send("stubborn", 5, 0.02, exchange="shop", routing_key="q2")
+    runs = shop.wait_for(6)
+    assert {run["delivery_info"]["routing_key"] for run in runs} == {"q2"}
+    assert {run["delivery_info"]["exchange"] for run in runs} == {"shop"}
+
+
+def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    worker = shop.worker()
+    shop.send("note", "expires before it is due", countdown=0.6, expires=0.3)
+    shop.send("note", "expires after it is due", countdown=0.6, expires=30)
+    shop.wait_for(1, "expires after it is due")
+    wait_until(lambda: "Discarding revoked task" in worker.output(), "the worker discards the expired task")
+    assert len(shop.runs()) == 1
+
+
+def test_a_queue_declared_again_receives_what_still_waits_for_it(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    shop.send("note", "patient", countdown=5)
+    shop.vhost.delete_queue("celery")
+    shop.worker()
+    shop.wait_for(1, "patient")
+    assert shop.vhost.count("celery-rabbit-delay.orphans") == 0
+
+
+def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    shop.worker()
+    shop.send("note", "patient", countdown=5, queue="later")
+    shop.vhost.delete_queue("later")
+    shop.app.control.add_consumer("later", reply=True)
+    shop.wait_for(1, "patient")
+
+
+def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    shop.send("note", "delayed", countdown=2)
+    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
+    user = shop.vhost.user(own, own, own)
+    restricted = make_shop(QUICK | {"declare": "passive"}, broker_url=shop.vhost.url("amqp", user))
+    restricted.worker()
+    shop.wait_for(1, "delayed")
+
+
+def test_an_auto_worker_without_the_permission_says_what_to_do(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
+    user = shop.vhost.user(own, own, own)
+    restricted = make_shop(broker_url=shop.vhost.url("amqp", user))
+    with pytest.raises(AssertionError, match=r"NotPermitted.*grant the permission, or create everything as another"):
+        restricted.worker()
+
+
+def test_mingle_gossip_events_and_remote_control_work_between_workers(make_shop: MakeShop) -> None:
+    shop = make_shop(worker_send_task_events=True)
+    one = shop.worker(name="one")
+    two = shop.worker(name="two")
+    assert "mingle: sync with 1 nodes" in two.output()
+    wait_until(lambda: "sync with two@localhost" in one.output(), "gossip tells the first worker of the second")
+    ping = {name for reply in shop.app.control.ping(timeout=5) for name in reply}
+    assert ping == {"one@localhost", "two@localhost"}
+    seen: list[str] = []
+    with shop.app.connection_for_read() as connection:
+        receiver = shop.app.events.Receiver(connection, handlers={"*": lambda event: seen.append(event["type"])})
+        shop.send("note", "watched", countdown=0.2)
+        for _ in receiver.itercapture(limit=None, timeout=None, wakeup=False):
+            if "task-succeeded" in seen:
+                break
+    assert {"task-received", "task-started", "task-succeeded"} <= set(seen)
+
+
+def test_results_of_delayed_tasks_come_back(make_shop: MakeShop) -> None:
+    shop = make_shop(result_backend="rpc://")
+    shop.worker()
+    result = signature(shop, "note", "answer").apply_async(countdown=0.2)
+    assert result.get(timeout=30) == "answer"
+    shop.app.backend.result_consumer.stop()
+
+
+def test_a_chain_a_group_and_a_chord_with_countdowns_run_in_order(make_shop: MakeShop, tmp_path: Any) -> None:
+    shop = make_shop(result_backend=f"file://{tmp_path}")
+    shop.worker()
+    first, second, third = (signature(shop, "note", name, countdown=0.3) for name in ("first", "second", "third"))
+    chain(first, second, third).apply_async()
+    shop.wait_for(3)
+    assert [run["name"] for run in shop.runs()] == ["first", "second", "third"]
+    for run in shop.runs():
+        assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
+    group(signature(shop, "note", "a"), signature(shop, "note", "b")).apply_async(countdown=0.3)
+    shop.wait_for(5)
+    chord([signature(shop, "note", "x"), signature(shop, "note", "y")], signature(shop, "join")).apply_async(
+        countdown=0.3
+    )
+    shop.wait_for(1, "x+y")
+
+
+def test_beat_entries_with_a_countdown_are_delayed(make_shop: MakeShop) -> None:
+    entry = {"task": "tests.acceptance.shop.note", "schedule": 1.0, "args": ["tick"], "options": {"countdown": 0.5}}
+    shop = make_shop(beat_schedule={"tick": entry})
+    shop.worker("-B", "-s", str(shop.directory / "beat"))
+    wait_until(lambda: len(shop.runs("tick")) >= 2, "two ticks")
+    for run in shop.runs("tick"):
+        assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
+
+
+def test_a_worker_configured_by_its_url_alone_works(make_shop: MakeShop) -> None:
+    installed = make_shop()
+    shop = make_shop(None, broker_url=installed.vhost.url(), broker_transport_options={"rabbit_delay": QUICK})
+    one, two = shop.worker(name="one"), shop.worker(name="two")
+    assert "mingle: sync with 1 nodes" in two.output()
+    assert "ready" in one.output()
+    installed.send("note", "delayed", countdown=0.3)
+    shop.wait_for(1, "delayed")

@@ -1,0 +1,194 @@
+"""The main job, side by side without and with the package, on a private RabbitMQ node. Run it with `make demo`.
+
+Twice the same program: ten tasks with a countdown, then three without, to one default worker. The picture shows where
+they wait, the table when they ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import kombu
+from celery import Celery
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+import celery_rabbit_delay
+from celery_rabbit_delay import Options
+from tools.node import Node, NodeFailed
+
+ROOT = Path(__file__).parents[1]
+SIDES = ("without", "with")
+COUNTDOWNS = [8 + n / 2 for n in range(10)]
+IMMEDIATE = 3
+LIMIT = 45.0  # seconds until the demo gives up
+
+
+class Side:
+    """One of the two programs: its app, its worker and what became of its tasks."""
+
+    def __init__(self, name: str, broker: str, directory: Path) -> None:
+        self.name = name
+        self.ledger = directory / f"{name}.ledger"
+        self.ledger.touch()
+        self.due: dict[str, float] = {}
+        self.most_held = 0
+        self.app = Celery("demo", broker=broker, set_as_current=False)
+        self.app.conf.task_default_queue = name
+        if name == "with":
+            celery_rabbit_delay.install(self.app)
+        environment = {"DEMO_BROKER": broker, "DEMO_SIDE": name, "DEMO_LEDGER": str(self.ledger)}
+        self.log = directory / f"{name}.log"
+        command = [sys.executable, "-m", "celery", "-A", "tools.demo_app", "worker", "-c", "2", "-n", f"{name}@demo"]
+        with self.log.open("wb") as log:
+            self.worker = subprocess.Popen(
+                [*command, "--loglevel", "INFO"],
+                cwd=directory,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def is_ready(self) -> bool:
+        if self.worker.poll() is not None:
+            raise SystemExit(f"The worker did not start:\n{self.log.read_text()[-3000:]}")
+        return " ready." in self.log.read_text()
+
+    def send(self, name: str, countdown: float | None = None) -> None:
+        self.due[name] = time.time() + (countdown or 0)
+        self.app.send_task("tools.demo_app.run", (name,), countdown=countdown)
+
+    def ran(self) -> dict[str, float]:
+        """When each task ran, in seconds after its due time."""
+        rows = [json.loads(line) for line in self.ledger.read_text().splitlines()]
+        return {name: at - self.due[name] for _, name, at in rows}
+
+    def close(self) -> None:
+        if self.worker.poll() is None:
+            os.killpg(self.worker.pid, signal.SIGKILL)
+        self.worker.wait()
+        self.app.close()
+
+
+def count(channel: Any, queue: str) -> int:
+    return int(channel.queue_declare(queue, passive=True).message_count)
+
+
+def bar(amount: int, color: str) -> Text:
+    return Text("■ " * amount, color) if amount else Text("·", "dim")
+
+
+def picture(sides: list[Side], channel: Any, started: float) -> Table:
+    """Where the tasks are now."""
+    table = Table(title=f"{time.time() - started:4.1f} s after sending", title_justify="left", min_width=78)
+    table.add_column("")
+    rows: dict[str, list[Text]] = {"wait in RabbitMQ": [], "held by the worker": [], "in the task queue": [], "ran": []}
+    cascade = Options().cascade
+    for side in sides:
+        table.add_column(f"{side.name} celery-rabbit-delay", min_width=30)
+        ran = side.ran()
+        queued = count(channel, side.name)
+        waiting = sum(count(channel, cascade.delay(level)) for level in range(8)) if side.name == "with" else 0
+        not_due = sum(due > time.time() for due in side.due.values())
+        behind = sum(name not in ran for name in side.due if name.startswith("immediate"))
+        held = max(0, not_due - waiting - max(0, queued - behind))
+        side.most_held = max(side.most_held, held)
+        rows["wait in RabbitMQ"].append(bar(waiting, "green"))
+        rows["in the task queue"].append(bar(queued, "yellow"))
+        rows["held by the worker"].append(bar(held, "red"))
+        rows["ran"].append(bar(len(ran), "blue"))
+    for label, cells in rows.items():
+        table.add_row(label, *cells)
+    return table
+
+
+def verdict(sides: list[Side]) -> Table:
+    """When each task ran against its due time."""
+    table = Table(title="When each task ran, against its due time", title_justify="left", min_width=78)
+    table.add_column("task")
+    for side in sides:
+        table.add_column(f"{side.name} celery-rabbit-delay", justify="right", min_width=30)
+    results = [side.ran() for side in sides]
+    for name in sides[0].due:
+        cells = []
+        for result in results:
+            late = result.get(name)
+            color = "red" if late is None or late > 1 or late < 0 else "green"
+            cells.append(Text("never" if late is None else f"{1000 * late:+,.0f} ms", color))
+        table.add_row(name, *cells)
+    table.add_section()
+    held = [Text(str(side.most_held), "red" if side.most_held > 2 else "green") for side in sides]
+    table.add_row("tasks the worker held at most", *held)
+    return table
+
+
+def demo(console: Console, node: Node) -> bool:
+    sides = [Side(name, node.url(), node.data) for name in SIDES]
+    try:
+        with kombu.Connection(node.url()) as connection:
+            version = connection.connection.server_properties["version"]
+            with console.status(f"RabbitMQ {version} is up, starting two workers"):
+                while not all(side.is_ready() for side in sides):
+                    time.sleep(0.1)
+            console.print(
+                f"RabbitMQ {version}. To each of two default workers (-c 2): {len(COUNTDOWNS)} tasks with a countdown\n"
+                f"of {COUNTDOWNS[0]:.0f} to {COUNTDOWNS[-1]:.1f} s, then {IMMEDIATE} without.\n"
+            )
+            for side in sides:
+                for countdown in COUNTDOWNS:
+                    side.send(f"countdown={countdown:.1f}", countdown)
+                for n in range(IMMEDIATE):
+                    side.send(f"immediate {n + 1}")
+            started = time.time()
+            channel = connection.default_channel
+            with Live(console=console, refresh_per_second=8, transient=True) as live:
+                snapshots = [1.0, COUNTDOWNS[0] / 2, COUNTDOWNS[4]]
+                while any(len(side.ran()) < len(side.due) for side in sides) and time.time() < started + LIMIT:
+                    table = picture(sides, channel, started)
+                    live.update(table)
+                    if snapshots and time.time() >= started + snapshots[0]:
+                        snapshots.pop(0)
+                        live.console.print(table)
+                    time.sleep(0.1)
+        console.print(verdict(sides))
+        ours = sides[1].ran()
+        good = len(ours) == len(sides[1].due) and all(0 <= late < 1 for late in ours.values())
+        console.print(
+            "[green]With the package, every task ran when it was due; none waited in the worker.[/]"
+            if good and sides[1].most_held <= 2
+            else "[red]That is not what should have happened: please report it.[/]"
+        )
+        return good
+    finally:
+        for side in sides:
+            side.close()
+
+
+def main() -> int:
+    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    try:
+        with console.status("Starting a private RabbitMQ node"):
+            node = Node()
+            node.start()
+    except NodeFailed as exc:
+        console.print(f"[red]{exc}[/]")
+        return 1
+    try:
+        return 0 if demo(console, node) else 1
+    finally:
+        node.remove()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
