@@ -1,6 +1,7 @@
 # make demo    the main job, on a private RabbitMQ node
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
 # make lint    ruff and mypy
+# make diagrams   redraws docs from the topology
 #
 # A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ_SERVER=/path chooses another RabbitMQ.
 
@@ -8,7 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint broker clean
+.PHONY: demo test lint diagrams broker clean
 
 demo: $(VENV)/ready broker
 	$(BIN)/python -m tools.demo
@@ -20,6 +21,9 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+diagrams: $(VENV)/ready
+	$(BIN)/python -m tools.diagrams
 
 broker:
 	@tools/ensure-broker

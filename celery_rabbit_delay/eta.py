@@ -29,7 +29,7 @@ def microseconds_until(due: datetime, now: datetime) -> int:
     try:
         return (due - now) // _MICROSECOND
     except (ValueError, OverflowError) as exc:  # some zones know no offset for years far away
-        raise _unreadable(due.isoformat()) from exc
+        raise _unreadable(due.replace(tzinfo=None).isoformat()) from exc
 
 
 def _unreadable(eta: object) -> InvalidDelay:

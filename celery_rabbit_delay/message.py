@@ -15,7 +15,7 @@ from .eta import microseconds_until, parse_eta, parse_x_delay
 from .exceptions import InvalidDestination
 from .routing_key import SENTINEL, is_reserved
 
-#: {"exchange": str, "due": milliseconds since 1970 in UTC}
+#: {"prefix": of the cascade, "exchange": it was sent to, "due": milliseconds since 1970 in UTC}
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
@@ -47,17 +47,17 @@ def delay_of(headers: Headers, now: datetime, naive_in: tzinfo) -> tuple[int, He
     """
     delays = []
     if headers.get("eta") and "task" in headers:
-        due = parse_eta(headers["eta"])
-        if due.tzinfo is None:
-            due = due.replace(tzinfo=naive_in)
-            headers = {**headers, "eta": due.isoformat()}
+        eta = parse_eta(headers["eta"])
+        due = eta if eta.tzinfo else eta.replace(tzinfo=naive_in)
         delays.append(microseconds_until(due, now))
+        if due is not eta:
+            headers = {**headers, "eta": due.isoformat()}
     if headers.get(X_DELAY) is not None:
         delays.append(parse_x_delay(headers[X_DELAY]))
     return max(delays), headers
 
 
-def divert(headers: Headers, exchange: str, routing_key: str, due: datetime) -> dict[str, Any]:
+def divert(headers: Headers, prefix: str, exchange: str, routing_key: str, due: datetime) -> dict[str, Any]:
     """The headers of a delayed message on its way, which `restore` undoes. Raises `InvalidDestination`."""
     diverted = {key: value for key, value in headers.items() if key != X_DELAY}
     diverted["CC"] = [routing_key, *copies(headers, "CC")]
@@ -67,7 +67,8 @@ def divert(headers: Headers, exchange: str, routing_key: str, due: datetime) -> 
                 f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
                 "choose another routing key, or send it without a delay"
             )
-    diverted[HEADER] = {"exchange": exchange, "due": (due - _EPOCH) // timedelta(milliseconds=1)}
+    milliseconds = (due - _EPOCH) // timedelta(milliseconds=1)
+    diverted[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds}
     return diverted
 
 
@@ -81,7 +82,7 @@ def copies(headers: Headers, name: str) -> Sequence[str]:
     return value
 
 
-def restore(delivery: Delivery, prefix: str) -> Delivery:
+def restore(delivery: Delivery) -> Delivery:
     """What the consumer would have been told had the message been sent without a delay.
 
     Where a queue of the user dead-lettered it further, what that added stays.
@@ -90,7 +91,7 @@ def restore(delivery: Delivery, prefix: str) -> Delivery:
     ours = headers.get(HEADER)
     if not isinstance(ours, Mapping):
         return delivery
-    levels = f"{prefix}.delay."
+    levels = f"{ours.get('prefix')}.delay."
     original, *cc = headers.get("CC") or [routing_key]
     restored = {
         key: value

@@ -62,7 +62,8 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         if delay <= 0:
             return msg if headers is msg.headers else _with_headers(msg, headers)
         ticks = delayed.options.ticks(delay)
-        headers = headers_.divert(headers, exchange, routing_key, now + timedelta(microseconds=delay))
+        due = now + timedelta(microseconds=delay)
+        headers = headers_.divert(headers, delayed.options.prefix, exchange, routing_key, due)
         diverted = _with_headers(msg, headers)
         diverted.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
         destination = self.connection.destination(exchange, headers)
@@ -79,8 +80,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         headers = raw_message.headers
         if headers and headers_.HEADER in headers:
             info = raw_message.delivery_info
-            prefix = self.connection.delayed.options.prefix
-            restored = headers_.restore(Delivery(info["exchange"], info["routing_key"], headers), prefix)
+            restored = headers_.restore(Delivery(info["exchange"], info["routing_key"], headers))
             info.update(exchange=restored.exchange, routing_key=restored.routing_key)
             raw_message.properties["application_headers"] = restored.headers
         return super().message_to_python(raw_message)

@@ -51,35 +51,37 @@ def topology() -> str:
 
 
 def journey(ticks: int = 10) -> str:
-    """What one message passes through."""
+    """What one message passes through, followed from binding to binding."""
     key = routing_key.encode(ticks, QUEUE)
-    levels = [level for level in reversed(range(CASCADE.levels)) if ticks >> level & 1]
-    lines = [
-        "sequenceDiagram",
-        "    participant P as publisher",
-        f"    participant I as {CASCADE.ingest}",
-        *(f"    participant L{level} as {CASCADE.delay(level)}" for level in levels),
-        f"    participant D as {CASCADE.done}",
-        "    participant Q as celery",
-        f"    P->>I: {key}<br/>CC: celery",
-    ]
-    here = "I"
-    for level in levels:
-        pattern = next(
-            b.routing_key
-            for b in CASCADE.bindings()
-            if b.target == CASCADE.delay(level) and (b.source == CASCADE.ingest) == (here == "I") and _matches(b, key)
-        )
-        lines += [f"    {here}->>L{level}: {pattern}", f"    Note over L{level}: {CASCADE.ttl(level) / 1000:g} s"]
-        here = f"L{level}"
-    lines.append(f"    {here}->>D: {routing_key.last_pattern(levels[-1])}")
-    lines.append(f"    D->>Q: {routing_key.destination_pattern(QUEUE)}")
-    return "\n".join(lines).replace("#", "#35;")  # a comment, else
+    bindings = [*CASCADE.bindings(), *CASCADE.destination_bindings(QUEUE)]
+    queues = {queue.name: queue.arguments for queue in CASCADE.queues()}
+    names = ["publisher", CASCADE.ingest]
+    lines = [f"    publisher->>{_alias(CASCADE.ingest)}: {key}<br/>CC: celery"]
+    exchange = CASCADE.ingest
+    while True:
+        [binding] = [b for b in bindings if b.source == exchange and _matches(b.routing_key, key)]
+        here, there = names[-1], binding.target
+        bit = "highest set bit" if exchange == CASCADE.ingest else "next set bit"
+        why = "destination" if there == "celery" else "no bit left" if binding.kind == "exchange" else bit
+        lines.append(f"    {_alias(here)}->>{_alias(there)}: {why}")
+        names.append(there)
+        if there not in queues and binding.kind == "queue":
+            break
+        if binding.kind == "queue":
+            lines.append(f"    Note over {_alias(there)}: {int(queues[there]['x-message-ttl']) / 1000:g} s")
+            exchange = str(queues[there]["x-dead-letter-exchange"])
+        else:
+            exchange = there
+    participants = [f"    participant {_alias(name)} as {name}" for name in names]
+    return "\n".join(["sequenceDiagram", *participants, *lines])
 
 
-def _matches(binding: Binding, key: str) -> bool:
-    pattern = re.escape(binding.routing_key).replace(r"\*", r"[^.]+").replace(r"\#", ".*")
-    return re.fullmatch(pattern, key) is not None
+def _alias(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _matches(pattern: str, key: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+").replace(r"\#", ".*"), key) is not None
 
 
 DIAGRAMS = {"topology": topology, "journey": journey}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 
 import pytest
 from hypothesis import given
@@ -56,6 +56,21 @@ def test_an_unreadable_eta_is_an_error_that_says_what_to_use(value: object) -> N
 def test_an_eta_keeps_microseconds() -> None:
     assert eta.microseconds_until(NOW + timedelta(microseconds=1), NOW) == 1
     assert eta.microseconds_until(NOW - timedelta(days=1), NOW) == -86_400_000_000
+
+
+def test_a_zone_that_knows_no_offset_for_a_date_makes_it_unreadable() -> None:
+    class Local(tzinfo):
+        def utcoffset(self, when: datetime | None) -> timedelta:
+            raise OverflowError("mktime argument out of range")
+
+        def dst(self, when: datetime | None) -> None:
+            pass
+
+        def tzname(self, when: datetime | None) -> None:
+            pass
+
+    with pytest.raises(InvalidDelay, match=r"cannot read the eta '9999-12-31"):
+        eta.microseconds_until(datetime(9999, 12, 31, tzinfo=Local()), NOW)
 
 
 @pytest.mark.parametrize(("value", "microseconds"), [(0, 0), (1, 1000), (0.5, 500), ("1500", 1_500_000), (0.0001, 1)])

@@ -60,20 +60,20 @@ def test_a_bad_header_is_an_error_even_beside_a_good_one() -> None:
 
 
 def test_a_diverted_message_says_where_it_goes_and_when() -> None:
-    headers = message.divert({"a": 1, "x-delay": 500}, "orders", "new", NOW + timedelta(seconds=1))
-    assert headers == {"a": 1, "CC": ["new"], HEADER: {"exchange": "orders", "due": 1782907201000}}
+    headers = message.divert({"a": 1, "x-delay": 500}, "p", "orders", "new", NOW + timedelta(seconds=1))
+    assert headers == {"a": 1, "CC": ["new"], HEADER: {"prefix": "p", "exchange": "orders", "due": 1782907201000}}
 
 
 @pytest.mark.parametrize("headers", [{}, {"CC": ["a", "@.1"]}, {"BCC": ["@"]}])
 def test_a_routing_key_with_the_sentinel_is_refused(headers: dict[str, Any]) -> None:
     with pytest.raises(InvalidDestination, match="begins with the word '@'"):
-        message.divert(headers, "", "@.1.x" if not headers else "ok", NOW)
+        message.divert(headers, "p", "", "@.1.x" if not headers else "ok", NOW)
 
 
 @pytest.mark.parametrize("value", ["queue", 5, [1], {}])
 def test_a_cc_that_rabbitmq_would_refuse_is_refused(value: Any) -> None:
     with pytest.raises(InvalidDestination, match="must be a list of routing keys"):
-        message.divert({"CC": value}, "", "q", NOW)
+        message.divert({"CC": value}, "p", "", "q", NOW)
 
 
 users_headers = st.dictionaries(
@@ -88,7 +88,7 @@ def test_restore_undoes_divert_and_every_death_in_our_levels(
     users: dict[str, Any], exchange: str, key: str, cc: list[str], hops: int
 ) -> None:
     sent = {**users, **({"CC": cc} if cc else {})}
-    on_the_way = message.divert(sent, exchange, key, NOW) | {
+    on_the_way = message.divert(sent, "p", exchange, key, NOW) | {
         "x-death": [death(f"p.delay.{n}") for n in range(hops)],
         "x-first-death-queue": "p.delay.1",
         "x-first-death-exchange": "p.ingest",
@@ -96,19 +96,19 @@ def test_restore_undoes_divert_and_every_death_in_our_levels(
         "x-last-death-queue": "p.delay.0",
     }
     arrived = Delivery("p.delay.1.done", "@.1.x", on_the_way)
-    assert message.restore(arrived, "p") == (exchange, key, sent)
+    assert message.restore(arrived) == (exchange, key, sent)
 
 
 def test_messages_of_others_are_left_alone() -> None:
     delivery = Delivery("x", "k", {"CC": ["a"], "x-death": [death("theirs")], "x-first-death-queue": "theirs"})
-    assert message.restore(delivery, "p") is delivery
+    assert message.restore(delivery) is delivery
     forged = Delivery("x", "k", {HEADER: "not ours"})
-    assert message.restore(forged, "p") is forged
+    assert message.restore(forged) is forged
 
 
 def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
     """The user's queue "shop" dead-letters to the exchange "failed" with a routing key, which drops the CC header."""
-    headers = message.divert({"a": 1}, "orders", "new", NOW) | {
+    headers = message.divert({"a": 1}, "p", "orders", "new", NOW) | {
         "x-death": [
             death(
                 "shop", **{"exchange": "p.delay.10.done", "routing-keys": ["@.1.orders", "new"], "reason": "rejected"}
@@ -120,7 +120,7 @@ def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
         "x-first-death-reason": "expired",
     }
     del headers["CC"]
-    restored = message.restore(Delivery("failed", "dead", headers), "p")
+    restored = message.restore(Delivery("failed", "dead", headers))
     assert restored.exchange == "failed"
     assert restored.routing_key == "dead"
     assert restored.headers == {

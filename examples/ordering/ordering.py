@@ -1,0 +1,25 @@
+"""Sent with delays 3, 2, 1; run after 1, 2, 3.
+
+celery -A ordering worker -c 1      # in one terminal
+python ordering.py                  # in another
+"""
+
+import time
+
+from celery import Celery
+
+import celery_rabbit_delay
+
+app = Celery("ordering", broker="amqp://guest:guest@localhost//")
+celery_rabbit_delay.install(app)
+
+
+@app.task(name="ordering.report")
+def report(delay: float, sent: float) -> None:
+    print(f"sent with a delay of {delay:g} s, ran after {time.time() - sent:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    for delay in (3, 2, 1):
+        report.apply_async((delay, time.time()), countdown=delay)
+        print(f"sent with a delay of {delay} s")

@@ -1,0 +1,53 @@
+"""Every documented snippet runs, and every picture is current."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import kombu.pools
+import pytest
+
+from tests.broker import Vhost
+from tools import diagrams
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+URL = "guest:guest@localhost//"
+
+
+def snippets() -> list[tuple[str, str]]:
+    return [
+        (f"{path.name} {number}", code)
+        for path in DOCUMENTS
+        for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL), start=1)
+    ]
+
+
+@pytest.mark.parametrize(("name", "code"), snippets(), ids=[name for name, _ in snippets()])
+def test_a_documented_snippet_runs_as_it_stands_but_for_the_broker(vhost: Vhost, name: str, code: str) -> None:
+    assert URL in code
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(code.replace(URL, vhost.url("").removeprefix("://")), name, "exec"), namespace)
+    app = namespace.get("app")
+    if "countdown" in code or "x-delay" in code:
+        waiting = [queue for queue in vhost.names("queues") if ".delay." in queue and vhost.count(queue)]
+        assert len(waiting) == 1
+    if app is not None:
+        app.close()  # type: ignore[attr-defined]
+    kombu.pools.reset()
+
+
+def test_the_readme_has_a_snippet() -> None:
+    assert snippets()[0][0] == "README.md 1"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_pictures_are_drawn_from_the_topology_as_it_is(path: Path) -> None:
+    assert diagrams.drawn(path.read_text()) == path.read_text(), "run `make diagrams`"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_within_the_project_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
