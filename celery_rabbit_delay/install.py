@@ -132,8 +132,8 @@ def our_url(url: Any) -> Any:
 
 def our_transport(name: Any) -> str:
     try:
-        return TRANSPORTS[name]
-    except (KeyError, TypeError):
+        return TRANSPORTS[str(name).lower()]
+    except KeyError:
         raise UnsupportedConfiguration(
             f"the broker's transport is {name!r}, but only RabbitMQ over AMQP can delay tasks: use a broker_url that "
             "begins with amqp:// or amqps://, or leave install() out"

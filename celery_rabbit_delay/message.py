@@ -15,14 +15,14 @@ from .eta import microseconds_until, parse_eta, parse_x_delay
 from .exceptions import InvalidDestination
 from .routing_key import SENTINEL, is_reserved
 
-#: {"prefix": of the cascade, "exchange": it was sent to, "due": milliseconds since 1970 in UTC}
+#: {"prefix": of the cascade, "exchange": it was sent to, "due": milliseconds since 1970 in UTC, "deaths": headers}
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
 
 Headers = Mapping[str, Any]
 
-_DEATHS = ("x-first-death-", "x-last-death-")
+_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -58,8 +58,12 @@ def delay_of(headers: Headers, now: datetime, naive_in: tzinfo) -> tuple[int, He
 
 
 def divert(headers: Headers, prefix: str, exchange: str, routing_key: str, due: datetime) -> dict[str, Any]:
-    """The headers of a delayed message on its way, which `restore` undoes. Raises `InvalidDestination`."""
-    diverted = {key: value for key, value in headers.items() if key != X_DELAY}
+    """The headers of a delayed message on its way, which `restore` undoes. Raises `InvalidDestination`.
+
+    Headers left from an earlier dead-lettering travel in ours: RabbitMQ before 4.0.1 takes them for the message's own
+    history, and drops what it believes to go round in circles (https://www.rabbitmq.com/docs/dlx#automatic-dead-lettering-cycles).
+    """
+    diverted = {key: value for key, value in headers.items() if key != X_DELAY and not key.startswith(_DEATHS)}
     diverted["CC"] = [routing_key, *copies(headers, "CC")]
     for key in (*diverted["CC"], *copies(headers, "BCC")):
         if is_reserved(key):
@@ -68,7 +72,8 @@ def divert(headers: Headers, prefix: str, exchange: str, routing_key: str, due: 
                 "choose another routing key, or send it without a delay"
             )
     milliseconds = (due - _EPOCH) // timedelta(milliseconds=1)
-    diverted[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds}
+    deaths = {key: value for key, value in headers.items() if key.startswith(_DEATHS)}
+    diverted[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds, "deaths": deaths}
     return diverted
 
 
@@ -92,16 +97,13 @@ def restore(delivery: Delivery) -> Delivery:
     if not isinstance(ours, Mapping):
         return delivery
     levels = f"{ours.get('prefix')}.delay."
+    sent_to = str(ours.get("exchange", ""))
     original, *cc = headers.get("CC") or [routing_key]
-    restored = {
-        key: value
-        for key, value in headers.items()
-        if key not in (HEADER, "CC", "x-death") and not key.startswith(_DEATHS)
-    }
+    restored = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
     if cc:
         restored["CC"] = cc
-    sent_to = str(ours.get("exchange", ""))
-    deaths = [
+    earlier = ours.get("deaths") or {}
+    later = [
         {
             **death,
             "exchange": sent_to if death["exchange"].startswith(levels) else death["exchange"],
@@ -110,8 +112,9 @@ def restore(delivery: Delivery) -> Delivery:
         for death in headers.get("x-death") or ()
         if not death["queue"].startswith(levels)
     ]
-    if deaths:
-        restored["x-death"] = deaths  # the most recent first
+    restored |= earlier
+    if later:
+        deaths = restored["x-death"] = [*later, *earlier.get("x-death", ())]  # the most recent first
         for which, death in (("first", deaths[-1]), ("last", deaths[0])):
             if f"x-{which}-death-queue" in headers:
                 restored |= {f"x-{which}-death-{part}": death.get(part) for part in ("exchange", "queue", "reason")}

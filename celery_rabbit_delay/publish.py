@@ -59,9 +59,13 @@ class DelayedPublisher:
                 declare.create(self._open(), self.cascade)
                 self._publish(message, key, destination, timeout, confirm_timeout)
 
+    def leads_to(self, destination: Destination) -> bool:
+        """Whether this connection has seen the cascade complete and bound to a destination."""
+        return destination in self._bound
+
     def bind(self, destination: Destination) -> None:
         """Makes sure that the cascade is there and leads to a destination, once for each connection."""
-        if self._ensured and destination in self._bound:
+        if self.leads_to(destination):
             return
         with self._connection.holding_deliveries(), self._forgetting_on_error():
             if not self._ensured:

@@ -17,6 +17,7 @@ from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
 from . import message as headers_
+from .eta import microseconds_until
 from .exceptions import DestinationNotFound
 from .message import Delivery
 from .options import Options
@@ -61,20 +62,29 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         delay, headers = headers_.delay_of(msg.headers, now, delayed.options.naive_in)
         if delay <= 0:
             return msg if headers is msg.headers else _with_headers(msg, headers)
-        ticks = delayed.options.ticks(delay)
+        ticks = delayed.options.ticks(delay)  # refuses what is too long before anything is declared
         due = now + timedelta(microseconds=delay)
         headers = headers_.divert(headers, delayed.options.prefix, exchange, routing_key, due)
         diverted = _with_headers(msg, headers)
         diverted.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
         destination = self.connection.destination(exchange, headers)
+        if not delayed.leads_to(destination):
+            destination = self._bind(destination)
+            delay = microseconds_until(due, datetime.now(timezone.utc))  # declaring the cascade took a while
+            ticks = delayed.options.ticks(max(delay, 1))
+        delayed.publish(diverted, ticks, destination, timeout, confirm_timeout)
+        return None
+
+    def _bind(self, destination: Destination) -> Destination:
         try:
-            delayed.publish(diverted, ticks, destination, timeout, confirm_timeout)
+            self.connection.delayed.bind(destination)
         except DestinationNotFound:
-            if not (exchange and destination.queues):
+            if not (destination.exchange and destination.queues):
                 raise
             # A queue that was bound here has been deleted since; the exchange may have others.
-            delayed.publish(diverted, ticks, Destination(exchange, ()), timeout, confirm_timeout)
-        return None
+            destination = Destination(destination.exchange, ())
+            self.connection.delayed.bind(destination)
+        return destination
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers
@@ -85,9 +95,9 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
             raw_message.properties["application_headers"] = restored.headers
         return super().message_to_python(raw_message)
 
-    def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
-        bound = super().queue_bind(queue, exchange, routing_key, **kwargs)
-        if exchange and not kwargs.get("arguments"):
+    def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
+        bound = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
+        if exchange and not args and not kwargs.get("arguments"):
             self.connection.known_queues[exchange, routing_key] = queue
         return bound
 
@@ -176,7 +186,11 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         """Whether `basic.qos` is to be sent per consumer: RabbitMQ 4.3 and quorum queues know no other kind."""
         version = version_string_as_tuple(connection.server_properties.get("version") or "0")
         uses_quorum_queues = getattr(self.client, "uses_quorum_queues", None)  # `install` knows the app's queues
-        return version >= (4, 0) or (uses_quorum_queues is not None and uses_quorum_queues())
+        return bool(
+            super().qos_semantics_matches_spec(connection)
+            or version >= (4, 0)
+            or (uses_quorum_queues is not None and uses_quorum_queues())
+        )
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)

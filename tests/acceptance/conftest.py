@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kombu
 import kombu.pools
 import pytest
 from celery import Celery
@@ -46,7 +47,10 @@ class Shop:
             "PYTHONPATH": str(ROOT),
         }
         self.app = Celery("shop", set_as_current=False)
-        self.app.conf.update({key: value for key, value in conf.items() if key != "topic_queues"})
+        self.app.conf.update({key: value for key, value in conf.items() if not key.endswith("_queues")})
+        if "quorum_queues" in conf:
+            arguments = {"x-queue-type": "quorum"}
+            self.app.conf.task_queues = [kombu.Queue(name, queue_arguments=arguments) for name in conf["quorum_queues"]]
         if options is not None:
             celery_rabbit_delay.install(self.app, **options)
 

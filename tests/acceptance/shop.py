@@ -1,6 +1,6 @@
 """The Celery app of the acceptance tests, set up by environment variables.
 
-SHOP_CONF: JSON of settings. SHOP_OPTIONS: JSON of install()'s options, "null" for an app without install().
+SHOP_CONF: JSON of settings, and names of "topic_queues" or "quorum_queues". SHOP_OPTIONS: JSON of install()'s options, "null" for an app without install().
 SHOP_LEDGER: a file that tasks append to, one JSON object a line, each in one write.
 """
 
@@ -18,6 +18,9 @@ import celery_rabbit_delay
 
 app = Celery("shop")
 conf = json.loads(os.environ["SHOP_CONF"])
+if "quorum_queues" in conf:  # task_default_queue_type came with Celery 5.5
+    quorum = {"x-queue-type": "quorum"}
+    conf["task_queues"] = [kombu.Queue(name, queue_arguments=quorum) for name in conf.pop("quorum_queues")]
 if "topic_queues" in conf:
     exchange = kombu.Exchange("shop", "topic")
     conf["task_queues"] = [kombu.Queue(name, exchange, routing_key=name) for name in conf.pop("topic_queues")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ def send_all(shop: Shop) -> dict[str, float]:
     return sent
 
 
-@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
-def test_two_hundred_delayed_tasks_do_not_hold_up_immediate_ones(make_shop: MakeShop, queue_type: str) -> None:
-    shop = make_shop({}, task_default_queue_type=queue_type)
+@pytest.mark.parametrize("conf", [{}, {"quorum_queues": ["celery"]}], ids=["classic", "quorum"])
+def test_two_hundred_delayed_tasks_do_not_hold_up_immediate_ones(make_shop: MakeShop, conf: dict[str, Any]) -> None:
+    shop = make_shop({}, **conf)
     sent = send_all(shop)
     for name, at in sent.items():
         [run] = shop.wait_for(1, name)

@@ -84,6 +84,17 @@ def test_a_known_queue_that_is_gone_does_not_hinder_the_others_of_its_exchange(v
         assert len(take(connection, "other", 1)) == 1
 
 
+def test_a_message_with_the_history_of_an_earlier_dead_lettering_arrives(vhost: Vhost) -> None:
+    """RabbitMQ before 4.0.1 takes it for a cycle, drops the message, or holds it for good and stops the level."""
+    declare(vhost, "q")
+    died = {"queue": "q", "exchange": "", "routing-keys": ["q"], "reason": "expired", "count": 1}
+    headers = {"x-death": [died], "x-first-death-queue": "q", "x-first-death-reason": "expired"}
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=headers | DELAY)
+        [message] = take(connection, "q", 1)
+    assert message.headers == headers
+
+
 def test_what_no_queue_wants_any_more_holds_nobody_up(vhost: Vhost) -> None:
     """A fanout exchange without listeners: without a delay, RabbitMQ would drop the messages as well."""
     declare(vhost, exchange="news", kind="fanout")

@@ -243,11 +243,10 @@ def test_options_of_a_plain_kombu_connection_are_checked() -> None:
 
 
 def test_celery_leaves_its_native_delayed_delivery_off() -> None:
-    from celery.utils.quorum_queues import detect_quorum_queues
-
+    quorum_queues = pytest.importorskip("celery.utils.quorum_queues", reason="it came with Celery 5.5")
     app = app_with(broker_url=AMQP_URL, task_default_queue_type="quorum")
     install(app)
-    assert detect_quorum_queues(app, app.connection_for_write().transport.driver_type) == (False, "")
+    assert quorum_queues.detect_quorum_queues(app, app.connection_for_write().transport.driver_type) == (False, "")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +256,8 @@ def test_celery_leaves_its_native_delayed_delivery_off() -> None:
 def test_prefetch_is_per_consumer_where_the_broker_or_the_queues_know_no_other(
     version: str, queue_type: str, per_consumer: bool
 ) -> None:
-    app = app_with(broker_url=AMQP_URL, task_default_queue_type=queue_type)
+    queue = kombu.Queue("celery", queue_arguments={"x-queue-type": queue_type})
+    app = app_with(broker_url=AMQP_URL, task_queues=[queue])
     install(app)
 
     class Amqp:

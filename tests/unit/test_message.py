@@ -61,7 +61,11 @@ def test_a_bad_header_is_an_error_even_beside_a_good_one() -> None:
 
 def test_a_diverted_message_says_where_it_goes_and_when() -> None:
     headers = message.divert({"a": 1, "x-delay": 500}, "p", "orders", "new", NOW + timedelta(seconds=1))
-    assert headers == {"a": 1, "CC": ["new"], HEADER: {"prefix": "p", "exchange": "orders", "due": 1782907201000}}
+    assert headers == {
+        "a": 1,
+        "CC": ["new"],
+        HEADER: {"prefix": "p", "exchange": "orders", "due": 1782907201000, "deaths": {}},
+    }
 
 
 @pytest.mark.parametrize("headers", [{}, {"CC": ["a", "@.1"]}, {"BCC": ["@"]}])
@@ -97,6 +101,14 @@ def test_restore_undoes_divert_and_every_death_in_our_levels(
     }
     arrived = Delivery("p.delay.1.done", "@.1.x", on_the_way)
     assert message.restore(arrived) == (exchange, key, sent)
+
+
+def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
+    earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
+    diverted = message.divert({"a": 1, **earlier}, "p", "", "q", NOW)
+    assert not [key for key in diverted if "death" in key]
+    on_the_way = diverted | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
+    assert message.restore(Delivery("p.delay.10.done", "@.1.+q", on_the_way)) == ("", "q", {"a": 1, **earlier})
 
 
 def test_messages_of_others_are_left_alone() -> None:
