@@ -1,6 +1,7 @@
 """The Celery app of the acceptance tests, set up by environment variables.
 
-SHOP_CONF: JSON of settings, and names of "topic_queues" or "quorum_queues". SHOP_OPTIONS: JSON of install()'s options, "null" for an app without install().
+SHOP_CONF: JSON of settings, and names of "topic_queues" or "quorum_queues".
+SHOP_OPTIONS: JSON of install()'s options, "null" for an app without install().
 SHOP_LEDGER: a file that tasks append to, one JSON object a line, each in one write.
 """
 
