@@ -7,6 +7,7 @@ of the URLs that it is given.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from functools import partial
@@ -16,10 +17,12 @@ import kombu
 from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
-from .exceptions import InvalidOption, UnsupportedConfiguration
+from .exceptions import InvalidOption, NotPermitted, UnsupportedConfiguration
 from .options import Options
 from .routing_key import Destination
 from .transport import OPTIONS
+
+logger = logging.getLogger(__name__)
 
 #: Transports that we take over, by the name that a URL or `broker_transport` gives them, and ours in their place.
 TRANSPORTS = {
@@ -74,20 +77,23 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
     def declare(self) -> None:
         super().declare()
         for queue in self.queues:
-            self._bind_delayed(queue)
+            self._rebind(queue)
 
     def add_queue(self, queue: kombu.Queue) -> kombu.Queue:
         added = super().add_queue(queue)
-        self._bind_delayed(added)
+        self._rebind(added)
         return added
 
-    def _bind_delayed(self, queue: kombu.Queue) -> None:
+    def _rebind(self, queue: kombu.Queue) -> None:
         delayed = self.channel.connection.delayed
         if delayed.options.declare == "passive" or queue.exclusive or queue.auto_delete:
             return
-        delayed.bind(Destination("", (queue.name,)))
-        if queue.exchange.name and not queue.binding_arguments:
-            delayed.bind(Destination(queue.exchange.name, (queue.name,)))
+        try:
+            delayed.rebind(Destination("", (queue.name,)))
+            if queue.exchange.name and not queue.binding_arguments:
+                delayed.rebind(Destination(queue.exchange.name, (queue.name,)))
+        except NotPermitted as exc:  # no reason not to consume
+            logger.warning("Delayed tasks that waited for %r before it was deleted become orphans: %s", queue.name, exc)
 
 
 class DelayedAMQP:

@@ -75,6 +75,16 @@ class DelayedPublisher:
                 declare.bind_destination(self._open(), self.cascade, destination)
             self._bound.add(destination)
 
+    def rebind(self, destination: Destination) -> None:
+        """Leads what may still wait for a destination to it, in case it was deleted and is now declared anew.
+
+        Where there is no cascade, nothing waits, and nothing is created.
+        """
+        with self._connection.holding_deliveries(), self._forgetting_on_error(), declare.translated(self.cascade):
+            self._ensured = self._ensured or declare.exchange_exists(self._open(), self.cascade.complete)
+        if self._ensured:
+            self.bind(destination)
+
     def _publish(
         self, message: Any, key: str, destination: Destination, timeout: float | None, confirm_timeout: float | None
     ) -> None:

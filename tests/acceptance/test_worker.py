@@ -111,13 +111,24 @@ def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -
     shop.wait_for(1, "delayed")
 
 
-def test_an_auto_worker_without_the_permission_says_what_to_do(make_shop: MakeShop) -> None:
+def test_an_auto_worker_without_the_permission_says_what_to_do_and_works(make_shop: MakeShop) -> None:
     shop = make_shop()
+    shop.send("note", "delayed", countdown=5)
     own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
     user = shop.vhost.user(own, own, own)
-    restricted = make_shop(broker_url=shop.vhost.url("amqp", user))
-    with pytest.raises(AssertionError, match=r"NotPermitted.*grant the permission, or create everything as another"):
-        restricted.worker()
+    worker = make_shop(broker_url=shop.vhost.url("amqp", user)).worker()
+    assert "become orphans: the broker refused it" in worker.output()
+    assert "grant the permission, or create everything as another" in worker.output()
+    shop.wait_for(1, "delayed")
+
+
+def test_a_worker_creates_nothing_for_delays_that_nobody_asks_for(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    shop.worker()
+    shop.send("note", "immediate")
+    shop.wait_for(1, "immediate")
+    created = shop.vhost.names("queues") + shop.vhost.names("exchanges")
+    assert not [name for name in created if name.startswith("celery-rabbit-delay")]
 
 
 @pytest.mark.parametrize("conf", [{}, {"quorum_queues": ["celery"]}], ids=["classic", "quorum"])

@@ -13,7 +13,7 @@ from tests.broker import Vhost, take
 from tests.wait import wait_until
 
 DELAY = {"x-delay": 30}
-LONG = "ü" * 127  # 254 bytes
+LONG = "ü" * 127 + "x"  # 255 bytes
 
 
 def declare(vhost: Vhost, exchange: str, kind: str, bindings: dict[str, list[Any]]) -> None:

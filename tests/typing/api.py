@@ -1,0 +1,20 @@
+"""The public API as users write it: type-checked by `make lint`, never run."""
+
+from zoneinfo import ZoneInfo
+
+from celery import Celery
+
+import celery_rabbit_delay
+from celery_rabbit_delay import DelayError, InvalidDelay, Options
+
+app = Celery("shop")
+celery_rabbit_delay.install(app)
+celery_rabbit_delay.install(app, tick=0.01, slack=0.01, queue_type="classic", timezone=ZoneInfo("Europe/Berlin"))
+
+options = Options(prefix="shop", max_delay=3600, slack=(0.01, 2.0), declare="passive", confirm=False)
+seconds: float = options.tick
+
+try:
+    app.send_task("shop.order", countdown=5)
+except InvalidDelay as exc:
+    error: DelayError = exc
