@@ -85,7 +85,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         return added
 
     def _rebind(self, queue: kombu.Queue) -> None:
-        delayed = self.channel.connection.delayed
+        delayed = self.channel.connection.delayed()
         if delayed.options.declare == "passive" or queue.exclusive or queue.auto_delete:
             return
         try:

@@ -15,7 +15,7 @@ from .eta import microseconds_until, parse_eta, parse_x_delay
 from .exceptions import InvalidDestination
 from .routing_key import SENTINEL, is_reserved
 
-#: {"prefix": of the cascade, "exchange": it was sent to, "due": milliseconds since 1970 in UTC, "deaths": headers}
+#: {"prefix": of the levels, "exchange": it was sent to, "due": milliseconds since 1970 in UTC, "deaths": headers}
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"

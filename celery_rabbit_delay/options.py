@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta, timezone, tzinfo
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from .eta import ticks_in
 from .exceptions import InvalidDelay, InvalidOption
-from .topology import Cascade, QueueType
+from .topology import NORMAL_PRIORITY, Cascade, QueueType
 
 Declare = Literal["auto", "passive"]
 
@@ -86,6 +86,15 @@ class Options:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
         return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type)
+
+    @cached_property
+    def high_cascade(self) -> Cascade:
+        return replace(self.cascade, high=True)
+
+    def cascade_for(self, priority: int | None) -> Cascade:
+        """The cascade for messages of a priority. Classic levels ignore priorities, so they need only one."""
+        mixed = self.queue_type == "classic" or (priority or 0) <= NORMAL_PRIORITY
+        return self.cascade if mixed else self.high_cascade
 
     @cached_property
     def naive_in(self) -> tzinfo:

@@ -18,16 +18,17 @@ from . import declare, routing_key
 from .exceptions import CascadeMissing, DelayError, NotRouted
 from .options import Options
 from .routing_key import Destination
+from .topology import Cascade
 
 logger = logging.getLogger(__name__)
 
 
 class DelayedPublisher:
-    """What one AMQP connection needs to publish delayed messages: made with the connection, gone with it."""
+    """What one AMQP connection needs to publish into one cascade: made with the connection, gone with it."""
 
-    def __init__(self, connection: Any, options: Options) -> None:
+    def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
         self.options = options
-        self.cascade = options.cascade
+        self.cascade = cascade
         self._connection = connection
         self._channel: Any = None
         self._confirming = False
@@ -81,9 +82,8 @@ class DelayedPublisher:
         Where there is no cascade, nothing waits, and nothing is created.
         """
         with self._connection.holding_deliveries(), self._forgetting_on_error(), declare.translated(self.cascade):
-            self._ensured = self._ensured or declare.exchange_exists(self._open(), self.cascade.complete)
-        if self._ensured:
-            self.bind(destination)
+            if declare.exchange_exists(self._open(), self.cascade.done):
+                declare.bind_destination(self._open(), self.cascade, destination)
 
     def _publish(
         self, message: Any, key: str, destination: Destination, timeout: float | None, confirm_timeout: float | None

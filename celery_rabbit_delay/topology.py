@@ -17,6 +17,9 @@ from .routing_key import Destination
 
 QueueType = Literal["quorum", "classic"]
 
+#: Quorum queues take higher priorities first.
+NORMAL_PRIORITY = 4
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -41,12 +44,19 @@ class Binding:
 
 @dataclass(frozen=True)
 class Cascade:
-    """`levels` powers of two of `tick`, under names that begin with `prefix`."""
+    """`levels` powers of two of `tick`, under names that begin with `prefix`.
+
+    Quorum queues of RabbitMQ 4.0 tell two priorities apart, up to 4 and above
+    (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head, so in
+    one queue normal ones would wait for high ones. `high` makes the levels for messages above `NORMAL_PRIORITY`; both
+    kinds share everything from `done` on.
+    """
 
     prefix: str
     tick: timedelta  # whole milliseconds
     levels: int
     queue_type: QueueType = "quorum"
+    high: bool = False
 
     def ttl(self, level: int) -> int:
         """Milliseconds that a message stays in the queue of `level`."""
@@ -57,8 +67,13 @@ class Cascade:
         return (1 << self.levels) - 1
 
     @property
+    def track(self) -> str:
+        """What the names of ingest and of the levels begin with."""
+        return f"{self.prefix}.high" if self.high else self.prefix
+
+    @property
     def ingest(self) -> str:
-        return f"{self.prefix}.ingest"
+        return f"{self.track}.ingest"
 
     @property
     def done(self) -> str:
@@ -87,7 +102,7 @@ class Cascade:
         return f"{self.ingest}.{self.ttl(0)}ms.{self.levels}.{self.queue_type}"
 
     def delay(self, level: int) -> str:
-        return f"{self.prefix}.delay.{self.ttl(level)}"
+        return f"{self.track}.delay.{self.ttl(level)}"
 
     def level_done(self, level: int) -> str:
         return f"{self.delay(level)}.done"
@@ -100,8 +115,8 @@ class Cascade:
         for level in range(self.levels):
             yield Exchange(self.level_done(level))
         yield Exchange(self.orphans, "fanout")
-        yield Exchange(self.done, arguments={"alternate-exchange": self.orphans})
         yield Exchange(self.guard, arguments={"alternate-exchange": self.orphans})
+        yield Exchange(self.done, arguments={"alternate-exchange": self.orphans})  # after all that it can lead to
 
     def queues(self) -> Iterator[Queue]:
         for level in range(self.levels):

@@ -57,34 +57,31 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         """Sends a message into the cascade; returns what is left to publish: nothing, unless it is due already."""
-        delayed: DelayedPublisher = self.connection.delayed
+        options: Options = self.connection.delay_options
         now = datetime.now(timezone.utc)
-        delay, headers = headers_.delay_of(msg.headers, now, delayed.options.naive_in)
+        delay, headers = headers_.delay_of(msg.headers, now, options.naive_in)
         if delay <= 0:
             return msg if headers is msg.headers else _with_headers(msg, headers)
-        ticks = delayed.options.ticks(delay)  # refuses what is too long before anything is declared
+        ticks = options.ticks(delay)  # refuses what is too long before anything is declared
         due = now + timedelta(microseconds=delay)
-        headers = headers_.divert(headers, delayed.options.prefix, exchange, routing_key, due)
+        delayed: DelayedPublisher = self.connection.delayed(msg.properties.get("priority"))
+        headers = headers_.divert(headers, delayed.cascade.track, exchange, routing_key, due)
         diverted = _with_headers(msg, headers)
         diverted.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
         destination = self.connection.destination(exchange, headers)
         if not delayed.leads_to(destination):
-            destination = self._bind(destination)
+            try:
+                delayed.bind(destination)
+            except DestinationNotFound:
+                if not (exchange and destination.queues):
+                    raise
+                # A queue that was bound here has been deleted since; the exchange may have others.
+                destination = Destination(exchange, ())
+                delayed.bind(destination)
             delay = microseconds_until(due, datetime.now(timezone.utc))  # declaring the cascade took a while
-            ticks = delayed.options.ticks(max(delay, 1))
+            ticks = options.ticks(max(delay, 1))
         delayed.publish(diverted, ticks, destination, timeout, confirm_timeout)
         return None
-
-    def _bind(self, destination: Destination) -> Destination:
-        try:
-            self.connection.delayed.bind(destination)
-        except DestinationNotFound:
-            if not (destination.exchange and destination.queues):
-                raise
-            # A queue that was bound here has been deleted since; the exchange may have others.
-            destination = Destination(destination.exchange, ())
-            self.connection.delayed.bind(destination)
-        return destination
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers
@@ -107,11 +104,11 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     Channel = Channel
 
-    _delayed: DelayedPublisher | None = None
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.known_queues: dict[tuple[str, str], str] = {}  # (exchange, binding key) -> queue, as bound here
+        self._options: Options | None = None
+        self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._holding = 0
         self._delivering = False
         self._held: deque[tuple[Any, ...]] = deque()
@@ -154,11 +151,17 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return super().drain_events(timeout)
 
     @property
-    def delayed(self) -> DelayedPublisher:
-        if self._delayed is None:
-            options = Options.of(self.client.transport_options.get(OPTIONS))
-            self._delayed = DelayedPublisher(self, options)
-        return self._delayed
+    def delay_options(self) -> Options:
+        if self._options is None:
+            self._options = Options.of(self.client.transport_options.get(OPTIONS))
+        return self._options
+
+    def delayed(self, priority: int | None = None) -> DelayedPublisher:
+        """What publishes messages of a priority into their cascade."""
+        cascade = self.delay_options.cascade_for(priority)
+        if cascade.high not in self._publishers:
+            self._publishers[cascade.high] = DelayedPublisher(self, cascade, self.delay_options)
+        return self._publishers[cascade.high]
 
     def destination(self, exchange: str, diverted: headers_.Headers) -> Destination:
         """Where a diverted message goes when it is due.

@@ -104,7 +104,7 @@ def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf:
     with app.connection_for_write() as connection:
         connection.connect()
         app.amqp.queues["celery"](connection.default_channel).declare()
-        connection.connection.delayed.bind(connection.connection.destination("", {"CC": ["celery"]}))
+        connection.connection.delayed().bind(connection.connection.destination("", {"CC": ["celery"]}))
         with freeze_time(NOW):
             app.tasks["t"].apply_async(countdown=countdown, connection=connection)
         ticks = 0

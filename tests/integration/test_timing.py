@@ -12,6 +12,7 @@ import pytest
 
 from celery_rabbit_delay import InvalidDelay
 from tests.broker import Vhost, take
+from tests.wait import wait_until
 
 
 def queue(vhost: Vhost, name: str = "q") -> str:
@@ -46,6 +47,36 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
                 connection.drain_events(timeout=30)
     # What came while we were still publishing waited for us in the queue; that is not lateness of the cascade.
     assert min(lateness) >= 0
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_a_high_priority_message_holds_back_no_normal_one(vhost: Vhost, queue_type: str) -> None:
+    """RabbitMQ 4.0 looks for expired messages only at the head of a quorum queue, where the high ones are."""
+    queue(vhost)
+    with vhost.connection(queue_type=queue_type) as connection:
+        producer = connection.Producer()
+        # Each waits in the level of 5.12 s, the normal one first; the high one, if it is ahead, until 3 s later.
+        for priority, pause in ((0, 3.0), (9, 0.0)):
+            due = datetime.now(timezone.utc) + timedelta(seconds=5.12)
+            producer.publish(due.timestamp(), routing_key="q", priority=priority, headers=task(due.isoformat()))
+            time.sleep(pause)
+        lateness = []
+        for expected in (0, 9):
+            [message] = take(connection, "q", 1)
+            lateness.append(time.time() - message.payload)
+            assert message.properties["priority"] == expected
+    assert all(0 <= late < 2 for late in lateness)
+
+
+def test_priorities_order_the_final_queue(vhost: Vhost) -> None:
+    with vhost.plain() as connection:
+        arguments = {"x-max-priority": 9}
+        connection.default_channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
+    with vhost.connection() as connection:
+        for priority in (0, 4, 5, 9, 2):
+            connection.Producer().publish(priority, routing_key="q", priority=priority, headers={"x-delay": 30})
+        wait_until(lambda: vhost.count("q") == 5, "all are there")
+        assert [message.payload for message in take(connection, "q", 5)] == [9, 5, 4, 2, 0]
 
 
 def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -95,6 +96,23 @@ def test_a_message_that_no_queue_wants_blocks_no_level() -> None:
     arrived, visited = model.publish(CASCADE.ingest, routing_key.encode(6, destination), "new")
     assert arrived == []  # as without a delay; the model asserts that it is not stuck
     assert len(visited) == 2
+
+
+def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
+    high = replace(CASCADE, high=True)
+    model = model_with_queues("shop")
+    for exchange in high.exchanges():
+        model.exchanges[exchange.name] = exchange
+    for queue in high.queues():
+        model.queues[queue.name] = queue
+    model.bind(high.bindings())
+    model.bind(CASCADE.destination_bindings(SHOP))
+    for cascade in (CASCADE, high):
+        arrived, visited = model.publish(cascade.ingest, routing_key.encode(11, SHOP), "shop")
+        assert arrived == [(110, "shop")]
+        assert visited == [cascade.delay(level) for level in (3, 1, 0)]
+    assert list(high.destination_bindings(SHOP)) == list(CASCADE.destination_bindings(SHOP))
+    assert not {q.name for q in high.queues() if ".delay." in q.name} & {q.name for q in CASCADE.queues()}
 
 
 def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:

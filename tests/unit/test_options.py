@@ -67,6 +67,12 @@ def test_there_are_just_enough_levels(tick: float, max_delay: float) -> None:
     assert cascade.ttl(cascade.levels - 1) <= 315360000000  # RabbitMQ's limit
 
 
+def test_only_quorum_levels_part_by_priority() -> None:
+    for priority, high in ((None, False), (0, False), (4, False), (5, True), (255, True)):
+        assert Options().cascade_for(priority).high is high
+        assert Options(queue_type="classic").cascade_for(priority).high is False
+
+
 def test_default_slack_is_a_thousandth_and_at_most_a_second() -> None:
     options = Options()
     for seconds in (0.01, 1, 59, 61, 3599, 86399, 2_000_000, 200_000_001):
