@@ -15,7 +15,7 @@ demo: $(VENV)/ready broker
 	$(BIN)/python -m tools.demo
 
 test: $(VENV)/ready broker
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 3 $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ python ordering.py                  # in another
 """
 
 import time
+from datetime import datetime, timedelta, timezone
 
 from celery import Celery
 
@@ -20,6 +21,7 @@ def report(delay: float, sent: float) -> None:
 
 
 if __name__ == "__main__":
+    now = datetime.now(timezone.utc)
     for delay in (3, 2, 1):
-        report.apply_async((delay, time.time()), countdown=delay)
+        report.apply_async((delay, now.timestamp()), eta=now + timedelta(seconds=delay))
         print(f"sent with a delay of {delay} s")
