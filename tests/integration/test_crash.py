@@ -1,0 +1,58 @@
+"""What a broker has confirmed survives its SIGKILL."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import kombu
+
+from tests.broker import take
+from tests.wait import wait_until
+from tools.node import Node
+
+AMOUNT = 200
+DELAY = 8  # seconds, one level
+
+
+def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early() -> None:
+    with Node() as node:
+        url = node.url().replace("amqp", "rabbit-delay")
+        options = {"rabbit_delay": {"tick": 1, "max_delay": 15, "slack": 0}}
+        with kombu.Connection(url, transport_options=options) as connection:
+            kombu.Queue("q")(connection.default_channel).declare()
+            connection.Producer().publish(-1, routing_key="q", headers={"x-delay": 15_000})  # declares the cascade
+            # Half a second less than the level holds them, so that rounding up to it costs no second hop.
+            due = datetime.now(timezone.utc) + timedelta(seconds=DELAY - 0.5)
+            for n in range(AMOUNT):
+                headers = {"task": "t", "eta": due.isoformat()}
+                connection.Producer().publish(n, routing_key="q", headers=headers)
+            node.kill()
+        assert datetime.now(timezone.utc) < due
+        node.start()
+        with kombu.Connection(url, transport_options=options) as connection:
+            messages = take(connection, "q", AMOUNT, timeout=120)
+            arrived = time.time()
+            payloads = [message.payload for message in messages]
+            assert set(range(AMOUNT)) <= set(payloads)
+            assert arrived >= due.timestamp()
+            while -1 not in payloads:
+                payloads += [message.payload for message in take(connection, "q", 1, timeout=120)]
+
+
+def test_a_publisher_with_retry_survives_a_restart_of_the_broker() -> None:
+    with Node() as node:
+        url = node.url().replace("amqp", "rabbit-delay")
+        options = {"rabbit_delay": {"tick": 0.01, "max_delay": 15}}
+        with kombu.Connection(url, transport_options=options) as connection:
+            queue = kombu.Queue("q")
+            producer = connection.Producer()
+            sent = {"routing_key": "q", "headers": {"x-delay": 50}, "declare": [queue], "retry": True}
+            producer.publish(1, **sent)
+            wait_until(lambda: queue(connection.channel()).get(no_ack=True), "the first message arrived")
+            node.kill()
+            node.start()
+            producer.publish(2, **sent, retry_policy={"max_retries": 20, "interval_start": 0.5})
+            payloads: list[int] = []
+            while 2 not in payloads:  # the first may come again: at least once
+                payloads += [message.payload for message in take(connection, "q", 1, timeout=60)]
