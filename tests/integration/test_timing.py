@@ -81,10 +81,12 @@ def test_priorities_order_the_final_queue(vhost: Vhost) -> None:
 
 def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:
     queue(vhost)
+    now = datetime.now(timezone.utc)
     with vhost.connection() as connection:
-        for delay in (900, 600, 300):
-            connection.Producer().publish(delay, routing_key="q", headers={"x-delay": delay})
-        assert [message.payload for message in take(connection, "q", 3)] == [300, 600, 900]
+        for seconds in (3.0, 2.5, 2.0):
+            headers = task((now + timedelta(seconds=seconds)).isoformat())
+            connection.Producer().publish(seconds, routing_key="q", headers=headers)
+        assert [message.payload for message in take(connection, "q", 3)] == [2.0, 2.5, 3.0]
 
 
 @pytest.mark.parametrize("headers", [{"x-delay": 0}, task("2020-01-01T00:00:00+00:00"), task("2020-01-01T00:00:00")])
