@@ -56,10 +56,10 @@ class NodeFailed(RuntimeError):
 class Node:
     """One broker process. `with Node() as node: node.url()`; `kill()` and `start()` again for a crash.
 
-    `plugins=("rabbitmq_management",)` adds the HTTP API on `management_port`.
+    `plugins=("rabbitmq_management",)` adds the HTTP API on `management_port`, `conf` more lines of rabbitmq.conf.
     """
 
-    def __init__(self, server: Path | None = None, plugins: tuple[str, ...] = ()) -> None:
+    def __init__(self, server: Path | None = None, plugins: tuple[str, ...] = (), conf: str = "") -> None:
         found = server or find_server()
         if found is None:
             raise NodeFailed(
@@ -67,6 +67,7 @@ class Node:
             )
         self.server = found
         self.plugins = plugins
+        self.conf = conf
         self.port, self.dist_port, self.epmd_port, self.management_port = (free_port() for _ in range(4))
         self.name = f"delay-{self.port}@localhost"
         self.data = Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-node-"))
@@ -112,12 +113,11 @@ class Node:
         """Start the node and wait until it speaks AMQP. Raises `NodeFailed` with the log's end."""
         self.data.mkdir(exist_ok=True)
         (self.data / "enabled_plugins").write_text("[{}].\n".format(",".join(self.plugins)))
-        # Enough for a laptop's nearly full disk; the default watermark would block publishers there.
-        (self.data / "rabbitmq.conf").write_text(
-            f"disk_free_limit.absolute = 50MB\nmanagement.tcp.port = {self.management_port}\n"
-            if "rabbitmq_management" in self.plugins
-            else "disk_free_limit.absolute = 50MB\n"
-        )
+        # The default watermark of free disk space would block publishers on a laptop's nearly full disk.
+        lines = ["disk_free_limit.absolute = 50MB", self.conf]
+        if "rabbitmq_management" in self.plugins:
+            lines.append(f"management.tcp.port = {self.management_port}")
+        (self.data / "rabbitmq.conf").write_text("\n".join([*lines, ""]))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [str(self.server)],

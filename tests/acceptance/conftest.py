@@ -26,14 +26,17 @@ ROOT = Path(__file__).parents[2]
 class Shop:
     """An app, its workers and its ledger. `options=None` is an app without install()."""
 
-    def __init__(self, vhost: Vhost, directory: Path, options: dict[str, Any] | None, conf: dict[str, Any]) -> None:
-        self.vhost = vhost
+    def __init__(
+        self, vhost: Vhost | None, directory: Path, options: dict[str, Any] | None, conf: dict[str, Any]
+    ) -> None:
+        if vhost is not None:
+            self.vhost = vhost
         self.directory = directory
         self.ledger = directory / "ledger"
         self.ledger.touch()
         self.processes: list[subprocess.Popen[bytes]] = []
         conf = {
-            "broker_url": vhost.url("amqp"),
+            "broker_url": vhost.url("amqp") if vhost else None,
             "broker_connection_retry_on_startup": True,
             # Celery 5.7 does so itself; older ones need it on RabbitMQ 4.3, which denies transient shared queues.
             "control_queue_exclusive": True,
