@@ -41,7 +41,7 @@ def test_delayed_and_waiting_tasks_run_over_verified_tls(
     url, verify = tls_broker
     shop = Shop(None, tmp_path, QUICK, {"broker_url": url, "broker_use_ssl": verify})
     try:
-        # What waits in the queue comes in the same TLS records as the answer to the worker's basic.consume.
+        # What waits in the queue may come in one TLS record with the answer to the worker's basic.consume.
         for n in range(8):
             shop.send("note", f"waiting {n}")
         shop.worker("--without-mingle", "--without-gossip", "--without-heartbeat")
