@@ -129,6 +129,6 @@ class DelayedPublisher:
             channel, self._channel = self._channel, None
             self._confirming = self._ensured = False
             self._bound.clear()
-            if channel is not None and isinstance(exc, (DelayError, MessageNacked)):
+            if channel is not None and isinstance(exc, (DelayError, ChannelError, MessageNacked)):
                 channel.close()  # the broker answered, so it will answer this too
             raise
