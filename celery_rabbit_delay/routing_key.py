@@ -56,8 +56,11 @@ def is_reserved(key: str) -> bool:
 
 
 def word(destination: Destination) -> str:
-    """One word of a topic key for a destination: readable, injective, without `.`, `*` or `#`; a hash if too long."""
-    names = [destination.exchange, *destination.queues]
+    """One word of a topic key for a destination: readable, injective, without `.`, `*` or `#`; a hash if too long.
+
+    Never just a name, for the target exchange sees the key too, and a user's topic binding may end in that name.
+    """
+    names = [destination.exchange, *(destination.queues or ("",))]
     readable = "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
     return readable if len(readable) <= _MAX_WORD else "!" + hashlib.sha256(readable.encode()).hexdigest()
 

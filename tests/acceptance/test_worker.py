@@ -73,6 +73,18 @@ def test_retries_of_a_task_on_a_topic_exchange_stay_on_its_queue(make_shop: Make
     assert {run["delivery_info"]["exchange"] for run in runs} == {"shop"}
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_other_pools_run_delayed_tasks_and_retries(make_shop: MakeShop, pool: str) -> None:
+    shop = make_shop()
+    for _ in range(20):
+        shop.send("note", "delayed", countdown=1)
+    worker = shop.worker("-P", pool)
+    shop.send("stubborn", 5, 0.05)
+    shop.wait_for(6, "stubborn")
+    shop.wait_for(20, "delayed")
+    assert "Traceback" not in worker.output()
+
+
 def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker()

@@ -91,6 +91,12 @@ def test_topic_exchange(vhost: Vhost, key: str, copies: int) -> None:
     assert_same_with_and_without_delay(vhost, [*bindings], "events", key, copies)
 
 
+@pytest.mark.parametrize("exchange", ["b", "celery"])
+def test_a_topic_binding_that_ends_in_the_name_of_its_exchange_or_queue(vhost: Vhost, exchange: str) -> None:
+    declare(vhost, exchange, "topic", {"one": [f"#.{exchange}"], "two": ["#.two"], "three": ["key"]})
+    assert_same_with_and_without_delay(vhost, ["one", "two", "three"], exchange, "key", copies=1)
+
+
 def test_fanout_exchange(vhost: Vhost) -> None:
     declare(vhost, "news", "fanout", {"one": [""], "two": ["x"], "three": ["y", "z"]})
     assert_same_with_and_without_delay(vhost, ["one", "two", "three"], "news", "whatever", copies=3)

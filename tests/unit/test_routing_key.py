@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import routing_key
 from celery_rabbit_delay.routing_key import MAX_LENGTH, Destination
 
-names = st.text(min_size=0, max_size=255).filter(lambda s: len(s.encode("utf-8", "surrogatepass")) <= 255)
-destinations = st.builds(Destination, names, st.lists(names, max_size=3).map(tuple))
+names = st.text(min_size=1, max_size=255).filter(lambda s: len(s.encode("utf-8", "surrogatepass")) <= 255)
+destinations = st.builds(Destination, st.one_of(st.just(""), names), st.lists(names, max_size=3).map(tuple))
 
 
 def test_keys_are_short_least_significant_bit_first_and_readable() -> None:
     assert routing_key.encode(1, Destination("", ("celery",))) == "@.1.+celery"
     assert routing_key.encode(6, Destination("", ("celery",))) == "@.0.1.1.+celery"
-    assert routing_key.encode(8, Destination("orders", ())) == "@.0.0.0.1.orders"
+    assert routing_key.encode(8, Destination("orders", ())) == "@.0.0.0.1.orders+"
     assert routing_key.encode(2, Destination("orders", ("new",))) == "@.0.1.orders+new"
 
 
