@@ -98,28 +98,38 @@ def restore(delivery: Delivery) -> Delivery:
         return delivery
     levels = f"{ours.get('prefix')}.delay."
     sent_to = str(ours.get("exchange", ""))
-    original, *cc = headers.get("CC") or [routing_key]
+    original, *cc = _items(headers.get("CC")) or [routing_key]
     restored = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
     if cc:
         restored["CC"] = cc
-    earlier = ours.get("deaths") or {}
+    earlier = ours.get("deaths")
+    earlier = earlier if isinstance(earlier, Mapping) else {}
     later = [
         {
             **death,
-            "exchange": sent_to if death["exchange"].startswith(levels) else death["exchange"],
-            "routing-keys": [key for key in death["routing-keys"] if not is_reserved(key)],
+            "exchange": sent_to if str(death.get("exchange")).startswith(levels) else death.get("exchange"),
+            "routing-keys": [key for key in _items(death.get("routing-keys")) if not is_reserved(str(key))],
         }
-        for death in headers.get("x-death") or ()
-        if not death["queue"].startswith(levels)
+        for death in _tables(headers.get("x-death"))
+        if not str(death.get("queue")).startswith(levels)
     ]
     restored |= earlier
     if later:
-        deaths = restored["x-death"] = [*later, *earlier.get("x-death", ())]  # the most recent first
+        deaths = restored["x-death"] = [*later, *_tables(earlier.get("x-death"))]  # the most recent first
         for which, death in (("first", deaths[-1]), ("last", deaths[0])):
             if f"x-{which}-death-queue" in headers:
                 restored |= {f"x-{which}-death-{part}": death.get(part) for part in ("exchange", "queue", "reason")}
     return Delivery(
         sent_to if exchange.startswith(levels) else exchange,
-        original if is_reserved(routing_key) else routing_key,
+        str(original) if is_reserved(routing_key) else routing_key,
         restored,
     )
+
+
+def _items(value: object) -> list[Any]:
+    """A list's items, none where a sender has put something else: no message may stop a consumer."""
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _tables(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in _items(value) if isinstance(item, Mapping)]

@@ -118,6 +118,24 @@ def test_messages_of_others_are_left_alone() -> None:
     assert message.restore(forged) is forged
 
 
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
+    lambda children: st.one_of(
+        st.lists(children, max_size=3),
+        st.dictionaries(st.sampled_from(["queue", "exchange", "routing-keys", "deaths", "x-death", "a"]), children),
+    ),
+)
+names_of_ours = st.sampled_from([HEADER, "CC", "x-death", "x-first-death-queue", "x-last-death-queue", "a"])
+
+
+@given(st.dictionaries(names_of_ours, values), st.text(), st.text())
+def test_no_message_whatever_its_headers_stops_a_consumer(headers: dict[str, Any], exchange: str, key: str) -> None:
+    for routing_key in (key, "@.1.+q"):
+        restored = message.restore(Delivery(exchange, routing_key, headers))
+        assert isinstance(restored.exchange, str)
+        assert isinstance(restored.routing_key, str)
+
+
 def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
     """The user's queue "shop" dead-letters to the exchange "failed" with a routing key, which drops the CC header."""
     headers = message.divert({"a": 1}, "p", "orders", "new", NOW) | {
