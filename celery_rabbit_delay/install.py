@@ -106,7 +106,7 @@ class DelayedAMQP:
     delay_options: Options
 
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
-        """A `kombu.Connection` with our transport. Raises `UnsupportedConfiguration`."""
+        """A `kombu.Connection` with our transport. Raises `UnsupportedConfiguration`, `InvalidOption`."""
         check_protocol(self.app.conf.task_protocol)
         url = our_url(hostname)
         transport = kwargs.pop("transport", None)
@@ -115,7 +115,12 @@ class DelayedAMQP:
         options = self.delay_options
         if options.timezone is None:
             options = replace(options, timezone=self.app.timezone)
-        transport_options = {**(kwargs.pop("transport_options", None) or {}), OPTIONS: options}
+        transport_options = {**(kwargs.pop("transport_options", None) or {})}
+        if OPTIONS in transport_options:
+            raise InvalidOption(
+                f"broker_transport_options[{OPTIONS!r}] has no effect beside install(): give it the options"
+            )
+        transport_options[OPTIONS] = options
         connection = kombu.Connection(url, *args, transport=transport, transport_options=transport_options, **kwargs)
         connection.uses_quorum_queues = self._uses_quorum_queues
         return connection

@@ -177,6 +177,13 @@ def test_twice_is_once() -> None:
         install(app, tick=0.5)
 
 
+def test_options_in_two_places_are_an_error() -> None:
+    app = app_with(broker_url=AMQP_URL, broker_transport_options={"rabbit_delay": {"tick": 0.5}})
+    install(app)
+    with pytest.raises(InvalidOption, match=r"has no effect beside install\(\): give it the options"):
+        app.connection()
+
+
 def test_other_apps_are_left_alone() -> None:
     installed, other = app_with(broker_url=AMQP_URL), app_with(broker_url=AMQP_URL)
     install(installed)
