@@ -6,7 +6,6 @@ they wait, the table when they ran.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from rich.text import Text
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
+from tools import ledger
 from tools.node import Node, NodeFailed
 
 ROOT = Path(__file__).parents[1]
@@ -71,8 +71,7 @@ class Side:
 
     def ran(self) -> dict[str, float]:
         """When each task ran, in seconds after its due time."""
-        rows = [json.loads(line) for line in self.ledger.read_text().splitlines()]
-        return {name: at - self.due[name] for _, name, at in rows}
+        return {name: at - self.due[name] for name, at in ledger.read(self.ledger)}
 
     def close(self) -> None:
         if self.worker.poll() is None:

@@ -1,12 +1,12 @@
 """The Celery app of the demo's workers. DEMO_BROKER, DEMO_SIDE ("without" or "with"), DEMO_LEDGER."""
 
-import json
 import os
 import time
 
 from celery import Celery
 
 import celery_rabbit_delay
+from tools import ledger
 
 side = os.environ["DEMO_SIDE"]
 app = Celery("demo", broker=os.environ["DEMO_BROKER"])
@@ -22,5 +22,4 @@ if side == "with":
 
 @app.task
 def run(name: str) -> None:
-    with open(os.environ["DEMO_LEDGER"], "ab", buffering=0) as ledger:
-        ledger.write(json.dumps([side, name, time.time()]).encode() + b"\n")
+    ledger.append(os.environ["DEMO_LEDGER"], [name, time.time()])

@@ -19,6 +19,7 @@ from celery import Celery
 import celery_rabbit_delay
 from tests.broker import QUICK, Vhost
 from tests.wait import wait_until
+from tools import ledger
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,8 +84,7 @@ class Shop:
 
     def runs(self, name: Any = None) -> list[dict[str, Any]]:
         """The ledger's entries, all or those of one name."""
-        entries = [json.loads(line) for line in self.ledger.read_text().splitlines()]
-        return [entry for entry in entries if name is None or entry["name"] == name]
+        return [entry for entry in ledger.read(self.ledger) if name is None or entry["name"] == name]
 
     def wait_for(self, amount: int, name: Any = None, timeout: float = 60) -> list[dict[str, Any]]:
         wait_until(lambda: len(self.runs(name)) >= amount, f"{amount} runs of {name or 'any task'}", timeout)

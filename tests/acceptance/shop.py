@@ -2,7 +2,7 @@
 
 SHOP_CONF: JSON of settings, and names of "topic_queues" or "quorum_queues".
 SHOP_OPTIONS: JSON of install()'s options, "null" for an app without install().
-SHOP_LEDGER: a file that tasks append to, one JSON object a line, each in one write.
+SHOP_LEDGER: the ledger that tasks append their runs to.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import kombu
 from celery import Celery, Task
 
 import celery_rabbit_delay
+from tools import ledger
 
 app = Celery("shop")
 conf = json.loads(os.environ["SHOP_CONF"])
@@ -32,8 +33,7 @@ if options is not None:
 
 
 def record(**entry: Any) -> None:
-    with open(os.environ["SHOP_LEDGER"], "ab", buffering=0) as ledger:
-        ledger.write(json.dumps({"at": time.time(), **entry}, default=str).encode() + b"\n")
+    ledger.append(os.environ["SHOP_LEDGER"], {"at": time.time(), **entry})
 
 
 @app.task(bind=True)
