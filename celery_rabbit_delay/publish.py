@@ -91,15 +91,16 @@ class DelayedPublisher:
         self.bind(destination)
         with self._forgetting_on_error(), declare.translated(self.cascade):
             channel = self._open()
-            if not self.options.confirm:
-                channel._basic_publish(message, self.cascade.ingest, key, mandatory=True, timeout=timeout)
-                return
-            if not self._confirming:  # only now: declaring may close the channel, and py-amqp open it again without
+            if (
+                self.options.confirm and not self._confirming
+            ):  # only now: declaring may close the channel, and py-amqp open it again without
                 channel.confirm_select()
                 self._confirming = True
             self._returned.clear()
-            answers: list[Any] = []
             channel._basic_publish(message, self.cascade.ingest, key, mandatory=True, timeout=timeout)
+            if not self.options.confirm:
+                return
+            answers: list[Any] = []
             channel.wait(
                 [spec.Basic.Ack, spec.Basic.Nack],
                 callback=lambda method, *_: answers.append(method),

@@ -107,7 +107,6 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.known_queues: dict[tuple[str, str], str] = {}  # (exchange, binding key) -> queue, as bound here
-        self._options: Options | None = None
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._holding = 0
         self._delivering = False
@@ -152,9 +151,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     @property
     def delay_options(self) -> Options:
-        if self._options is None:
-            self._options = Options.of(self.client.transport_options.get(OPTIONS))
-        return self._options
+        options: Options = self.client.transport.delay_options
+        return options
 
     def delayed(self, priority: int | None = None) -> DelayedPublisher:
         """What publishes messages of a priority into their cascade."""
@@ -183,7 +181,8 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        Options.of((client.transport_options or {}).get(OPTIONS))  # a bad option is an error before anything is sent
+        # Read here, so that a bad option is an error before anything is sent.
+        self.delay_options = Options.of((client.transport_options or {}).get(OPTIONS))
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
         """Whether `basic.qos` is to be sent per consumer: RabbitMQ 4.3 and quorum queues know no other kind."""

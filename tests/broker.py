@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -38,9 +37,6 @@ class Broker:
         with urllib.request.urlopen(request, data, timeout=30) as response:
             text = response.read()
         return json.loads(text) if text else None
-
-    def vhosts(self) -> list[str]:
-        return [vhost["name"] for vhost in self.api("GET", "/vhosts?columns=name")]
 
     def connections(self) -> list[str]:
         return [connection["name"] for connection in self.api("GET", "/connections?columns=name")]
@@ -85,6 +81,17 @@ class Vhost:
         )
         return name
 
+    def declare(self, *queues: str, exchange: str = "", kind: str = "direct") -> None:
+        """Durable queues, each bound by its name to an exchange if one is named."""
+        with self.plain() as connection:
+            channel = connection.default_channel
+            if exchange:
+                channel.exchange_declare(exchange, kind, durable=True, auto_delete=False)
+            for queue in queues:
+                channel.queue_declare(queue, durable=True, auto_delete=False)
+                if exchange:
+                    channel.queue_bind(queue, exchange, queue)
+
     def names(self, kind: str) -> list[str]:
         """Names of "queues" or "exchanges", without those that RabbitMQ makes itself."""
         rows = self.broker.api("GET", f"/{kind}/{self.name}?columns=name")
@@ -111,7 +118,7 @@ class Vhost:
             return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
 
     def take(self, queue: str, amount: int, timeout: float = 60) -> list[Any]:
-        """Exactly so many raw messages, as Kombu's own transport sees them."""
+        """So many raw messages, as Kombu's own transport sees them."""
         with self.plain() as connection:
             return take(connection, queue, amount, timeout)
 
@@ -121,7 +128,7 @@ class Vhost:
 
 
 def take(connection: kombu.Connection, queue: str, amount: int, timeout: float = 60) -> list[Any]:
-    """So many messages from a queue through a connection, acknowledged; then asserts that there is no other."""
+    """Messages from a queue through a connection, acknowledged: so many, or more if more came along with the last."""
     messages: list[Any] = []
     channel = connection.channel()
 

@@ -108,11 +108,6 @@ class Worker:
     def output(self) -> str:
         return self.log.read_text()
 
-    def stop(self) -> None:
-        """A warm shutdown."""
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
-
 
 MakeShop = Callable[..., Shop]
 

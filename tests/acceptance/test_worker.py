@@ -113,12 +113,16 @@ def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make
     shop.wait_for(1, "patient")
 
 
+def plain_celery_url(shop: Shop) -> str:
+    """The broker with a user who may do what plain Celery needs, and no more."""
+    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
+    return shop.vhost.url("amqp", shop.vhost.user(own, own, own))
+
+
 def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -> None:
     shop = make_shop()
     shop.send("note", "delayed", countdown=2)
-    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
-    user = shop.vhost.user(own, own, own)
-    restricted = make_shop(QUICK | {"declare": "passive"}, broker_url=shop.vhost.url("amqp", user))
+    restricted = make_shop(QUICK | {"declare": "passive"}, broker_url=plain_celery_url(shop))
     restricted.worker()
     shop.wait_for(1, "delayed")
 
@@ -126,9 +130,7 @@ def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -
 def test_an_auto_worker_without_the_permission_says_what_to_do_and_works(make_shop: MakeShop) -> None:
     shop = make_shop()
     shop.send("note", "delayed", countdown=5)
-    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
-    user = shop.vhost.user(own, own, own)
-    worker = make_shop(broker_url=shop.vhost.url("amqp", user)).worker()
+    worker = make_shop(broker_url=plain_celery_url(shop)).worker()
     assert "become orphans: the broker refused it" in worker.output()
     assert "grant the permission, or create everything as another" in worker.output()
     shop.wait_for(1, "delayed")

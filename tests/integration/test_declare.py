@@ -21,8 +21,7 @@ def publish(vhost: Vhost, queue: str = "q", user: str = "guest", **options: Any)
 
 @pytest.fixture
 def q(vhost: Vhost) -> str:
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare("q", durable=True, auto_delete=False)
+    vhost.declare("q")
     return "q"
 
 
@@ -165,6 +164,14 @@ def test_a_passive_publisher_needs_only_to_write_to_ingest(vhost: Vhost, q: str)
     user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.ingest", read="^$")
     publish(vhost, user=user, declare="passive")
     assert len(vhost.take("q", 2)) == 2
+
+
+def test_a_passive_publisher_that_may_see_no_more_than_ingest_is_told_what_is_missing(vhost: Vhost, q: str) -> None:
+    publish(vhost)
+    vhost.delete_exchange(vhost.cascade.complete)
+    user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.ingest", read="^$")
+    with pytest.raises(CascadeMissing, match=r"lacks .*celery-rabbit-delay\.ingest\.10ms"):
+        publish(vhost, user=user, declare="passive")
 
 
 def test_classic_levels_deliver_too(vhost: Vhost, q: str) -> None:

@@ -8,7 +8,7 @@ import kombu
 import pytest
 from amqp.exceptions import MessageNacked
 
-from celery_rabbit_delay import NotPermitted
+from celery_rabbit_delay import CascadeMissing, NotPermitted, NotRouted
 from celery_rabbit_delay.message import HEADER
 from tests.broker import QUICK, Vhost, take
 from tests.proxy import proxy
@@ -18,19 +18,8 @@ DELAY = {"x-delay": 30}
 SLOW = {"x-delay": 1500}  # long enough to delete something meanwhile
 
 
-def declare(vhost: Vhost, *queues: str, exchange: str = "", kind: str = "direct") -> None:
-    with vhost.plain() as connection:
-        channel = connection.default_channel
-        if exchange:
-            channel.exchange_declare(exchange, kind, durable=True, auto_delete=False)
-        for queue in queues:
-            channel.queue_declare(queue, durable=True, auto_delete=False)
-            if exchange:
-                channel.queue_bind(queue, exchange, queue)
-
-
 def test_orphans_are_kept_readable_and_hold_nobody_up(vhost: Vhost) -> None:
-    declare(vhost, "gone", "good")
+    vhost.declare("gone", "good")
     with vhost.connection() as connection:
         producer = connection.Producer()
         for n in range(40):  # more than the 32 unsettled messages that would freeze a level
@@ -78,7 +67,7 @@ def test_a_known_queue_that_is_gone_does_not_hinder_the_others_of_its_exchange(v
     known = kombu.Queue("known", exchange, routing_key="k")
     with vhost.connection() as connection:
         known(connection.default_channel).declare()
-        declare(vhost, "other", exchange="news", kind="fanout")
+        vhost.declare("other", exchange="news", kind="fanout")
         vhost.delete_queue("known")
         connection.Producer().publish("x", exchange="news", routing_key="k", headers=DELAY)
         assert len(take(connection, "other", 1)) == 1
@@ -86,7 +75,7 @@ def test_a_known_queue_that_is_gone_does_not_hinder_the_others_of_its_exchange(v
 
 def test_a_message_with_the_history_of_an_earlier_dead_lettering_arrives(vhost: Vhost) -> None:
     """RabbitMQ before 4.0.1 takes it for a cycle, drops the message, or holds it for good and stops the level."""
-    declare(vhost, "q")
+    vhost.declare("q")
     died = {"queue": "q", "exchange": "", "routing-keys": ["q"], "reason": "expired", "count": 1}
     headers = {"x-death": [died], "x-first-death-queue": "q", "x-first-death-reason": "expired"}
     with vhost.connection() as connection:
@@ -97,8 +86,8 @@ def test_a_message_with_the_history_of_an_earlier_dead_lettering_arrives(vhost: 
 
 def test_what_no_queue_wants_any_more_holds_nobody_up(vhost: Vhost) -> None:
     """A fanout exchange without listeners: without a delay, RabbitMQ would drop the messages as well."""
-    declare(vhost, exchange="news", kind="fanout")
-    declare(vhost, "good")
+    vhost.declare(exchange="news", kind="fanout")
+    vhost.declare("good")
     with vhost.connection() as connection:
         producer = connection.Producer()
         for n in range(40):
@@ -109,7 +98,7 @@ def test_what_no_queue_wants_any_more_holds_nobody_up(vhost: Vhost) -> None:
 
 @pytest.mark.parametrize("declared", ["auto", "passive"])
 def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vhost, declared: str) -> None:
-    declare(vhost, "q")
+    vhost.declare("q")
     cascade = vhost.cascade
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers=DELAY)
@@ -121,8 +110,6 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
         for delete, name in ((vhost.delete_queue, cascade.delay(1)), (vhost.delete_exchange, cascade.ingest)):
             delete(name)
             if declared == "passive":
-                from celery_rabbit_delay import CascadeMissing, NotRouted
-
                 with pytest.raises((CascadeMissing, NotRouted)):
                     producer.publish("x", routing_key="q", headers=DELAY)
             else:
@@ -131,7 +118,7 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
 
 
 def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> None:
-    declare(vhost, "q")
+    vhost.declare("q")
     with vhost.connection() as connection:
         producer = connection.Producer()
         producer.publish("first", routing_key="q", headers=DELAY)
@@ -162,7 +149,7 @@ def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> Non
 def test_a_missing_permission_is_an_error_that_names_it_and_the_connection_stays_usable(
     vhost: Vhost, write: str, read: str, says: str, confirm_publish: bool
 ) -> None:
-    declare(vhost, "q")
+    vhost.declare("q")
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers=DELAY)
     user = vhost.user(configure="^$", write=write, read=read)
@@ -178,7 +165,7 @@ def test_a_missing_permission_is_an_error_that_names_it_and_the_connection_stays
 
 def test_a_consumer_may_publish_delayed_messages_on_its_own_connection(vhost: Vhost) -> None:
     """While it waits for a confirm, more messages for it come in; it must not be called from within itself."""
-    declare(vhost, "in", "out")
+    vhost.declare("in", "out")
     received: list[int] = []
     depth = [0]
     with vhost.connection() as connection:
@@ -203,7 +190,7 @@ def test_a_consumer_may_publish_delayed_messages_on_its_own_connection(vhost: Vh
 
 
 def test_deliveries_held_back_survive_a_consumer_that_fails(vhost: Vhost) -> None:
-    declare(vhost, "in", "out")
+    vhost.declare("in", "out")
     received: list[int] = []
     with vhost.connection() as connection:
         producer = connection.Producer()
@@ -229,7 +216,7 @@ def test_deliveries_held_back_survive_a_consumer_that_fails(vhost: Vhost) -> Non
 
 
 def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    declare(vhost, "q")
+    vhost.declare("q")
     with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
         producer = connection.Producer()
         producer.publish("x", routing_key="q", headers=DELAY)
@@ -243,7 +230,7 @@ def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pyte
 
 @pytest.mark.parametrize("confirm_publish", [False, True])
 def test_undelayed_publishes_are_the_same_bytes_on_the_wire(vhost: Vhost, confirm_publish: bool) -> None:
-    declare(vhost, "q", exchange="x")
+    vhost.declare("q", exchange="x")
     wire: list[bytes] = []
     with proxy(vhost.broker.node.port) as proxying:
         for scheme in ("amqp", "rabbit-delay"):
@@ -261,7 +248,7 @@ def test_undelayed_publishes_are_the_same_bytes_on_the_wire(vhost: Vhost, confir
 
 
 def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends_again(vhost: Vhost) -> None:
-    declare(vhost, "q")
+    vhost.declare("q")
     with proxy(vhost.broker.node.port) as proxying:
         url = f"rabbit-delay://guest:guest@127.0.0.1:{proxying.port}/{vhost.name}"
         with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as connection:
@@ -280,7 +267,7 @@ def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends
 
 
 def test_messages_without_a_delay_create_nothing(vhost: Vhost) -> None:
-    declare(vhost, "q")
+    vhost.declare("q")
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q")
         take(connection, "q", 1)

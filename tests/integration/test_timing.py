@@ -15,19 +15,13 @@ from tests.broker import Vhost, take
 from tests.wait import wait_until
 
 
-def queue(vhost: Vhost, name: str = "q") -> str:
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare(name, durable=True, auto_delete=False)
-    return name
-
-
 def task(eta: object) -> dict[str, Any]:
     return {"task": "t", "id": "1", "eta": eta}
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> None:
-    queue(vhost)
+    vhost.declare("q")
     amount = 600
     seed = random.Random(7)
     lateness = []
@@ -52,7 +46,7 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_a_high_priority_message_holds_back_no_normal_one(vhost: Vhost, queue_type: str) -> None:
     """RabbitMQ 4.0 looks for expired messages only at the head of a quorum queue, where the high ones are."""
-    queue(vhost)
+    vhost.declare("q")
     with vhost.connection(queue_type=queue_type) as connection:
         producer = connection.Producer()
         # Each waits in the level of 5.12 s, the normal one first; the high one, if it is ahead, until 3 s later.
@@ -80,7 +74,7 @@ def test_priorities_order_the_final_queue(vhost: Vhost) -> None:
 
 
 def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:
-    queue(vhost)
+    vhost.declare("q")
     now = datetime.now(timezone.utc)
     with vhost.connection() as connection:
         for seconds in (3.0, 2.5, 2.0):
@@ -91,7 +85,7 @@ def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:
 
 @pytest.mark.parametrize("headers", [{"x-delay": 0}, task("2020-01-01T00:00:00+00:00"), task("2020-01-01T00:00:00")])
 def test_zero_and_past_are_published_straight_through(vhost: Vhost, headers: dict[str, Any]) -> None:
-    queue(vhost)
+    vhost.declare("q")
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers=headers)
         take(connection, "q", 1)
@@ -99,7 +93,7 @@ def test_zero_and_past_are_published_straight_through(vhost: Vhost, headers: dic
 
 
 def test_the_shortest_delay_takes_a_tick(vhost: Vhost) -> None:
-    queue(vhost)
+    vhost.declare("q")
     with vhost.connection(tick=0.2, max_delay=10) as connection:
         started = time.monotonic()
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 0.001})
@@ -122,7 +116,7 @@ def test_the_shortest_delay_takes_a_tick(vhost: Vhost) -> None:
     ],
 )
 def test_what_cannot_be_read_is_an_error_and_nothing_is_sent(vhost: Vhost, headers: dict[str, Any]) -> None:
-    queue(vhost)
+    vhost.declare("q")
     with vhost.connection() as connection:
         with pytest.raises(InvalidDelay, match="cannot read the"):
             connection.Producer().publish("x", routing_key="q", headers=headers)
@@ -132,7 +126,7 @@ def test_what_cannot_be_read_is_an_error_and_nothing_is_sent(vhost: Vhost, heade
 
 
 def test_beyond_the_maximum_is_an_error_that_names_it_and_nothing_is_sent(vhost: Vhost) -> None:
-    queue(vhost)
+    vhost.declare("q")
     with vhost.connection(max_delay=60) as connection:
         for headers in ({"x-delay": 60_001}, {"x-delay": 1e30}, task("9999-12-31T23:59:59+00:00")):
             with pytest.raises(InvalidDelay, match="more than max_delay=60 s"):
@@ -141,7 +135,7 @@ def test_beyond_the_maximum_is_an_error_that_names_it_and_nothing_is_sent(vhost:
 
 
 def test_the_highest_level_of_the_default_options_takes_messages(vhost: Vhost) -> None:
-    queue(vhost)
+    vhost.declare("q")
     with kombu.Connection(vhost.url()) as connection:
         years = timedelta(days=8 * 365 - 1) // timedelta(milliseconds=1)
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": years})
