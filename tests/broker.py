@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,19 +21,11 @@ QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
 class Broker:
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.api = node.api
 
     @property
     def version(self) -> tuple[int, ...]:
         return tuple(map(int, self.api("GET", "/overview")["rabbitmq_version"].split(".")))
-
-    def api(self, method: str, path: str, body: Any = None) -> Any:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.node.management_port}/api{path}", method=method)
-        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
-        request.add_header("Content-Type", "application/json")
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(request, data, timeout=30) as response:
-            text = response.read()
-        return json.loads(text) if text else None
 
     def connections(self) -> list[str]:
         return [connection["name"] for connection in self.api("GET", "/connections?columns=name")]

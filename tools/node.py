@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 SERVERS = ("/usr/lib/rabbitmq/bin/rabbitmq-server",)  # Debian's /usr/sbin wrapper wants the rabbitmq user
 BREW_PREFIXES = ("/opt/homebrew/sbin", "/usr/local/sbin")
@@ -140,11 +142,19 @@ class Node:
 
     def manages(self) -> bool:
         """Whether the HTTP API answers; it opens its port before it can."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.management_port}/api/overview")
-        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2):
-            return True
+        with contextlib.suppress(OSError):
+            return bool(self.api("GET", "/overview"))
         return False
+
+    def api(self, method: str, path: str, body: Any = None) -> Any:
+        """A request to the HTTP API, with JSON in and out. Raises `urllib.error.HTTPError`, an `OSError`."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.management_port}/api{path}", method=method)
+        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+        request.add_header("Content-Type", "application/json")
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(request, data, timeout=30) as response:
+            text = response.read()
+        return json.loads(text) if text else None
 
     def kill(self) -> None:
         """SIGKILL, as a crash would: nothing is flushed, `start()` recovers from the disk."""
