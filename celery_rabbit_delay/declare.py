@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 
-from .exceptions import CascadeConflict, CascadeMissing, DestinationNotFound, NotPermitted
+from .exceptions import CascadeConflict, CascadeMissing, DestinationNotFound, InvalidDestination, NotPermitted
 from .options import Declare
 from .routing_key import Destination
 from .topology import Binding, Cascade
@@ -56,7 +56,10 @@ def create(channel: Channel, cascade: Cascade) -> None:
 
 
 def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Leads what is due to a destination. Raises `DestinationNotFound`, `CascadeMissing`, `NotPermitted`."""
+    """Leads what is due to a destination.
+
+    Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
+    """
     with translated(cascade):
         *others, last = cascade.destination_bindings(destination)
         for binding in others:
@@ -117,6 +120,11 @@ def translated(cascade: Cascade) -> Iterator[None]:
         raise NotPermitted(
             f"the broker refused it ({exc.reply_text}): grant the permission, or create everything as another user "
             'and set declare="passive"'
+        ) from exc
+    except ResourceLocked as exc:
+        raise InvalidDestination(
+            f"the queue is exclusive to another connection, which alone may bind it ({exc.reply_text}): "
+            "have it bound to an exchange of yours, and send the message there"
         ) from exc
     except NotFound as exc:
         if f"'{cascade.prefix}." in exc.reply_text:

@@ -15,6 +15,7 @@ from typing import Any
 
 import kombu
 from celery import Celery
+from kombu.common import Broadcast
 from kombu.utils.imports import symbol_by_name
 
 from .exceptions import InvalidOption, NotPermitted, UnsupportedConfiguration
@@ -86,7 +87,8 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     def _rebind(self, queue: kombu.Queue) -> None:
         delayed = self.channel.connection.delayed()
-        if delayed.options.declare == "passive" or queue.exclusive or queue.auto_delete:
+        # Nobody else may bind to an exclusive queue, and the name of a broadcast queue is another one each time.
+        if delayed.options.declare == "passive" or queue.exclusive or isinstance(queue, Broadcast):
             return
         try:
             delayed.rebind(Destination("", (queue.name,)))

@@ -6,6 +6,7 @@ Registered under the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS).
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from amqp import Message, spec
+from amqp.exceptions import RecoverableConnectionError
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
@@ -106,11 +108,22 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._process = os.getpid()
         self.known_queues: dict[tuple[str, str], str] = {}  # (exchange, binding key) -> queue, as bound here
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._holding = 0
         self._delivering = False
         self._held: deque[tuple[Any, ...]] = deque()
+
+    @property
+    def _is_inherited(self) -> bool:
+        return self._process != os.getpid()
+
+    def collect(self) -> None:
+        if self._is_inherited and self._transport is not None and self._transport.sock is not None:
+            self._transport.sock.close()  # py-amqp would shut it down, for the parent as well
+            self._transport.sock = None
+        super().collect()
 
     @contextmanager
     def holding_deliveries(self) -> Iterator[None]:
@@ -155,7 +168,12 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return options
 
     def delayed(self, priority: int | None = None) -> DelayedPublisher:
-        """What publishes messages of a priority into their cascade."""
+        """What publishes messages of a priority into their cascade.
+
+        Raises `amqp.RecoverableConnectionError`, after which Kombu connects again, in a process forked since.
+        """
+        if self._is_inherited:  # parent and child would take the broker's answers from each other
+            raise RecoverableConnectionError("the connection is that of the process that forked this one")
         cascade = self.delay_options.cascade_for(priority)
         if cascade.high not in self._publishers:
             self._publishers[cascade.high] = DelayedPublisher(self, cascade, self.delay_options)

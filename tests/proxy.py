@@ -1,4 +1,4 @@
-"""A TCP proxy before the broker: records what a client sends, and cuts the connection where a test says."""
+"""A TCP proxy before the broker: records what a client sends, and cuts or stalls the connection where a test says."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from contextlib import contextmanager
 
 
 class Proxy:
-    """`sent` is all that clients have sent; `cut_after(data)` is asked before each piece of it is passed on."""
+    """`sent` is all that clients have sent; `cut_after(data)` is asked before each piece of it is passed on.
+
+    While `flowing` is cleared, nothing is passed on in either direction.
+    """
 
     def __init__(self, port: int) -> None:
         self.target = port
         self.sent = bytearray()
         self.cut_after: Callable[[bytes], bool] = lambda data: False
+        self.flowing = threading.Event()
+        self.flowing.set()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -35,6 +40,7 @@ class Proxy:
                     self.sent += data
                     if self.cut_after(data):
                         source.shutdown(socket.SHUT_RDWR)  # the client hears no more; the broker gets this last piece
+                self.flowing.wait()
                 target.sendall(data)
         for sock in (source, target):
             with contextlib.suppress(OSError):
@@ -42,6 +48,7 @@ class Proxy:
             sock.close()
 
     def close(self) -> None:
+        self.flowing.set()
         self.listener.close()
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import kombu
 import kombu.pools
 import pytest
 from celery import Celery
@@ -20,6 +19,8 @@ import celery_rabbit_delay
 from tests.broker import QUICK, Vhost
 from tests.wait import wait_until
 from tools import ledger
+
+from .queues import KINDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,10 +52,8 @@ class Shop:
             "PYTHONPATH": str(ROOT),
         }
         self.app = Celery("shop", set_as_current=False)
-        self.app.conf.update({key: value for key, value in conf.items() if not key.endswith("_queues")})
-        if "quorum_queues" in conf:
-            arguments = {"x-queue-type": "quorum"}
-            self.app.conf.task_queues = [kombu.Queue(name, queue_arguments=arguments) for name in conf["quorum_queues"]]
+        self.app.conf.update({key: value for key, value in conf.items() if key != "queues"})
+        self.app.conf.update(KINDS[conf.get("queues", "made when missing")])
         if options is not None:
             celery_rabbit_delay.install(self.app, **options)
 
@@ -98,6 +97,11 @@ class Shop:
             process.wait()
         self.app.close()
         kombu.pools.reset()
+
+
+def signature(shop: Shop, task: str, *args: Any, **options: Any) -> Any:
+    immutable = task != "join"  # or it would be called with the result of the one before
+    return shop.app.signature(f"tests.acceptance.shop.{task}", args, options=options, immutable=immutable)
 
 
 class Worker:

@@ -1,6 +1,6 @@
 """The Celery app of the acceptance tests, set up by environment variables.
 
-SHOP_CONF: JSON of settings, and names of "topic_queues" or "quorum_queues".
+SHOP_CONF: JSON of settings, and of "queues", a kind of them.
 SHOP_OPTIONS: JSON of install()'s options, "null" for an app without install().
 SHOP_LEDGER: the ledger that tasks append their runs to.
 """
@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from typing import Any
 
-import kombu
 from celery import Celery, Task
 
 import celery_rabbit_delay
+from tests.acceptance.queues import KINDS
 from tools import ledger
 
 app = Celery("shop")
 conf = json.loads(os.environ["SHOP_CONF"])
-if "quorum_queues" in conf:  # task_default_queue_type came with Celery 5.5
-    quorum = {"x-queue-type": "quorum"}
-    conf["task_queues"] = [kombu.Queue(name, queue_arguments=quorum) for name in conf.pop("quorum_queues")]
-if "topic_queues" in conf:
-    exchange = kombu.Exchange("shop", "topic")
-    conf["task_queues"] = [kombu.Queue(name, exchange, routing_key=name) for name in conf.pop("topic_queues")]
+app.conf.update(KINDS[conf.pop("queues", "made when missing")])
 app.conf.update(conf)
 options = json.loads(os.environ["SHOP_OPTIONS"])
 if options is not None:
@@ -42,6 +38,7 @@ def note(self: Task, name: Any = None, *_: Any) -> Any:
     request = self.request
     record(
         name=name,
+        hostname=request.hostname,
         eta=request.eta,
         delivery_info={k: request.delivery_info[k] for k in ("exchange", "routing_key", "priority", "redelivered")},
         headers=request.headers,
@@ -52,11 +49,27 @@ def note(self: Task, name: Any = None, *_: Any) -> Any:
 
 
 @app.task(bind=True, max_retries=None)
-def stubborn(self: Task, times: int, countdown: float) -> None:
+def stubborn(self: Task, times: int, countdown: float, name: str = "stubborn") -> None:
     """Retries so many times."""
-    note.run.__func__(self, "stubborn")
+    note.run.__func__(self, name)
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
+
+
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def dies_once(self: Task) -> None:
+    """Kills its process, and runs when the broker delivers it again."""
+    note.run.__func__(self, "dies once")
+    if not self.request.delivery_info["redelivered"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True, acks_late=True)
+def sleeps_once(self: Task) -> None:
+    """Takes ten minutes, and none when the broker delivers it again."""
+    note.run.__func__(self, "sleeps once")
+    if not self.request.delivery_info["redelivered"]:
+        time.sleep(600)
 
 
 @app.task

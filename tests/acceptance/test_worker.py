@@ -11,15 +11,10 @@ from celery import chain, chord, group
 from tests.broker import QUICK
 from tests.wait import wait_until
 
-from .conftest import MakeShop, Shop
+from .conftest import MakeShop, Shop, signature
 
 
-def signature(shop: Shop, task: str, *args: Any, **options: Any) -> Any:
-    immutable = task != "join"  # or it would be called with the result of the one before
-    return shop.app.signature(f"tests.acceptance.shop.{task}", args, options=options, immutable=immutable)
-
-
-@pytest.mark.parametrize("conf", [{}, {"quorum_queues": ["celery"]}, {"topic_queues": ["celery", "mail"]}])
+@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}, {"queues": "classic, topic exchange"}])
 @pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin"])
 def test_a_delayed_task_looks_like_one_that_was_sent_directly(
     make_shop: MakeShop, conf: dict[str, Any], timezone: str
@@ -27,7 +22,7 @@ def test_a_delayed_task_looks_like_one_that_was_sent_directly(
     shop = make_shop(**conf, timezone=timezone)
     shop.worker()
     options: dict[str, Any] = {"priority": 3, "headers": {"customer": "42"}}
-    if "topic_queues" in conf:
+    if "topic" in conf.get("queues", ""):
         options |= {"exchange": "shop", "routing_key": "mail"}
     shop.send("note", "direct", **options, eta="2020-01-01T00:00:00+00:00", task_id="one")
     shop.send("note", "delayed", **options, countdown=0.5, task_id="one")
@@ -62,27 +57,6 @@ def test_fifty_retries_stay_on_their_queue_and_do_not_grow(make_shop: MakeShop) 
             k: v for k, v in first.items() if k not in changing
         }
     assert shop.vhost.count("celery-rabbit-delay.orphans") == 0
-
-
-def test_retries_of_a_task_on_a_topic_exchange_stay_on_its_queue(make_shop: MakeShop) -> None:
-    shop = make_shop(topic_queues=["celery", "q2"])
-    shop.worker("-Q", "celery,q2")
-    shop.send("stubborn", 5, 0.02, exchange="shop", routing_key="q2")
-    runs = shop.wait_for(6)
-    assert {run["delivery_info"]["routing_key"] for run in runs} == {"q2"}
-    assert {run["delivery_info"]["exchange"] for run in runs} == {"shop"}
-
-
-@pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_other_pools_run_delayed_tasks_and_retries(make_shop: MakeShop, pool: str) -> None:
-    shop = make_shop()
-    for _ in range(20):
-        shop.send("note", "delayed", countdown=1)
-    worker = shop.worker("-P", pool)
-    shop.send("stubborn", 5, 0.05)
-    shop.wait_for(6, "stubborn")
-    shop.wait_for(20, "delayed")
-    assert "Traceback" not in worker.output()
 
 
 def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
@@ -145,7 +119,7 @@ def test_a_worker_creates_nothing_for_delays_that_nobody_asks_for(make_shop: Mak
     assert not [name for name in created if name.startswith("celery-rabbit-delay")]
 
 
-@pytest.mark.parametrize("conf", [{}, {"quorum_queues": ["celery"]}], ids=["classic", "quorum"])
+@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
 def test_mingle_gossip_events_and_remote_control_work_between_workers(
     make_shop: MakeShop, conf: dict[str, Any]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -12,40 +11,18 @@ from zoneinfo import ZoneInfo
 import kombu
 import kombu.pools
 import pytest
-from celery import Celery, chain, chord, group
+from celery import chain, chord, group
 from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 from freezegun import freeze_time
 
-from celery_rabbit_delay import DestinationNotFound, InvalidDelay, install, routing_key
+from celery_rabbit_delay import DestinationNotFound, InvalidDelay, routing_key
 from celery_rabbit_delay.message import HEADER
-from tests.broker import QUICK, Vhost
+from tests.broker import Vhost
 from tests.wait import wait_until
 from tools.node import free_port
 
-MakeApp = Callable[..., Celery]
-
-
-def nothing() -> None:
-    pass
-
-
-@pytest.fixture
-def make_app(vhost: Vhost) -> Iterator[MakeApp]:
-    apps = []
-
-    def make(**conf: Any) -> Celery:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update({"broker_url": vhost.url("amqp"), "result_backend": "cache+memory://", **conf})
-        install(app, **QUICK)
-        app.task(name="t", shared=False)(nothing)
-        apps.append(app)
-        return app
-
-    yield make
-    for app in apps:
-        app.close()
-    kombu.pools.reset()
+from .conftest import MakeApp
 
 
 def waiting(vhost: Vhost, amount: int = 1, *arrived: str) -> list[Any]:
@@ -132,11 +109,6 @@ def test_an_eta_that_cannot_be_read_is_an_error_where_the_user_sees_it(
 def test_beyond_the_maximum_is_an_error_where_the_user_sees_it(make_app: MakeApp) -> None:
     with pytest.raises(InvalidDelay, match="max_delay=120 s"):
         make_app().send_task("t", countdown=121)
-
-
-def test_the_first_task_of_all_arrives_before_any_worker_ran(vhost: Vhost, make_app: MakeApp) -> None:
-    make_app().send_task("t", countdown=0.05, queue="never-heard-of")
-    assert len(vhost.take("never-heard-of", 1)) == 1
 
 
 def test_a_task_for_an_exchange_that_does_not_exist_is_an_error(make_app: MakeApp) -> None:

@@ -1,0 +1,34 @@
+"""The kinds of task queues that people have: Celery settings by name, for worker and publisher alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+NAMES = ("celery", "mail")
+
+
+def queues(exchange: Exchange | None = None, **options: Any) -> dict[str, Any]:
+    bound = {} if exchange is None else {"exchange": exchange}
+    return {"task_queues": [Queue(name, routing_key=name, **bound, **options) for name in NAMES]}
+
+
+QUORUM = {"x-queue-type": "quorum"}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "made when missing": {},
+    "classic": queues(queue_arguments={"x-queue-type": "classic"}),
+    "classic, direct exchange": queues(Exchange("shop", "direct")),
+    "classic, topic exchange": queues(Exchange("shop", "topic")),
+    "quorum": queues(queue_arguments=QUORUM),
+    "quorum, topic exchange": queues(Exchange("shop", "topic"), queue_arguments=QUORUM),
+    "priority": queues(max_priority=9),
+    "auto-delete": queues(auto_delete=True),
+    # Celery 5.4 knows no task_default_queue_type, and makes classic ones.
+    "quorum by default": {"task_default_queue_type": "quorum"},
+    "quorum by default, topic exchange": {"task_default_queue_type": "quorum", "task_default_exchange_type": "topic"},
+    "broadcast": {"task_queues": [Queue("celery"), Broadcast("news")]},
+    "exclusive": {"task_queues": [Queue("celery"), Queue("own", Exchange("own"), "own", exclusive=True)]},
+}

@@ -1,0 +1,114 @@
+"""What happens to the connection of a worker and of a publisher, and what they are configured with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.broker import QUICK, Broker
+from tests.proxy import proxy
+from tests.wait import wait_until
+from tools.node import Node, free_port
+
+from .conftest import MakeShop, Shop
+
+PATIENT = {"task_publish_retry_policy": {"max_retries": 60, "interval_start": 0.5, "interval_step": 0}}
+
+
+@pytest.fixture
+def shop_at(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+    """A shop whose broker is at a URL."""
+    shops: list[Shop] = []
+
+    def make(url: str, **conf: Any) -> Shop:
+        shops.append(Shop(None, tmp_path, QUICK, {"broker_url": url, **conf}))
+        return shops[-1]
+
+    yield make
+    for shop in shops:
+        shop.close()
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_the_first_broker_of_a_list_is_dead(make_shop: MakeShop, as_list: bool) -> None:
+    alive = make_shop().vhost.url("amqp")
+    dead = f"amqp://guest:guest@127.0.0.1:{free_port()}//"
+    shop = make_shop(broker_url=[dead, alive] if as_list else f"{dead};{alive}")
+    shop.worker()
+    shop.send("stubborn", 3, 0.1)
+    shop.send("note", "delayed", countdown=0.3)
+    shop.wait_for(5)
+
+
+def test_a_virtual_host_a_user_and_a_password_of_odd_characters(make_shop: MakeShop, broker: Broker) -> None:
+    name, password, vhost = "ada@shop:1/é", "p@ss:w/o#rd?%2F", "the shop/über & co"
+    user, path = quote(name, safe=""), quote(vhost, safe="")
+    broker.api("PUT", f"/vhosts/{path}")
+    broker.api("PUT", f"/users/{user}", {"password": password, "tags": ""})
+    broker.api("PUT", f"/permissions/{path}/{user}", {"configure": ".*", "write": ".*", "read": ".*"})
+    try:
+        shop = make_shop(broker_url=f"amqp://{user}:{quote(password, safe='')}@127.0.0.1:{broker.node.port}/{path}")
+        shop.worker()
+        shop.send("stubborn", 3, 0.1)
+        shop.wait_for(4)
+        assert broker.api("GET", f"/queues/{path}")
+    finally:
+        broker.api("DELETE", f"/vhosts/{path}")
+        broker.api("DELETE", f"/users/{user}")
+
+
+@pytest.mark.parametrize("wiped", [False, True], ids=["restarted", "wiped"])
+def test_a_broker_is_killed_under_a_worker_and_a_publisher(shop_at: Callable[..., Shop], wiped: bool) -> None:
+    """What was confirmed survives; a broker that comes back empty gets its cascade and its bindings again."""
+    with Node() as node:
+        shop = shop_at(node.url(), **PATIENT)
+        shop.worker()
+        shop.send("note", "before", countdown=0.3)
+        shop.wait_for(1, "before")
+        for n in range(10):
+            shop.send("note", f"waits {n}", countdown=10)
+        node.kill()
+        if wiped:
+            shutil.rmtree(node.data / "data")
+        node.start()
+        for n in range(10):
+            shop.send("note", f"after {n}", countdown=0.3)
+            shop.send("stubborn", 2, 0.3, f"retries {n}")
+        expected = {(f"after {n}", 0) for n in range(10)} | {(f"retries {n}", 2) for n in range(10)}
+        if not wiped:
+            expected |= {(f"waits {n}", 0) for n in range(10)}
+        wait_until(lambda: expected <= {(run["name"], run["retries"]) for run in shop.runs()}, "all have run")
+
+
+def test_a_worker_whose_connection_falls_silent_connects_again(make_shop: MakeShop, broker: Broker) -> None:
+    """Nothing but heartbeats tells it."""
+    publisher = make_shop()
+    with proxy(broker.node.port) as between:
+        url = publisher.vhost.url("amqp").replace(str(broker.node.port), str(between.port))
+        worker = make_shop(broker_url=url, broker_heartbeat=2).worker()
+        publisher.send("note", "before", countdown=0.3)
+        publisher.wait_for(1, "before")
+        between.flowing.clear()
+        wait_until(lambda: "connection to broker lost" in worker.output().lower(), "the worker misses the heartbeats")
+        between.flowing.set()
+        wait_until(lambda: worker.output().count("Connected to") == 2, "the worker connects again")
+        publisher.send("note", "after", countdown=0.3)
+        publisher.wait_for(1, "after")
+
+
+def test_a_publisher_idle_for_longer_than_its_heartbeat_publishes_again(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    idle = make_shop(broker_url=shop.vhost.url("amqp") + "?heartbeat=1")
+    idle.send("note", "before", countdown=0.3)
+    log = shop.vhost.broker.node.log
+    given_up = b"missed heartbeats from client, timeout: 1s"
+    wait_until(lambda: given_up in log.read_bytes(), "the broker gives the publisher up")
+    idle.send("note", "after", countdown=0.3)
+    shop.worker()
+    shop.wait_for(1, "before")
+    shop.wait_for(1, "after")

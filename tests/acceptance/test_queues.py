@@ -1,0 +1,95 @@
+"""Every kind of task queue: delayed tasks and retries arrive there, once, and nothing else is in their way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from datetime import datetime
+
+import pytest
+
+from celery_rabbit_delay import InvalidDestination
+from tests.wait import wait_until
+
+from .conftest import MakeShop, Shop, Worker
+from .queues import KINDS, NAMES
+
+
+def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
+    """No task was early, misdirected or sent by way of Celery's native delayed delivery, and nobody warned of one."""
+    for run in shop.runs():
+        if run.get("eta"):
+            assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
+    assert shop.vhost.count("celery-rabbit-delay.orphans") == 0
+    assert not [name for name in shop.vhost.names("exchanges") if name.startswith("celery_delayed")]
+    for worker in workers:
+        assert "WARNING" not in worker.output()
+        assert "ERROR" not in worker.output()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("broadcast", "exclusive")])
+def test_tasks_and_retries_stay_on_their_queue(
+    make_shop: MakeShop, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = make_shop(queues=kind)
+    with caplog.at_level(logging.WARNING):
+        for queue in NAMES:
+            shop.send("note", f"before the worker, {queue}", countdown=0.5, queue=queue)
+        worker = shop.worker("-Q", ",".join(NAMES))
+        for queue in NAMES:
+            shop.send("note", f"immediate, {queue}", queue=queue)
+            shop.send("note", f"delayed, {queue}", countdown=0.3, queue=queue)
+            shop.send("stubborn", 3, 0.1, queue, queue=queue)
+    shop.wait_for(2 * (3 + 4))
+    for run in shop.runs():
+        assert run["name"].endswith(run["delivery_info"]["routing_key"])
+    assert caplog.records == []
+    assert_nothing_went_wrong(shop, worker)
+
+
+def test_a_broadcast_task_runs_once_on_each_worker(make_shop: MakeShop) -> None:
+    shop = make_shop(queues="broadcast")
+    workers = [shop.worker("-Q", "celery,news", name=name) for name in ("one", "two")]
+    before = shop.vhost.bindings()
+    for n in range(5):
+        shop.send("note", "news", countdown=0.3, queue="news")
+        shop.send("note", f"ordinary {n}", countdown=0.3)
+    shop.wait_for(5 * (2 + 1))
+    assert {run["hostname"] for run in shop.runs("news")} == {"one@localhost", "two@localhost"}
+    assert_nothing_went_wrong(shop, *workers)
+    assert not [target for _, target, *_ in shop.vhost.bindings() - before if target.startswith("bcast")]
+
+
+def test_an_exclusive_queue_is_reached_through_its_exchange(make_shop: MakeShop) -> None:
+    shop = make_shop(queues="exclusive")
+    worker = shop.worker("-Q", "own")
+    shop.send("note", "own", exchange="own", routing_key="own")
+    shop.send("note", "own", countdown=0.3, exchange="own", routing_key="own")
+    shop.send("stubborn", 3, 0.1, exchange="own", routing_key="own")
+    shop.wait_for(2 + 4)
+    assert_nothing_went_wrong(shop, worker)
+    refused = pytest.raises(InvalidDestination, match=r"exclusive to another connection.*'own'")
+    with shop.app.producer_or_acquire() as producer, refused:
+        producer.publish("x", routing_key="own", headers={"x-delay": 300})
+
+
+def test_an_auto_delete_queue_that_comes_back_receives_what_waits_for_it(make_shop: MakeShop) -> None:
+    shop = make_shop(queues="auto-delete")
+    worker = shop.worker(name="one")
+    shop.send("note", "patient", countdown=8)
+    os.kill(worker.process.pid, signal.SIGTERM)
+    wait_until(lambda: "celery" not in shop.vhost.names("queues"), "the queue is gone")
+    again = shop.worker(name="two")
+    shop.wait_for(1, "patient")
+    assert_nothing_went_wrong(shop, worker, again)
+
+
+def test_priorities_order_the_queue_of_a_worker(make_shop: MakeShop) -> None:
+    shop = make_shop(queues="priority", worker_prefetch_multiplier=1)
+    order = [0, 9, 4, 5, 2, 7]
+    for priority in order:
+        shop.send("note", priority, countdown=0.1, priority=priority)
+    wait_until(lambda: shop.vhost.count("celery") == len(order), "all are in the queue")
+    shop.worker("-c", "1")
+    assert [run["name"] for run in shop.wait_for(len(order))] == sorted(order, reverse=True)

@@ -1,0 +1,80 @@
+"""Publishing from many threads, and from processes that were forked."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from tests.broker import Vhost
+
+from .conftest import MakeApp
+
+
+def in_children(amount: int, work: Callable[[int], None]) -> None:
+    """Runs `work(n)` in so many forked processes, and beside them here."""
+    children = []
+    for n in range(amount):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                work(n)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        children.append(child)
+    work(amount)
+    for child in children:
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+
+
+def payloads(vhost: Vhost, amount: int) -> list[int]:
+    return sorted(message.payload[0][0] for message in vhost.take("celery", amount))
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_many_threads(vhost: Vhost, make_app: MakeApp, confirm: bool) -> None:
+    app = make_app(options={"confirm": confirm})
+    errors: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for n in range(20):
+                app.send_task("t", (100 * thread + n,), countdown=0.3)
+        except BaseException as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert payloads(vhost, 160) == [100 * thread + n for thread in range(8) for n in range(20)]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["connected before", "not connected before"])
+def test_forked_children_beside_their_parent(vhost: Vhost, make_app: MakeApp, before: bool) -> None:
+    """As a pre-forking web server that has loaded the app does."""
+    app = make_app()
+    if before:
+        app.send_task("t", (-1,), countdown=0.3)
+    connections = vhost.broker.connections() if before else []
+
+    def work(process: int) -> None:
+        for n in range(20):
+            app.send_task("t", (100 * process + n,), countdown=0.3)
+            time.sleep(0.01)  # all at the same time
+
+    in_children(3, work)
+    expected = [100 * process + n for process in range(4) for n in range(20)]
+    assert payloads(vhost, 80 + before) == [-1] * before + expected
+    assert set(connections) <= set(vhost.broker.connections())
