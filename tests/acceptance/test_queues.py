@@ -21,7 +21,9 @@ def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
     for run in shop.runs():
         if run.get("eta"):
             assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
-    assert shop.vhost.count("celery-rabbit-delay.orphans") == 0
+    assert "celery-rabbit-delay.orphans" not in shop.vhost.names("queues") or not shop.vhost.count(
+        "celery-rabbit-delay.orphans"
+    )
     assert not [name for name in shop.vhost.names("exchanges") if name.startswith("celery_delayed")]
     for worker in workers:
         assert "WARNING" not in worker.output()

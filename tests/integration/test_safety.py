@@ -15,7 +15,7 @@ from tests.proxy import proxy
 from tests.wait import wait_until
 
 DELAY = {"x-delay": 30}
-SLOW = {"x-delay": 1500}  # long enough to delete something meanwhile
+SLOW = {"x-delay": 3000}  # long enough to delete something meanwhile
 
 
 def test_orphans_are_kept_readable_and_hold_nobody_up(vhost: Vhost) -> None:
@@ -43,10 +43,11 @@ def test_orphans_of_a_named_exchange_are_kept_too(vhost: Vhost, kind: str) -> No
     gone, good = (kombu.Queue(name, exchange, routing_key=name) for name in ("gone", "good"))
     with vhost.connection() as connection:
         producer = connection.Producer()
-        for queue in (gone, good):
-            for n in range(40):
-                producer.publish(n, exchange=exchange, routing_key=queue.name, declare=[queue], headers=SLOW)
+        for n in range(40):
+            producer.publish(n, exchange=exchange, routing_key="gone", declare=[gone], headers=SLOW)
         vhost.delete_queue("gone")
+        for n in range(40):
+            producer.publish(n, exchange=exchange, routing_key="good", declare=[good], headers=SLOW)
         assert len(take(connection, "good", 40, timeout=20)) == 40
     orphans = vhost.take("celery-rabbit-delay.orphans", 40)
     assert {message.headers[HEADER]["exchange"] for message in orphans} == {"orders"}
