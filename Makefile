@@ -3,7 +3,7 @@
 # make lint    ruff and mypy
 # make diagrams   redraws docs from the topology
 #
-# A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ_SERVER=/path chooses another RabbitMQ.
+# A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ=4.3 chooses another RabbitMQ.
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +26,7 @@ diagrams: $(VENV)/ready
 	$(BIN)/python -m tools.diagrams
 
 broker:
-	@tools/ensure-broker
+	@[ -n "$$RABBITMQ_SERVER" ] || tools/get-rabbitmq $(RABBITMQ) >/dev/null
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

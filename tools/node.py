@@ -1,13 +1,15 @@
 """A private RabbitMQ node: its own name, ports and data, gone when it stops.
 
 Only environment variables set it up (https://www.rabbitmq.com/docs/configure#supported-environment-variables),
-so any installed RabbitMQ will do. `RABBITMQ_SERVER=/path/to/rabbitmq-server` chooses one.
+so any RabbitMQ will do. `RABBITMQ=4.3` chooses one by its name for tools/get-rabbitmq, and
+`RABBITMQ_SERVER=/path/to/rabbitmq-server` one that is there.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -20,18 +22,19 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-SERVERS = ("/usr/lib/rabbitmq/bin/rabbitmq-server",)  # Debian's /usr/sbin wrapper wants the rabbitmq user
-BREW_PREFIXES = ("/opt/homebrew/sbin", "/usr/local/sbin")
+GET_RABBITMQ = Path(__file__).with_name("get-rabbitmq")
 
 
-def find_server() -> Path | None:
-    """The `rabbitmq-server` to run: `RABBITMQ_SERVER`, a package's own, or the one on the PATH."""
+@functools.cache
+def find_server() -> Path:
+    """The `rabbitmq-server` to run: `RABBITMQ_SERVER`, or what tools/get-rabbitmq gives for the name in `RABBITMQ`."""
     chosen = os.environ.get("RABBITMQ_SERVER")
     if chosen:
         return Path(chosen)
-    path = os.pathsep.join([os.environ.get("PATH", ""), *BREW_PREFIXES])
-    candidates = [*SERVERS, shutil.which("rabbitmq-server", path=path)]
-    return next((Path(c) for c in candidates if c and Path(c).exists()), None)
+    answer = subprocess.run([GET_RABBITMQ, os.environ.get("RABBITMQ", "")], capture_output=True, text=True)
+    if answer.returncode:
+        raise NodeFailed(answer.stderr[-3000:].strip())
+    return Path(answer.stdout.strip())
 
 
 def free_port() -> int:
@@ -62,12 +65,7 @@ class Node:
     """
 
     def __init__(self, server: Path | None = None, plugins: tuple[str, ...] = (), conf: str = "") -> None:
-        found = server or find_server()
-        if found is None:
-            raise NodeFailed(
-                "no rabbitmq-server here: run `make broker`, or set RABBITMQ_SERVER=/path/to/rabbitmq-server"
-            )
-        self.server = found
+        self.server = server or find_server()
         self.plugins = plugins
         self.conf = conf
         self.port, self.dist_port, self.epmd_port, self.management_port = (free_port() for _ in range(4))
@@ -109,6 +107,7 @@ class Node:
             "RABBITMQ_PID_FILE": str(self.data / "pid"),
             "RABBITMQ_CONF_ENV_FILE": str(self.data / "no-such-file"),
             "RABBITMQ_CONFIG_FILE": str(self.data / "rabbitmq"),
+            "RABBITMQ_CONFIG_FILES": str(self.data / "no-such-file"),  # conf.d: official images turn statistics off
         }
 
     def start(self, timeout: float = 60) -> None:
@@ -163,6 +162,9 @@ class Node:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+            kill = self.data / "kill"  # left by a container, which outlives its client: see tools/get-rabbitmq
+            if kill.exists():
+                subprocess.run([kill], capture_output=True)
 
     def stop(self, timeout: float = 20) -> None:
         """SIGTERM, then SIGKILL: the whole process group, so that nothing is left running."""
