@@ -1,6 +1,7 @@
 # make demo    the main job, on a private RabbitMQ node
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
 # make lint    ruff and mypy
+# make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (hours)
 # make diagrams   redraws docs from the topology
 #
 # A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ=4.3 chooses another RabbitMQ.
@@ -9,7 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint diagrams broker clean
+.PHONY: demo test lint matrix diagrams broker clean
 
 demo: $(VENV)/ready broker
 	$(BIN)/python -m tools.demo
@@ -22,11 +23,15 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+matrix: $(VENV)/ready
+	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done
+	$(BIN)/tox run $(ARGS)
+
 diagrams: $(VENV)/ready
 	$(BIN)/python -m tools.diagrams
 
 broker:
-	@[ -n "$$RABBITMQ_SERVER" ] || tools/get-rabbitmq $(RABBITMQ) >/dev/null
+	@tools/get-rabbitmq $(RABBITMQ) >/dev/null
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -29,5 +29,5 @@ def pytest_report_header() -> list[str]:
     from importlib.metadata import version
 
     # Not find_server(): unit tests need no broker, and it may have to install one.
-    rabbitmq = os.environ.get("RABBITMQ_SERVER") or os.environ.get("RABBITMQ") or "of this machine"
+    rabbitmq = os.environ.get("RABBITMQ") or "of this machine"
     return [f"celery {version('celery')}, kombu {version('kombu')}, amqp {version('amqp')}, RabbitMQ {rabbitmq}"]

@@ -1,8 +1,7 @@
 """A private RabbitMQ node: its own name, ports and data, gone when it stops.
 
 Only environment variables set it up (https://www.rabbitmq.com/docs/configure#supported-environment-variables),
-so any RabbitMQ will do. `RABBITMQ=4.3` chooses one by its name for tools/get-rabbitmq, and
-`RABBITMQ_SERVER=/path/to/rabbitmq-server` one that is there.
+so any RabbitMQ will do. `RABBITMQ=4.3` chooses one by its name for tools/get-rabbitmq.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ GET_RABBITMQ = Path(__file__).with_name("get-rabbitmq")
 
 @functools.cache
 def find_server() -> Path:
-    """The `rabbitmq-server` to run: `RABBITMQ_SERVER`, or what tools/get-rabbitmq gives for the name in `RABBITMQ`."""
-    chosen = os.environ.get("RABBITMQ_SERVER")
-    if chosen:
-        return Path(chosen)
+    """The `rabbitmq-server` to run: what tools/get-rabbitmq gives for the name in `RABBITMQ`."""
     answer = subprocess.run([GET_RABBITMQ, os.environ.get("RABBITMQ", "")], capture_output=True, text=True)
     if answer.returncode:
         raise NodeFailed(answer.stderr[-3000:].strip())

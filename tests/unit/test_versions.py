@@ -1,19 +1,49 @@
-"""What we say we support is what tox tests."""
+"""What we say we support is what tox tests, and tox tests every two of them together."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+#: The columns of the README's table, as tox's factors and tools/get-rabbitmq write them.
+ROW = re.compile(r"^\| Python \| Celery \| Kombu \| RabbitMQ \|.*\n\|[-|]+\n\| (.*?) \| (.*?) \| .*? \| (.*?) \|", re.M)
 
-def test_readme_pyproject_and_tox_name_the_same_versions() -> None:
-    readme, project = (ROOT / "README.md").read_text(), (ROOT / "pyproject.toml").read_text()
-    tox = (ROOT / "tox.ini").read_text()
-    pythons = re.findall(r"Python :: (3\.\d+)", project)
-    [(oldest, newest)] = re.findall(r'"celery>=(5\.\d),<(5\.\d)"', project)
-    celeries = [f"5.{minor}" for minor in range(int(oldest[2:]), int(newest[2:]))]
-    assert f"Python {pythons[0]} to {pythons[-1]}, Celery {celeries[0]} to {celeries[-1]}" in readme
-    envlist = f"3.{{{','.join(p[2:] for p in pythons)}}}-celery{{{','.join(c.replace('.', '') for c in celeries)}}}"
-    assert envlist in tox
+
+def combinations() -> set[tuple[str, str, str, str]]:
+    """(Python, Celery, oldest or newest Kombu, RabbitMQ) of each of tox's environments."""
+    command = [sys.executable, "-m", "tox", "list", "--no-desc", "--conf", str(ROOT / "tox.ini")]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"^(3\.\d+)-celery(\d)(\d)-kombu(\w+)-rabbitmq(\d)(\d+)$", listed, re.MULTILINE)
+    return {(python, f"{c}.{d}", kombu, f"{r}.{s}") for python, c, d, kombu, r, s in found}
+
+
+def test_readme_and_pyproject_name_what_tox_tests() -> None:
+    tested = combinations()
+    pythons, celeries, _, rabbitmqs = (sorted(set(column), key=version) for column in zip(*tested, strict=True))
+    [columns] = ROW.findall((ROOT / "README.md").read_text())
+    assert [cell.split(", ") for cell in columns] == [pythons, celeries, rabbitmqs]
+    project = (ROOT / "pyproject.toml").read_text()
+    assert re.findall(r"Python :: (3\.\d+)", project) == pythons
+    major, minor = map(int, celeries[-1].split("."))
+    assert f'"celery>={celeries[0]},<{major}.{minor + 1}"' in project
+    named = re.findall(r"^ {4}(\d\.\d+)\) of_debian", (ROOT / "tools" / "get-rabbitmq").read_text(), re.MULTILINE)
+    assert named == rabbitmqs
+
+
+def test_tox_combines_every_two_versions() -> None:
+    tested = combinations()
+    pythons, celeries, kombus, rabbitmqs = (set(column) for column in zip(*tested, strict=True))
+    assert {one[:3] for one in tested} == set(product(pythons, celeries, kombus))
+    assert {(python, rabbitmq) for python, *_, rabbitmq in tested} == set(product(pythons, rabbitmqs))
+    assert {(celery, kombu, rabbitmq) for _, celery, kombu, rabbitmq in tested} == set(
+        product(celeries, kombus, rabbitmqs)
+    )
+
+
+def version(name: str) -> list[int]:
+    return [int(number) if number.isdigit() else 0 for number in name.split(".")]
