@@ -5,7 +5,7 @@
 Importing the package registers the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS) with Kombu.
 """
 
-from celery.signals import worker_init
+from celery.signals import task_received, worker_init
 from kombu.connection import resolve_aliases
 from kombu.transport import TRANSPORT_ALIASES
 
@@ -23,7 +23,7 @@ from .exceptions import (
 )
 from .install import install
 from .options import Options
-from .worker import join_neighbours
+from .worker import join_neighbours, run_what_is_due
 
 __all__ = [
     "CascadeConflict",
@@ -47,3 +47,4 @@ resolve_aliases["rabbit-delay"] = "amqp"
 resolve_aliases["rabbit-delays"] = "amqps"
 
 worker_init.connect(join_neighbours, weak=False)
+task_received.connect(run_what_is_due, weak=False)
