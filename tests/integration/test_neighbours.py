@@ -98,13 +98,11 @@ def test_native_loses_the_first_task_if_no_worker_ran_before(vhost: Vhost, make_
     assert len(vhost.take("never-heard-of", 1)) == 1
 
 
-def test_native_raises_a_key_error_in_the_configuration_of_its_own_documentation(
-    vhost: Vhost, make_app: MakeApp
-) -> None:
+def test_native_fails_in_the_configuration_of_its_own_documentation(vhost: Vhost, make_app: MakeApp) -> None:
     queue = kombu.Queue("my-queue", queue_arguments=QUORUM)
     app = make_app(
         task_queues=[queue],
-        task_create_missing_queues=False,
+        task_default_queue_type="quorum",
         task_default_exchange_type="topic",
         broker_transport_options={"confirm_publish": True},
     )
