@@ -76,7 +76,7 @@ def test_a_broker_is_killed_under_a_worker_and_a_publisher(shop_at: Callable[...
         shop.send("note", "before", countdown=0.3)
         shop.wait_for(1, "before")
         for n in range(10):
-            shop.send("note", f"waits {n}", countdown=10)
+            shop.send("note", f"waits {n}", countdown=21)
         node.kill()
         if wiped:
             shutil.rmtree(node.data / "data")
