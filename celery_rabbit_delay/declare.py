@@ -14,7 +14,7 @@ from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, Resourc
 from .exceptions import CascadeConflict, CascadeMissing, DestinationNotFound, InvalidDestination, NotPermitted
 from .options import Declare
 from .routing_key import Destination
-from .topology import Binding, Cascade
+from .topology import Binding, Cascade, Exchange
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -44,15 +44,16 @@ def create(channel: Channel, cascade: Cascade) -> None:
     Nothing is waited for but that one, so it takes about as long as the broker needs to store ~600 entities.
     """
     with translated(cascade):
-        for exchange in cascade.exchanges():
-            _declare_exchange(channel, exchange.name, exchange.type, exchange.arguments, nowait=True)
+        *exchanges, complete = cascade.exchanges()
+        for exchange in exchanges:
+            _declare_exchange(channel, exchange, nowait=True)
         for queue in cascade.queues():
             channel.queue_declare(
                 queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=True
             )
         for binding in cascade.bindings():
             bind(channel, binding, nowait=True)
-        _declare_exchange(channel, cascade.complete, "fanout", {})
+        _declare_exchange(channel, complete)
 
 
 def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
@@ -83,7 +84,6 @@ def missing(channel: Channel, cascade: Cascade) -> Iterator[str]:
         with suppress(AccessRefused):
             if not exists(channel, name):
                 yield name
-    yield cascade.complete
 
 
 def exchange_exists(channel: Channel, name: str) -> bool:
@@ -102,8 +102,15 @@ def queue_exists(channel: Channel, name: str) -> bool:
     return True
 
 
-def _declare_exchange(channel: Channel, name: str, kind: str, arguments: Any, nowait: bool = False) -> None:
-    channel.exchange_declare(name, kind, durable=True, auto_delete=False, arguments=dict(arguments), nowait=nowait)
+def _declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False) -> None:
+    channel.exchange_declare(
+        exchange.name,
+        exchange.type,
+        durable=True,
+        auto_delete=False,
+        arguments=dict(exchange.arguments),
+        nowait=nowait,
+    )
 
 
 @contextmanager

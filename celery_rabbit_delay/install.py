@@ -19,9 +19,8 @@ from kombu.common import Broadcast
 from kombu.utils.imports import symbol_by_name
 
 from .exceptions import InvalidOption, NotPermitted, UnsupportedConfiguration
-from .options import Options
+from .options import OPTIONS, Options
 from .routing_key import Destination
-from .transport import OPTIONS
 
 logger = logging.getLogger(__name__)
 

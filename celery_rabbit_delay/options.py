@@ -15,6 +15,9 @@ from .topology import NORMAL_PRIORITY, Cascade, QueueType
 
 Declare = Literal["auto", "passive"]
 
+#: Key of the options in `transport_options`: an `Options` or a mapping.
+OPTIONS = "rabbit_delay"
+
 #: RabbitMQ refuses a queue TTL over ten years.
 TEN_YEARS = 10 * 365 * 24 * 3600.0
 

@@ -108,6 +108,7 @@ class Cascade:
         return f"{self.delay(level)}.done"
 
     def exchanges(self) -> Iterator[Exchange]:
+        """The last one is `complete`, to be declared after queues and bindings."""
         # RabbitMQ compares an exchange's type, flags and alternate exchange with what is declared, and nothing else
         # (https://www.rabbitmq.com/docs/ae), so naming the parameters there makes another cascade of this prefix an
         # error. Nothing is ever bound to `complete`: what no level takes is returned to the publisher (mandatory).
@@ -117,6 +118,7 @@ class Cascade:
         yield Exchange(self.orphans, "fanout")
         yield Exchange(self.guard, arguments={"alternate-exchange": self.orphans})
         yield Exchange(self.done, arguments={"alternate-exchange": self.orphans})  # after all that it can lead to
+        yield Exchange(self.complete, "fanout")
 
     def queues(self) -> Iterator[Queue]:
         for level in range(self.levels):

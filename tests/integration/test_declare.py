@@ -48,7 +48,7 @@ def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> N
     cascade = vhost.cascade
     exchanges = {e.name: e for e in cascade.exchanges()}
     queues = {queue.name: queue for queue in cascade.queues()}
-    assert vhost.names("exchanges") == sorted([*exchanges, cascade.complete])
+    assert vhost.names("exchanges") == sorted(exchanges)
     assert vhost.names("queues") == sorted([*queues, "q"])
     for name, exchange in exchanges.items():
         assert vhost.arguments("exchanges", name) == exchange.arguments
@@ -148,7 +148,7 @@ def test_passive_names_the_one_part_that_is_missing(vhost: Vhost, q: str) -> Non
     vhost.delete_queue(vhost.cascade.delay(4))
     vhost.delete_exchange(vhost.cascade.complete)
     with pytest.raises(
-        CascadeMissing, match=r"lacks celery-rabbit-delay\.delay\.160, celery-rabbit-delay\.ingest\.10ms"
+        CascadeMissing, match=r"lacks celery-rabbit-delay\.ingest\.10ms\S*, celery-rabbit-delay\.delay\.160"
     ):
         publish(vhost, declare="passive")
 
