@@ -14,7 +14,7 @@ from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, Resourc
 from .exceptions import CascadeConflict, CascadeMissing, DestinationNotFound, InvalidDestination, NotPermitted
 from .options import Declare
 from .routing_key import Destination
-from .topology import Binding, Cascade, Exchange
+from .topology import Binding, Cascade, Exchange, Queue
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -46,14 +46,12 @@ def create(channel: Channel, cascade: Cascade) -> None:
     with translated(cascade):
         *exchanges, complete = cascade.exchanges()
         for exchange in exchanges:
-            _declare_exchange(channel, exchange, nowait=True)
+            declare_exchange(channel, exchange, nowait=True)
         for queue in cascade.queues():
-            channel.queue_declare(
-                queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=True
-            )
+            declare_queue(channel, queue, nowait=True)
         for binding in cascade.bindings():
             bind(channel, binding, nowait=True)
-        _declare_exchange(channel, complete)
+        declare_exchange(channel, complete)
 
 
 def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
@@ -102,7 +100,7 @@ def queue_exists(channel: Channel, name: str) -> bool:
     return True
 
 
-def _declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False) -> None:
+def declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False) -> None:
     channel.exchange_declare(
         exchange.name,
         exchange.type,
@@ -111,6 +109,10 @@ def _declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False
         arguments=dict(exchange.arguments),
         nowait=nowait,
     )
+
+
+def declare_queue(channel: Channel, queue: Queue, nowait: bool = False) -> None:
+    channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=nowait)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -71,6 +72,17 @@ def fit(amqp: Any, options: Options) -> None:
     amqp.__class__ = type("DelayedAMQP", (DelayedAMQP, type(amqp)), {"delay_options": options})
 
 
+def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
+    """Where messages for a queue may be sent to: the queue itself, and its exchange.
+
+    Nobody else may bind to an exclusive queue, and the name of a broadcast queue is another one each time.
+    """
+    if not queue.exclusive and not isinstance(queue, Broadcast):
+        yield Destination("", (queue.name,))
+        if queue.exchange.name and not queue.binding_arguments:
+            yield Destination(queue.exchange.name, (queue.name,))
+
+
 class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
     """Leads what still waits for a queue to it again, in case it was deleted and is now declared anew."""
 
@@ -86,13 +98,11 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     def _rebind(self, queue: kombu.Queue) -> None:
         delayed = self.channel.connection.delayed()
-        # Nobody else may bind to an exclusive queue, and the name of a broadcast queue is another one each time.
-        if delayed.options.declare == "passive" or queue.exclusive or isinstance(queue, Broadcast):
+        if delayed.options.declare == "passive":
             return
         try:
-            delayed.rebind(Destination("", (queue.name,)))
-            if queue.exchange.name and not queue.binding_arguments:
-                delayed.rebind(Destination(queue.exchange.name, (queue.name,)))
+            for destination in destinations_of(queue):
+                delayed.rebind(destination)
         except NotPermitted as exc:  # no reason not to consume
             logger.warning("Delayed tasks that waited for %r before it was deleted become orphans: %s", queue.name, exc)
 

@@ -15,6 +15,9 @@ from .topology import NORMAL_PRIORITY, Cascade, QueueType
 
 Declare = Literal["auto", "passive"]
 
+#: Not "amqp": with that, Celery's native delayed delivery would rewrite the destination before the transport sees it.
+DRIVER_TYPE = "rabbit-delay"
+
 #: Key of the options in `transport_options`: an `Options` or a mapping.
 OPTIONS = "rabbit_delay"
 

@@ -7,10 +7,11 @@ the final `done` exchange to where it was going.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from . import routing_key
 from .routing_key import Destination
@@ -21,21 +22,18 @@ QueueType = Literal["quorum", "classic"]
 NORMAL_PRIORITY = 4
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     name: str
     type: str = "topic"
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(NamedTuple):
     name: str
     arguments: Mapping[str, str | int]
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     source: str
     target: str
     kind: Literal["exchange", "queue"]  # of the target
@@ -162,3 +160,23 @@ class Cascade:
                 source = self.guard
         for queue in destination.queues or (self.void,):
             yield Binding(source, queue, "queue", key)
+
+
+class Topology(NamedTuple):
+    """Everything on a broker that cascades and what they lead to need, each part once, by name."""
+
+    exchanges: dict[str, Exchange]
+    queues: dict[str, Queue]
+    bindings: dict[Binding, None]
+
+    @classmethod
+    def of(cls, cascades: Iterable[Cascade], destinations: Iterable[Destination] = ()) -> Topology:
+        topology = cls({}, {}, {})
+        destinations = list(destinations)
+        for cascade in cascades:
+            topology.exchanges.update((exchange.name, exchange) for exchange in cascade.exchanges())
+            topology.queues.update((queue.name, queue) for queue in cascade.queues())
+            topology.bindings.update(dict.fromkeys(cascade.bindings()))
+            for destination in destinations:
+                topology.bindings.update(dict.fromkeys(cascade.destination_bindings(destination)))
+        return topology

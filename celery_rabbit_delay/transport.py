@@ -22,12 +22,9 @@ from . import message as headers_
 from .eta import microseconds_until
 from .exceptions import DestinationNotFound
 from .message import Delivery
-from .options import OPTIONS, Options
+from .options import DRIVER_TYPE, OPTIONS, Options
 from .publish import DelayedPublisher
 from .routing_key import Destination
-
-#: Not "amqp": with that, Celery's native delayed delivery would rewrite the destination before we see it.
-DRIVER_TYPE = "rabbit-delay"
 
 
 class Channel(pyamqp.Channel):  # type: ignore[misc]

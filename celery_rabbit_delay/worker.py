@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from .transport import DRIVER_TYPE
+from .options import DRIVER_TYPE
 
 
 def join_neighbours(**signal: Any) -> None:

@@ -10,9 +10,9 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from celery_rabbit_delay import routing_key
+from celery_rabbit_delay import export, routing_key
 from celery_rabbit_delay.routing_key import Destination
-from celery_rabbit_delay.topology import Binding, Cascade
+from celery_rabbit_delay.topology import Cascade, Topology
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -21,33 +21,9 @@ CASCADE = Cascade("p", timedelta(milliseconds=125), levels=4)
 QUEUE = Destination("", ("celery",))
 
 
-def node(name: str, kind: str) -> str:
-    """A mermaid node: round for an exchange, a cylinder for a queue."""
-    identity = re.sub(r"\W", "_", f"{kind} {name}")
-    return f'{identity}[("{name}")]' if kind == "queue" else f'{identity}(["{name}"])'
-
-
-def edge(binding: Binding, style: str = "-->") -> str:
-    label = f'|"{binding.routing_key}"|' if binding.routing_key else ""
-    return f"    {node(binding.source, 'exchange')} {style}{label} {node(binding.target, binding.kind)}"
-
-
-def dead_letters(cascade: Cascade) -> list[str]:
-    """From each level's queue to the exchange that it dead-letters into, labelled with how long it holds a message."""
-    return [
-        f'    {node(queue.name, "queue")} -. "{int(queue.arguments["x-message-ttl"]) / 1000:g} s" .-> '
-        f"{node(str(queue.arguments['x-dead-letter-exchange']), 'exchange')}"
-        for queue in cascade.queues()
-        if "x-dead-letter-exchange" in queue.arguments
-    ]
-
-
 def topology() -> str:
     """All exchanges, queues and bindings of a cascade of four levels, and one destination."""
-    bindings = [*CASCADE.bindings(), *CASCADE.destination_bindings(QUEUE)]
-    lines = ["flowchart LR", *map(edge, bindings), *dead_letters(CASCADE)]
-    lines.append(f"    {node(CASCADE.done, 'exchange')} -. no binding .-> {node(CASCADE.orphans, 'exchange')}")
-    return "\n".join(lines)
+    return export.mermaid(Topology.of([CASCADE], [QUEUE])).strip()
 
 
 def journey(ticks: int = 10) -> str:

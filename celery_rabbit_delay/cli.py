@@ -1,0 +1,267 @@
+"""`celery -A shop delay COMMAND`, and `celery-rabbit-delay --broker URL COMMAND` where there is no app.
+
+Every `celery` command imports this module, so what only a command needs is imported there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    import kombu
+
+    from .management import Management
+    from .operate import Status
+    from .routing_key import Destination
+
+#: Exit code where nothing failed, but not all is as it should be.
+NOT_AS_IT_SHOULD_BE = 3
+
+
+@click.group(help="The queues in which delayed tasks wait: see, create, check and export them.")
+def delay() -> None:
+    pass
+
+
+@click.group(help="The queues in which delayed tasks wait, for those without a Celery app at hand.")
+@click.option("--broker", "-b", required=True, envvar="CELERY_BROKER_URL", help="amqp://user:password@host/vhost")
+@click.option("--prefix", help="As in install(), like the options that follow.")
+@click.option("--tick", type=float, help="Seconds.")
+@click.option("--max-delay", type=float, help="Seconds.")
+@click.option("--queue-type", type=click.Choice(["quorum", "classic"]))
+@click.option("--queue", "queues", multiple=True, help="A queue that delayed tasks go to; may be repeated.")
+@click.pass_context
+def standalone(ctx: click.Context, /, broker: str, queues: tuple[str, ...], **options: Any) -> None:
+    import kombu
+    from celery import Celery
+
+    from . import install
+
+    app = Celery("celery-rabbit-delay", broker=broker, set_as_current=False)
+    app.conf.task_queues = [kombu.Queue(name) for name in queues]
+    app.conf.task_default_queue = ""  # no queue but those named
+    with told():
+        install(app, **{key: value for key, value in options.items() if value is not None})
+    ctx.obj = SimpleNamespace(app=app)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Errors that the user can do something about, without a traceback."""
+    from kombu.exceptions import OperationalError
+
+    from .exceptions import DelayError
+
+    try:
+        yield
+    except (DelayError, OperationalError, OSError) as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+@contextmanager
+def connected(app: Any) -> Iterator[kombu.Connection]:
+    from .options import DRIVER_TYPE
+
+    with told(), app.connection_for_write() as connection:
+        if connection.transport.driver_type != DRIVER_TYPE:
+            raise click.ClickException(f"{app} does not delay its tasks: call celery_rabbit_delay.install(app)")
+        connection.ensure_connection(max_retries=1)
+        yield connection
+
+
+priorities_option = click.option(
+    "--priorities/--no-priorities",
+    default=None,
+    help="With the levels for priorities above 4; by default if they are there.",
+)
+management_option = click.option(
+    "--management",
+    metavar="URL",
+    help="http://user:password@host:15672 of the management API, which tells more than AMQP.",
+)
+
+
+def management_of(url: str | None, connection: kombu.Connection) -> Management | None:
+    from .management import Management
+
+    return Management(url, connection.virtual_host or "/") if url else None
+
+
+def destinations(app: Any) -> list[Destination]:
+    from .install import destinations_of
+
+    return [destination for queue in app.amqp.queues.values() for destination in destinations_of(queue)]
+
+
+@delay.command()
+@priorities_option
+@management_option
+@click.pass_obj
+def plan(obj: Any, priorities: bool | None, management: str | None) -> None:
+    """What `setup` would create. Changes nothing on the broker.
+
+    Exits with 0 if all is there already, 3 if something is missing or different.
+    """
+    report(obj.app, priorities, management, probing=False)
+
+
+@delay.command()
+@priorities_option
+@click.pass_obj
+def setup(obj: Any, priorities: bool | None) -> None:
+    """Creates what is missing, and leads it to the queues of the app.
+
+    May be repeated. A cascade with other parameters is an error, and stays as it is.
+    """
+    from . import operate
+
+    with connected(obj.app) as connection:
+        wanted = operate.cascades(connection, priorities)
+        lacking = operate.setup(connection, wanted, destinations(obj.app))
+    click.echo(f"{wanted[0].prefix}: {len(wanted) * wanted[0].levels} levels are there")
+    for destination in lacking:
+        name = f"exchange {destination.exchange!r} or queue" if destination.exchange else "queue"
+        click.echo(f"nothing leads to {name} {destination.queues[0]!r}, which is not there")
+
+
+@delay.command()
+@priorities_option
+@click.option("--format", "how", type=click.Choice(["definitions", "terraform", "mermaid"]), default="definitions")
+@click.pass_obj
+def export(obj: Any, priorities: bool | None, how: str) -> None:
+    """Prints what `setup` creates, for other tools.
+
+    `definitions` is for `rabbitmqctl import_definitions`, `terraform` for the provider cyrilgdn/rabbitmq, `mermaid` a
+    diagram. The broker is not asked. What leads to the queues of the app is not part of it: they may not exist yet.
+    """
+    from . import export as exports
+    from .options import Options
+    from .topology import Topology
+
+    with told():
+        connection = obj.app.connection_for_write()
+        options: Options = connection.transport.delay_options
+    cascades = [options.cascade]
+    if priorities and options.cascade_for(9) != options.cascade:
+        cascades.append(options.high_cascade)
+    topology = Topology.of(cascades)
+    vhost = connection.virtual_host or "/"
+    if how == "mermaid":
+        click.echo(exports.mermaid(topology), nl=False)
+    else:
+        click.echo(getattr(exports, how)(topology, vhost), nl=False)
+
+
+@delay.command()
+@priorities_option
+@management_option
+@click.pass_obj
+def verify(obj: Any, priorities: bool | None, management: str | None) -> None:
+    """Compares what is on the broker with what should be, and sends messages through the short levels.
+
+    Exits with 0 if all is well, 3 if something is missing, different or does not come back. Bindings are compared
+    through the management API only; messages show what is wrong with those of levels of up to 2 s.
+    """
+    report(obj.app, priorities, management, probing=True)
+
+
+def report(app: Any, priorities: bool | None, management: str | None, probing: bool) -> None:
+    from . import operate
+    from .topology import Topology
+
+    with connected(app) as connection:
+        cascades = operate.cascades(connection, priorities)
+        # Otherwise a publisher makes what leads to a destination when it needs it.
+        passive = connection.transport.delay_options.declare == "passive"
+        topology = Topology.of(cascades, destinations(app) if passive else ())
+        parts = list(operate.compare(connection, topology, management_of(management, connection)))
+        wrong = [part for part in parts if part.state != "present"]
+        for part in wrong:
+            click.echo(f"{part.state:<10} {part.kind:<8} {part.name}" + (f": {part.detail}" if part.detail else ""))
+        click.echo(f"{len(parts) - len(wrong)} of {len(parts)} parts are as they should be")
+        lost: list[str] = []
+        if probing and not any(part.kind != "binding" for part in wrong):
+            for cascade in cascades:
+                for problem in operate.probe(connection, cascade):
+                    click.echo(problem)
+                    lost.append(problem)
+            if not lost:
+                click.echo("every message through the short levels came back, none early")
+    if wrong or lost:
+        if probing:
+            click.echo("`setup` creates what is missing; what is different needs another prefix", err=True)
+        raise SystemExit(NOT_AS_IT_SHOULD_BE)
+
+
+@delay.command()
+@priorities_option
+@management_option
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--watch", is_flag=True, help="Again every two seconds, until interrupted.")
+@click.pass_obj
+def status(obj: Any, priorities: bool | None, management: str | None, as_json: bool, watch: bool) -> None:
+    """How many messages wait, level by level, and what could not be delivered.
+
+    Exits with 3 if a level is blocked or missing, or if there are orphans.
+    """
+    from . import operate
+
+    with connected(obj.app) as connection:
+        while True:
+            wanted = operate.cascades(connection, priorities)
+            found = operate.status(connection, wanted, management_of(management, connection))
+            if watch:
+                click.clear()
+            click.echo(as_text(found) if not as_json else json.dumps(as_data(found)))
+            if not watch:
+                break
+            time.sleep(2)
+    if found.blocked or found.orphans or any(level.ready is None for level in found.levels):
+        raise SystemExit(NOT_AS_IT_SHOULD_BE)
+
+
+def as_data(found: Status) -> dict[str, Any]:
+    return {
+        "waiting": found.waiting,
+        "orphans": found.orphans,
+        "blocked": [level.queue for level in found.blocked],
+        "levels": [level._asdict() for level in found.levels],
+        "destinations": found.destinations
+        and [{"from": b.source, "to": b.target, "kind": b.kind} for b in found.destinations],
+    }
+
+
+def as_text(found: Status) -> str:
+    lines = [f"{'level':>10}  {'ready':>9}  {'unsettled':>9}  queue"]
+    for level in found.levels:
+        ready = "missing" if level.ready is None else f"{level.ready:,}"
+        unsettled = "" if level.unsettled is None else f"{level.unsettled:,}"
+        lines.append(f"{span(level.ttl):>10}  {ready:>9}  {unsettled:>9}  {level.queue}")
+    lines.append(f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans"))
+    for binding in found.destinations or ():
+        lines.append(f"leads to {binding.kind} {binding.target!r}")
+    lines += [f"BLOCKED: {level.queue} cannot hand its messages on: run `verify`" for level in found.blocked]
+    return "\n".join(lines)
+
+
+def span(milliseconds: int) -> str:
+    """A level's TTL in the largest unit of which it is at least one."""
+    units = (("years", 365 * 86_400_000), ("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+    for unit, size in units:
+        if milliseconds >= size:
+            return f"{milliseconds / size:.3g} {unit}"
+    return f"{milliseconds} ms"
+
+
+standalone.commands = delay.commands
+
+
+def main() -> None:
+    standalone(prog_name="celery-rabbit-delay")

@@ -1,0 +1,220 @@
+"""What the people who run it do with a cascade. I/O over a Kombu connection; returns data and prints nothing.
+
+Every function takes a `kombu.Connection` with our transport, whose options say which cascade is meant.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
+
+import kombu
+from amqp import Message
+from amqp.exceptions import AccessRefused, PreconditionFailed
+
+from . import declare
+from .exceptions import DestinationNotFound, NotRouted
+from .management import Management
+from .options import Options
+from .publish import DelayedPublisher
+from .routing_key import Destination
+from .topology import Binding, Cascade, Topology
+
+State = Literal["present", "missing", "different", "unexpected", "unknown"]
+
+
+class Part(NamedTuple):
+    """A part of a topology as the broker has it. `detail` says more where it is not just present or missing."""
+
+    kind: Literal["exchange", "queue", "binding"]
+    name: str
+    state: State
+    detail: str = ""
+
+
+class Level(NamedTuple):
+    """A level's queue. `ready` messages wait; `unsettled` ones are on their way to the next queue (None: unknown)."""
+
+    queue: str
+    ttl: int  # milliseconds
+    ready: int | None  # None: the queue is missing
+    unsettled: int | None
+
+
+class Status(NamedTuple):
+    levels: list[Level]
+    orphans: int | None  # None: the queue is missing
+    destinations: list[Binding] | None  # what `done` leads to; None: unknown
+
+    @property
+    def waiting(self) -> int:
+        return sum((level.ready or 0) + (level.unsettled or 0) for level in self.levels)
+
+    @property
+    def blocked(self) -> list[Level]:
+        """Levels that hold as many unsettled messages as at-least-once dead lettering takes at a time.
+
+        https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
+        """
+        return [level for level in self.levels if (level.unsettled or 0) >= 32]
+
+
+def cascades(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
+    """The cascade for normal messages, and that for priorities above 4 if wanted or, with None, if it is there."""
+    options: Options = connection.transport.delay_options
+    found = [options.cascade]
+    if options.high_cascade != options.cascade_for(9):  # classic levels have no second one
+        return found
+    if priorities is None:
+        try:
+            priorities = declare.exchange_exists(connection.default_channel, options.high_cascade.complete)
+        except AccessRefused:  # RabbitMQ 4.3 hides it; whatever is done next says what is not permitted
+            priorities = False
+    return [*found, options.high_cascade] if priorities else found
+
+
+def compare(connection: kombu.Connection, topology: Topology, management: Management | None = None) -> Iterator[Part]:
+    """What of a topology the broker has. Bindings are seen only through the management API. Changes nothing.
+
+    Over AMQP, what is there with other arguments shows when it is declared again: that is refused, and if the
+    arguments are the same, nothing happens (https://www.rabbitmq.com/docs/queues#property-equivalence).
+    """
+    channel = connection.default_channel
+    for exchange in topology.exchanges.values():
+        yield _compared(
+            "exchange",
+            exchange.name,
+            lambda name=exchange.name: declare.exchange_exists(channel, name),
+            lambda exchange=exchange: declare.declare_exchange(channel, exchange),
+        )
+    for queue in topology.queues.values():
+        yield _compared(
+            "queue",
+            queue.name,
+            lambda name=queue.name: declare.queue_exists(channel, name),
+            lambda queue=queue: declare.declare_queue(channel, queue),
+        )
+    if management is None:
+        return
+    existing = management.bindings()
+    for binding in topology.bindings:
+        yield Part("binding", _described(binding), "present" if binding in existing else "missing")
+    # What leaves `done` and the guard are destinations; anything else that we do not know multiplies messages.
+    inner = {name for name in topology.exchanges if not name.endswith((".done", ".guard")) or ".delay." in name}
+    for binding in sorted(existing - topology.bindings.keys()):
+        if binding.source in inner:
+            detail = "messages may arrive twice: remove it, if it is not part of another max_delay"
+            yield Part("binding", _described(binding), "unexpected", detail)
+
+
+def _compared(kind: Any, name: str, exists: Any, declare_again: Any) -> Part:
+    try:
+        if not exists():
+            return Part(kind, name, "missing")
+        declare_again()
+    except PreconditionFailed as exc:
+        return Part(kind, name, "different", exc.reply_text)
+    except AccessRefused as exc:
+        return Part(kind, name, "unknown", exc.reply_text)
+    return Part(kind, name, "present")
+
+
+def _described(binding: Binding) -> str:
+    return f"{binding.source} -> {binding.target} ({binding.routing_key})"
+
+
+def setup(
+    connection: kombu.Connection, wanted: Iterable[Cascade], destinations: Iterable[Destination]
+) -> list[Destination]:
+    """Creates cascades and leads them to destinations; returns those that do not exist yet.
+
+    Raises `CascadeConflict`, `NotPermitted`, `InvalidDestination`.
+    """
+    channel = connection.default_channel
+    for cascade in wanted:
+        declare.create(channel, cascade)
+    lacking = []
+    for destination in destinations:
+        try:
+            declare.bind_destination(channel, connection.transport.delay_options.cascade, destination)
+        except DestinationNotFound:
+            lacking.append(destination)
+    return lacking
+
+
+def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
+    """Sends messages through every level, and from each to each lower one, that holds them for at most so many seconds.
+
+    Yields what is wrong. They come back to a queue that exists only for this connection; `patience` is how many
+    seconds late they may be.
+    """
+    channel = connection.channel()
+    queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue
+    destination = Destination("", (queue,))
+    declare.bind_destination(channel, cascade, destination)
+    passive = replace(connection.transport.delay_options, declare="passive", confirm=True)
+    publisher = DelayedPublisher(connection.connection, cascade, passive)
+    levels = [level for level in range(cascade.levels) if cascade.ttl(level) <= seconds * 1000]
+    wanted = {1 << level for level in levels} | {1 << a | 1 << b for a, b in combinations(levels, 2)}
+    arrived: dict[int, float] = {}
+
+    def on_message(message: Message) -> None:
+        arrived[int(message.body)] = time.monotonic()
+
+    channel.basic_consume(queue, no_ack=True, callback=on_message)
+    sent: dict[int, float] = {}
+    for ticks in sorted(wanted):
+        sent[ticks] = time.monotonic()
+        try:
+            publisher.publish(Message(str(ticks), application_headers={"CC": [queue]}), ticks, destination)
+        except NotRouted:
+            yield f"ingest takes no message for {_levels(cascade, ticks)}"
+            del sent[ticks]
+    deadline = time.monotonic() + 2 * seconds + patience
+    while arrived.keys() < sent.keys() and time.monotonic() < deadline:
+        try:
+            connection.drain_events(timeout=0.5)
+        except TimeoutError:
+            continue
+    for ticks, at in sent.items():
+        due = at + ticks * cascade.ttl(0) / 1000
+        if ticks not in arrived:
+            yield f"a message through {_levels(cascade, ticks)} has not come back"
+        elif arrived[ticks] < due:
+            yield f"a message through {_levels(cascade, ticks)} came {due - arrived[ticks]:.3f} s early"
+    channel.close()
+
+
+def _levels(cascade: Cascade, ticks: int) -> str:
+    return " and ".join(cascade.delay(level) for level in reversed(range(cascade.levels)) if ticks >> level & 1)
+
+
+def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: Management | None = None) -> Status:
+    """How many messages wait where. Over AMQP alone, those between two queues are not seen."""
+    channel = connection.default_channel
+    rows = management.queues() if management else {}
+    levels = []
+    for cascade in wanted:
+        for level in range(cascade.levels):
+            name = cascade.delay(level)
+            unsettled = _unsettled(rows[name]) if name in rows else None
+            levels.append(Level(name, cascade.ttl(level), _ready(channel, name), unsettled))
+    destinations = None
+    if management:
+        ours = (cascade.done, cascade.guard)
+        destinations = sorted(binding for binding in management.bindings() if binding.source in ours)
+    return Status(levels, _ready(channel, cascade.orphans), destinations)
+
+
+def _ready(channel: Any, queue: str) -> int | None:
+    if not declare.queue_exists(channel, queue):
+        return None
+    return int(channel.queue_declare(queue, passive=True).message_count)
+
+
+def _unsettled(row: dict[str, Any]) -> int:
+    return int(row.get("messages_dlx") or 0) + int(row.get("messages_unacknowledged") or 0)

@@ -1,0 +1,284 @@
+"""What operators do, as they do it: commands as subprocesses, on a real node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import pytest
+
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.topology import Cascade, Topology
+from tests.broker import QUICK, Vhost
+from tests.wait import wait_until
+
+CASCADE = Options(**QUICK).cascade
+QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
+EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
+
+
+class Result:
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+        assert "Traceback" not in self.err
+
+
+def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result:
+    program = Path(sys.executable).with_name("celery-rabbit-delay")
+    command = [str(program), "--broker", url, *options, *arguments]
+    return Result(subprocess.run(command, capture_output=True, text=True, timeout=120))
+
+
+def management(vhost: Vhost) -> tuple[str, str]:
+    return "--management", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
+
+
+def publish(vhost: Vhost, queue: str, *delays: float, **options: Any) -> None:
+    with vhost.connection() as connection:
+        for delay in delays:
+            connection.Producer().publish("x", routing_key=queue, headers={"x-delay": delay * 1000}, **options)
+
+
+def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
+    """Takes away the way from a level to `done`."""
+    binding = next(b for b in cascade.bindings() if b.source == cascade.level_done(level) and b.target == cascade.done)
+    with vhost.plain() as connection:
+        connection.default_channel.exchange_unbind(binding.target, binding.source, binding.routing_key)
+
+
+def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost) -> None:
+    url = vhost.url("amqp")
+    parts = len(list(CASCADE.exchanges())) + len(list(CASCADE.queues()))
+    planned = run(url, "plan")
+    assert planned.code == 3
+    assert len(re.findall(r"^missing ", planned.out, re.MULTILINE)) == parts
+    assert vhost.names("exchanges") == []
+    for _ in range(2):
+        assert run(url, "setup").code == 0
+        assert run(url, "plan").code == 0
+    assert sorted(vhost.names("queues")) == sorted(queue.name for queue in CASCADE.queues())
+    assert run(url, "plan", "--priorities").code == 3
+    assert run(url, "setup", "--priorities").code == 0
+    assert f"{2 * parts - 5} of" in run(url, "plan").out  # they share done, guard, void and twice orphans
+
+
+def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
+    vhost.declare("here")
+    done = run(vhost.url("amqp"), "--queue", "here", "--queue", "missing", "setup")
+    assert done.code == 0
+    assert "nothing leads to queue 'missing', which is not there" in done.out
+    assert (CASCADE.done, "here", "queue", "@.#.+here") in vhost.bindings()
+    with vhost.connection(declare="passive") as connection:
+        connection.Producer().publish("x", routing_key="here", headers={"x-delay": 30})
+    vhost.take("here", 1)
+
+
+def test_a_cascade_with_other_parameters_stays_as_it_is(vhost: Vhost) -> None:
+    url = vhost.url("amqp")
+    assert run(url, "setup").code == 0
+    before = vhost.bindings(), vhost.names("queues"), vhost.names("exchanges")
+    other = ("--tick", "0.01", "--max-delay", "1000")
+    planned = run(url, "plan", options=other)
+    assert planned.code == 3
+    assert re.search(
+        r"^different  exchange celery-rabbit-delay\.ingest: PRECONDITION_FAILED", planned.out, re.MULTILINE
+    )
+    refused = run(url, "setup", options=other)
+    assert refused.code == 1
+    assert "is taken by a cascade with other parameters" in refused.err
+    assert (vhost.bindings(), vhost.names("queues"), vhost.names("exchanges")) == before
+
+
+def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
+    url = vhost.url("amqp")
+    assert run(url, "setup", "--priorities").code == 0
+    for more in ((), management(vhost)):
+        verified = run(url, "verify", *more)
+        assert verified.code == 0
+        assert "every message through the short levels came back, none early" in verified.out
+    wait_until(lambda: not [name for name in vhost.names("queues") if "probe" in name], "the probe's queue is gone")
+    assert not [binding for binding in vhost.bindings() if "probe" in str(binding)]
+
+
+@pytest.mark.parametrize("damage", ["queue", "exchange", "binding", "extra"])
+def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
+    url = vhost.url("amqp")
+    assert run(url, "setup").code == 0
+    if damage == "queue":
+        vhost.delete_queue(CASCADE.delay(3))
+        expected = rf"^missing    queue    {re.escape(CASCADE.delay(3))}$"
+    elif damage == "exchange":
+        vhost.delete_exchange(CASCADE.level_done(3))
+        expected = rf"^missing    exchange {re.escape(CASCADE.level_done(3))}$"
+    elif damage == "binding":
+        unbind(vhost, 3)
+        expected = rf"^missing    binding  {re.escape(CASCADE.level_done(3))} -> {re.escape(CASCADE.done)} "
+    else:
+        vhost.declare("stranger")
+        with vhost.plain() as connection:
+            connection.default_channel.queue_bind("stranger", CASCADE.ingest, "#")
+        expected = r"^unexpected binding  celery-rabbit-delay\.ingest -> stranger \(#\): messages may arrive twice"
+    verified = run(url, "verify", *management(vhost))
+    assert verified.code == 3
+    assert re.search(expected, verified.out, re.MULTILINE), verified.out
+    without = run(url, "verify")
+    assert (without.code == 3) is (damage != "extra")
+    if damage == "binding":
+        assert f"a message through {CASCADE.delay(3)} has not come back" in without.out
+
+
+def test_status_counts_what_waits(vhost: Vhost) -> None:
+    vhost.declare("q")
+    publish(vhost, "q", 100, 100, 100, 50)
+    publish(vhost, "q", 100, priority=9)
+    for more in ((), management(vhost)):
+        asked = run(vhost.url("amqp"), "status", "--json", *more)
+        assert asked.code == 0
+        found = json.loads(asked.out)
+        assert found["waiting"] == 5
+        assert found["orphans"] == 0
+        assert {level["queue"]: level["ready"] for level in found["levels"] if level["ready"]} == {
+            "celery-rabbit-delay.delay.81920": 3,
+            "celery-rabbit-delay.delay.40960": 1,
+            "celery-rabbit-delay.high.delay.81920": 1,
+        }
+        assert found["destinations"] == (
+            [{"from": "celery-rabbit-delay.done", "to": "q", "kind": "queue"}] if more else None
+        )
+    text = run(vhost.url("amqp"), "status", *management(vhost)).out
+    assert re.search(r"^  1\.37 min +3 +0  celery-rabbit-delay\.delay\.81920$", text, re.MULTILINE)
+    assert "5 wait, 0 are orphans\nleads to queue 'q'" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_status_warns_of_orphans(vhost: Vhost) -> None:
+    vhost.declare("gone")
+    publish(vhost, "gone", 1.5)
+    vhost.delete_queue("gone")
+    wait_until(lambda: vhost.count(CASCADE.orphans), "the message is an orphan")
+    asked = run(vhost.url("amqp"), "status")
+    assert asked.code == 3
+    assert "0 wait, 1 are orphans" in asked.out
+
+
+def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
+    vhost.declare("q")
+    publish(vhost, "q", 0.01)
+    unbind(vhost, 3)
+    publish(vhost, "q", *[0.08] * 40)
+
+    def blocked() -> bool:
+        found = json.loads(run(vhost.url("amqp"), "status", "--json", *management(vhost)).out)
+        return bool(found["blocked"] == [CASCADE.delay(3)])
+
+    wait_until(blocked, "the management API has counted")  # every five seconds
+    asked = run(vhost.url("amqp"), "status", *management(vhost))
+    assert asked.code == 3
+    assert f"BLOCKED: {CASCADE.delay(3)} cannot hand its messages on: run `verify`" in asked.out
+
+
+def test_status_watches_until_interrupted(vhost: Vhost) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    program = Path(sys.executable).with_name("celery-rabbit-delay")
+    command = [str(program), "--broker", vhost.url("amqp"), *QUICKLY, "status", "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout
+        seen = 0
+        for line in watching.stdout:
+            seen += "0 wait, 0 are orphans" in line
+            if seen == 2:
+                break
+        watching.send_signal(2)
+        _, err = watching.communicate(timeout=20)
+    assert "Traceback" not in err
+
+
+def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost: Vhost) -> None:
+    exported = run(vhost.url("amqp"), "export", "--priorities")
+    assert exported.code == 0
+    definitions = json.loads(exported.out)
+    assert vhost.names("exchanges") == []
+    vhost.broker.api("POST", "/definitions", definitions)
+    assert run(vhost.url("amqp"), "verify", "--priorities", *management(vhost)).code == 0
+    vhost.declare("q")
+    publish(vhost, "q", 0.05)
+    vhost.take("q", 1)
+
+
+def test_exported_terraform_is_hcl_with_every_part(vhost: Vhost) -> None:
+    text = run(vhost.url("amqp"), "--prefix", 'odd "${name}', "export", "--format", "terraform", options=()).out
+    topology = Topology.of([Options(prefix='odd "${name}').cascade])
+    resources: dict[str, list[Any]] = {}
+    for resource in hcl2.loads(text)["resource"]:
+        [(kind, named)] = resource.items()
+        resources.setdefault(kind.strip('"'), []).append(named)
+    assert {kind: len(found) for kind, found in resources.items()} == {
+        "rabbitmq_exchange": len(topology.exchanges),
+        "rabbitmq_queue": len(topology.queues),
+        "rabbitmq_binding": len(topology.bindings),
+    }
+    for found in resources.values():
+        assert len({next(iter(named)) for named in found}) == len(found)
+
+
+def test_exported_mermaid_has_every_binding(vhost: Vhost) -> None:
+    text = run(vhost.url("amqp"), "export", "--format", "mermaid").out
+    assert text.startswith("flowchart LR\n")
+    assert len(re.findall(" -->", text)) == len(list(CASCADE.bindings()))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://localhost", "use a broker_url that begins with amqp://"),
+        ("amqp://guest:guest@127.0.0.1:1//", "refused"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "setup", "verify", "status"])
+def test_a_broker_that_cannot_be_used_is_an_error(url: str, words: str, command: str) -> None:
+    failed = run(url, command)
+    assert failed.code == 1
+    assert words in failed.err
+
+
+def test_a_user_without_permission_is_told_which(vhost: Vhost) -> None:
+    user = vhost.user(configure="^$", write="^$", read="^$")
+    refused = run(vhost.url("amqp", user), "setup")
+    assert refused.code == 1
+    assert "access to exchange 'celery-rabbit-delay.ingest" in refused.err
+
+
+def celery(vhost: Vhost, *arguments: str) -> Result:
+    command = [sys.executable, "-m", "celery", "-A", "shop", "delay", *arguments]
+    environment = {**os.environ, "CELERY_BROKER_URL": vhost.url("amqp")}
+    return Result(subprocess.run(command, cwd=EXAMPLE, env=environment, capture_output=True, text=True, timeout=120))
+
+
+def test_the_commands_of_an_app(vhost: Vhost) -> None:
+    assert celery(vhost, "plan").code == 3
+    assert "31 levels are there" in celery(vhost, "setup").out
+    assert celery(vhost, "verify").code == 0
+    assert "0 wait" in celery(vhost, "status").out
+    assert json.loads(celery(vhost, "export").out)["vhosts"] == [{"name": vhost.name}]
+
+
+def test_an_app_without_install_is_told_to_install() -> None:
+    command = [sys.executable, "-m", "celery", "-b", "amqp://127.0.0.1:1//", "delay", "status"]
+    done = Result(subprocess.run(command, capture_output=True, text=True, timeout=60))
+    assert done.code == 1
+    assert "call celery_rabbit_delay.install(app)" in done.err
+
+
+def test_other_commands_of_celery_import_nothing_heavy() -> None:
+    code = "import sys, celery.bin.celery; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {name.removeprefix("celery_rabbit_delay.") for name in done.stdout.split()}
+    assert "cli" in imported
+    heavy = {"transport", "publish", "declare", "operate", "management", "export", "kombu.transport.pyamqp"}
+    assert not imported & heavy
