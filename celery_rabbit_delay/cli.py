@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import kombu
 
     from .management import Management
-    from .operate import Status
+    from .operate import Orphan, Status
     from .routing_key import Destination
 
 #: Exit code where nothing failed, but not all is as it should be.
@@ -225,6 +225,70 @@ def status(obj: Any, priorities: bool | None, management: str | None, as_json: b
             time.sleep(2)
     if found.blocked or found.orphans or any(level.ready is None for level in found.levels):
         raise SystemExit(NOT_AS_IT_SHOULD_BE)
+
+
+@delay.group()
+def orphans() -> None:
+    """What could not be delivered when it was due: see it, send it on, remove it."""
+
+
+limit_option = click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+
+
+@orphans.command("list")
+@limit_option
+@click.option("--json", "as_json", is_flag=True, help="For machines, one object a line.")
+@click.pass_obj
+def list_orphans(obj: Any, limit: int, as_json: bool) -> None:
+    """The oldest orphans: since when, where they were going, and which tasks they are."""
+    from . import operate
+
+    with connected(obj.app) as connection:
+        for orphan in operate.orphans(connection, limit):
+            if as_json:
+                click.echo(json.dumps({**orphan._asdict(), "due": orphan.due.isoformat()}))
+            else:
+                click.echo(described(orphan))
+
+
+@orphans.command()
+@limit_option
+@click.pass_obj
+def replay(obj: Any, limit: int) -> None:
+    """Sends the oldest orphans on to where they were going.
+
+    One by one, each confirmed by the broker; what still cannot be delivered stays. Exits with 3 if some stayed.
+    """
+    from . import operate
+
+    sent = stayed = 0
+    with connected(obj.app) as connection:
+        for orphan, refused in operate.replay(connection, limit):
+            if refused is None:
+                sent += 1
+            else:
+                stayed += 1
+                click.echo(f"stays: {described(orphan)}: {refused}")
+    click.echo(f"{sent:,} sent on, {stayed:,} stay")
+    if stayed:
+        raise SystemExit(NOT_AS_IT_SHOULD_BE)
+
+
+@orphans.command()
+@click.confirmation_option(prompt="Remove all orphans for good?")
+@click.pass_obj
+def purge(obj: Any) -> None:
+    """Removes all orphans, for good."""
+    from . import operate
+
+    with connected(obj.app) as connection:
+        click.echo(f"{operate.purge(connection):,} removed")
+
+
+def described(orphan: Orphan) -> str:
+    place = f"exchange {orphan.exchange!r}, key" if orphan.exchange else "queue"
+    what = f"{orphan.task}[{orphan.task_id}]" if orphan.task else f"{orphan.size:,} bytes"
+    return f"{orphan.due:%Y-%m-%d %H:%M:%S}Z  {place} {orphan.routing_key!r}  {what}"
 
 
 def as_data(found: Status) -> dict[str, Any]:

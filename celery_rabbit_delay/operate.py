@@ -9,20 +9,25 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import datetime, timezone
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import kombu
 from amqp import Message
-from amqp.exceptions import AccessRefused, PreconditionFailed
+from amqp.exceptions import AccessRefused, ChannelError, MessageNacked, PreconditionFailed
 
 from . import declare
 from .exceptions import DestinationNotFound, NotRouted
 from .management import Management
+from .message import HEADER, Delivery, restore
 from .options import Options
-from .publish import DelayedPublisher
+from .publish import ConfirmedChannel, DelayedPublisher
 from .routing_key import Destination
 from .topology import Binding, Cascade, Topology
+
+#: Headers with which a quorum queue counts how often it has delivered a message.
+_COUNTS = ("x-delivery-count", "x-acquired-count")
 
 State = Literal["present", "missing", "different", "unexpected", "unknown"]
 
@@ -208,6 +213,85 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
         ours = (cascade.done, cascade.guard)
         destinations = sorted(binding for binding in management.bindings() if binding.source in ours)
     return Status(levels, _ready(channel, cascade.orphans), destinations)
+
+
+class Orphan(NamedTuple):
+    """A message that could not be delivered when it was due, and where it was going."""
+
+    exchange: str
+    routing_key: str
+    due: datetime
+    task: str | None  # Celery's name and id of it
+    task_id: str | None
+    size: int  # bytes of the body
+
+
+def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
+    """The oldest so many orphans, which stay where they are."""
+    channel = connection.channel()
+    try:
+        return [_described_orphan(message) for message in _unacknowledged(channel, connection, limit)]
+    finally:
+        channel.close()  # gives them back
+
+
+def replay(connection: kombu.Connection, limit: int) -> Iterator[tuple[Orphan, str | None]]:
+    """Sends the oldest so many orphans on to where they were going, one by one, as if they were sent now.
+
+    Yields each with None once the broker has stored it there, or else with the reason why it stays an orphan.
+    Interrupted at any point, nothing is lost; the one that was being sent may be sent twice.
+    """
+    channel = connection.channel()
+    destination = ConfirmedChannel(connection.connection)
+    try:
+        for message in _unacknowledged(channel, connection, limit):
+            info = message.delivery_info
+            restored = restore(Delivery(info["exchange"], info["routing_key"], message.headers))
+            headers = {key: value for key, value in restored.headers.items() if key not in _COUNTS}
+            copy = Message(message.body, **{**message.properties, "application_headers": headers})
+            try:
+                refused = destination.publish(copy, restored.exchange, restored.routing_key)
+            except (ChannelError, MessageNacked) as exc:
+                refused = str(exc)
+                destination.forget(close=True)
+            if refused is None:
+                channel.basic_ack(message.delivery_tag)
+            yield _described_orphan(message), refused
+    finally:
+        channel.close()
+
+
+def purge(connection: kombu.Connection) -> int:
+    """Removes all orphans, for good; returns how many."""
+    with declare.translated(connection.transport.delay_options.cascade):
+        return int(connection.default_channel.queue_purge(connection.transport.delay_options.cascade.orphans))
+
+
+def _unacknowledged(channel: Any, connection: kombu.Connection, limit: int) -> Iterator[Message]:
+    """The oldest so many messages in the orphans queue, as far as they are there already; none comes twice."""
+    cascade = connection.transport.delay_options.cascade
+    with declare.translated(cascade):
+        there = channel.queue_declare(cascade.orphans, passive=True).message_count
+    for _ in range(min(limit, there)):
+        message = channel.basic_get(cascade.orphans)
+        if message is None:
+            return
+        yield message
+
+
+def _described_orphan(message: Message) -> Orphan:
+    info, headers = message.delivery_info, message.headers
+    restored = restore(Delivery(info["exchange"], info["routing_key"], headers))
+    ours = headers.get(HEADER)
+    due = ours.get("due") if isinstance(ours, dict) else None
+    return Orphan(
+        restored.exchange,
+        restored.routing_key,
+        datetime.fromtimestamp((due if isinstance(due, int) else 0) / 1000, timezone.utc),
+        headers.get("task"),
+        headers.get("id"),
+        len(message.body),
+    )
 
 
 def _ready(channel: Any, queue: str) -> int | None:

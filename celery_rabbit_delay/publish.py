@@ -23,6 +23,67 @@ from .topology import Cascade
 logger = logging.getLogger(__name__)
 
 
+class ConfirmedChannel:
+    """A channel of its own, opened when needed, on which each message is mandatory and, with `confirm`, confirmed."""
+
+    def __init__(self, connection: Any, confirm: bool = True) -> None:
+        self._connection = connection
+        self._confirm = confirm
+        self._channel: Any = None
+        self._confirming = False
+        self._returned: list[str] = []
+
+    def open(self) -> Any:
+        """The `amqp.Channel`, for declaring as well."""
+        if self._channel is None:
+            self._channel = self._connection.channel()
+            self._channel.events["basic_return"].add(self._on_return)
+        return self._channel
+
+    def publish(
+        self,
+        message: Any,
+        exchange: str,
+        key: str,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+    ) -> str | None:
+        """Returns once the broker has stored an `amqp.Message`: None, or why no queue took it.
+
+        Raises `amqp.exceptions.MessageNacked` when the broker cannot store it now, and what else py-amqp raises.
+        """
+        channel = self.open()
+        # Only now: declaring may close the channel, and py-amqp open it again without.
+        if self._confirm and not self._confirming:
+            channel.confirm_select()
+            self._confirming = True
+        self._returned.clear()
+        channel._basic_publish(message, exchange, key, mandatory=True, timeout=timeout)
+        if not self._confirm:
+            return None
+        answers: list[Any] = []
+        channel.wait(
+            [spec.Basic.Ack, spec.Basic.Nack],
+            callback=lambda method, *_: answers.append(method),
+            timeout=confirm_timeout or timeout,
+        )
+        if spec.Basic.Nack in answers:
+            raise MessageNacked("RabbitMQ could not store the message: are most of its nodes up?")
+        return self._returned[0] if self._returned else None  # a return comes before the answer
+
+    def forget(self, close: bool) -> None:
+        """Starts afresh with the next message; `close` if the broker still answers on this channel."""
+        channel, self._channel = self._channel, None
+        self._confirming = False
+        if channel is not None and close:
+            channel.close()
+
+    def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
+        self._returned.append(str(exc.reply_text))
+        if not self._confirm:  # nobody waits for it
+            logger.error("RabbitMQ returned a delayed message, it is lost: %s, %r", exc.reply_text, message.headers)
+
+
 class DelayedPublisher:
     """What one AMQP connection needs to publish into one cascade: made with the connection, gone with it."""
 
@@ -30,11 +91,9 @@ class DelayedPublisher:
         self.options = options
         self.cascade = cascade
         self._connection = connection
-        self._channel: Any = None
-        self._confirming = False
+        self._channel = ConfirmedChannel(connection, options.confirm)
         self._ensured = False
         self._bound: set[Destination] = set()
-        self._returned: list[str] = []
 
     def publish(
         self,
@@ -57,7 +116,7 @@ class DelayedPublisher:
                 # Somebody deleted a part of the cascade that this connection, or whoever made it, has seen complete.
                 if self.options.declare == "passive":
                     raise
-                declare.create(self._open(), self.cascade)
+                declare.create(self._channel.open(), self.cascade)
                 self._publish(message, key, destination, timeout, confirm_timeout)
 
     def leads_to(self, destination: Destination) -> bool:
@@ -70,10 +129,10 @@ class DelayedPublisher:
             return
         with self._connection.holding_deliveries(), self._forgetting_on_error():
             if not self._ensured:
-                declare.ensure(self._open(), self.cascade, self.options.declare)
+                declare.ensure(self._channel.open(), self.cascade, self.options.declare)
                 self._ensured = True
             if self.options.declare == "auto":
-                declare.bind_destination(self._open(), self.cascade, destination)
+                declare.bind_destination(self._channel.open(), self.cascade, destination)
             self._bound.add(destination)
 
     def rebind(self, destination: Destination) -> None:
@@ -82,54 +141,25 @@ class DelayedPublisher:
         Where there is no cascade, nothing waits, and nothing is created.
         """
         with self._connection.holding_deliveries(), self._forgetting_on_error(), declare.translated(self.cascade):
-            if declare.exchange_exists(self._open(), self.cascade.done):
-                declare.bind_destination(self._open(), self.cascade, destination)
+            if declare.exchange_exists(self._channel.open(), self.cascade.done):
+                declare.bind_destination(self._channel.open(), self.cascade, destination)
 
     def _publish(
         self, message: Any, key: str, destination: Destination, timeout: float | None, confirm_timeout: float | None
     ) -> None:
         self.bind(destination)
         with self._forgetting_on_error(), declare.translated(self.cascade):
-            channel = self._open()
-            if (
-                self.options.confirm and not self._confirming
-            ):  # only now: declaring may close the channel, and py-amqp open it again without
-                channel.confirm_select()
-                self._confirming = True
-            self._returned.clear()
-            channel._basic_publish(message, self.cascade.ingest, key, mandatory=True, timeout=timeout)
-            if not self.options.confirm:
-                return
-            answers: list[Any] = []
-            channel.wait(
-                [spec.Basic.Ack, spec.Basic.Nack],
-                callback=lambda method, *_: answers.append(method),
-                timeout=confirm_timeout or timeout,
-            )
-            if spec.Basic.Nack in answers:
-                raise MessageNacked("RabbitMQ could not store a delayed message: are most of its nodes up?")
-            if self._returned:  # a return comes before the answer
-                raise NotRouted(f"no level of the cascade took the message: {self._returned[0]}")
-
-    def _open(self) -> Any:
-        if self._channel is None:
-            self._channel = self._connection.channel()
-            self._channel.events["basic_return"].add(self._on_return)
-        return self._channel
-
-    def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
-        self._returned.append(str(exc.reply_text))
-        if not self.options.confirm:  # nobody waits for it
-            logger.error("RabbitMQ returned a delayed message, it is lost: %s, %r", exc.reply_text, message.headers)
+            returned = self._channel.publish(message, self.cascade.ingest, key, timeout, confirm_timeout)
+            if returned is not None:
+                raise NotRouted(f"no level of the cascade took the message: {returned}")
 
     @contextmanager
     def _forgetting_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException as exc:
-            channel, self._channel = self._channel, None
-            self._confirming = self._ensured = False
+            self._ensured = False
             self._bound.clear()
-            if channel is not None and isinstance(exc, (DelayError, ChannelError, MessageNacked)):
-                channel.close()  # the broker answered, so it will answer this too
+            # Where the broker answered, it will answer the closing too.
+            self._channel.forget(close=isinstance(exc, (DelayError, ChannelError, MessageNacked)))
             raise

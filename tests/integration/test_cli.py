@@ -13,7 +13,7 @@ from typing import Any
 import hcl2
 import pytest
 
-from celery_rabbit_delay import Options
+from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.topology import Cascade, Topology
 from tests.broker import QUICK, Vhost
 from tests.wait import wait_until
@@ -165,6 +165,77 @@ def test_status_warns_of_orphans(vhost: Vhost) -> None:
     asked = run(vhost.url("amqp"), "status")
     assert asked.code == 3
     assert "0 wait, 1 are orphans" in asked.out
+
+
+def make_orphans(vhost: Vhost, amount: int) -> None:
+    vhost.declare("gone")
+    with vhost.connection() as connection:
+        for n in range(amount):
+            headers = {"x-delay": 2000, "task": "shop.review", "id": f"id-{n}"}
+            connection.Producer().publish({"n": n}, routing_key="gone", headers=headers)
+    vhost.delete_queue("gone")
+    wait_until(lambda: vhost.count(CASCADE.orphans) == amount, "all are orphans")
+
+
+def test_orphans_are_listed_as_often_as_one_likes(vhost: Vhost) -> None:
+    """RabbitMQ 4 drops what was put back into a quorum queue for the 21st time, unless the queue says otherwise."""
+    make_orphans(vhost, 3)
+    listed = run(vhost.url("amqp"), "orphans", "list").out
+    assert re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ  queue 'gone'  shop\.review\[id-\d\]\n){3}", listed)
+    one = json.loads(run(vhost.url("amqp"), "orphans", "list", "--json", "--limit", "1").out)
+    assert (one["exchange"], one["routing_key"], one["task"], one["task_id"]) == ("", "gone", "shop.review", "id-0")
+    with vhost.connection() as connection:
+        for _ in range(30):
+            found = wait_until(lambda: operate.orphans(connection, 10), "they are given back")
+    assert sorted(str(orphan.task_id) for orphan in found) == ["id-0", "id-1", "id-2"]
+    wait_until(lambda: vhost.count(CASCADE.orphans) == 3, "they are given back")
+
+
+def test_replayed_orphans_go_where_they_were_going_and_others_stay(vhost: Vhost) -> None:
+    make_orphans(vhost, 3)
+    url = vhost.url("amqp")
+    refused = run(url, "orphans", "replay")
+    assert refused.code == 3
+    assert "0 sent on, 3 stay" in refused.out
+    assert "NO_ROUTE" in refused.out
+    wait_until(lambda: vhost.count(CASCADE.orphans) == 3, "they are given back")
+    vhost.declare("gone")
+    assert "2 sent on, 0 stay" in run(url, "orphans", "replay", "--limit", "2").out
+    assert run(url, "orphans", "replay").code == 0
+    assert vhost.count(CASCADE.orphans) == 0
+    messages = vhost.take("gone", 3)
+    assert sorted(message.payload["n"] for message in messages) == [0, 1, 2]
+    for message in messages:
+        assert message.headers.keys() == {"task", "id"}
+        assert message.delivery_info["routing_key"] == "gone"
+
+
+def test_an_orphan_whose_exchange_is_gone_stays_and_those_behind_it_go_on(vhost: Vhost) -> None:
+    vhost.declare("q", "good", exchange="e")
+    with vhost.connection() as connection:
+        connection.connection.known_queues["e", "q"] = "q"
+        connection.Producer().publish(1, exchange="e", routing_key="q", headers={"x-delay": 1500})
+        connection.Producer().publish(2, routing_key="good", headers={"x-delay": 2000})
+    for queue in ("q", "good"):
+        vhost.delete_queue(queue)
+    vhost.delete_exchange("e")
+    wait_until(lambda: vhost.count(CASCADE.orphans) == 2, "both are orphans")
+    vhost.declare("good")
+    replayed = run(vhost.url("amqp"), "orphans", "replay")
+    assert replayed.code == 3
+    assert "1 sent on, 1 stay" in replayed.out
+    assert "no exchange 'e'" in replayed.out
+    [message] = vhost.take("good", 1)
+    assert message.payload == 2
+
+
+def test_orphans_are_removed_only_when_told_twice(vhost: Vhost) -> None:
+    make_orphans(vhost, 2)
+    url = vhost.url("amqp")
+    assert run(url, "orphans", "purge").code == 1  # nobody answers the question
+    assert vhost.count(CASCADE.orphans) == 2
+    assert "2 removed" in run(url, "orphans", "purge", "--yes").out
+    assert vhost.count(CASCADE.orphans) == 0
 
 
 def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:

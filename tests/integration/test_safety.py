@@ -133,7 +133,7 @@ def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> Non
                 return str(exc)
             return ""
 
-        assert "could not store a delayed message" in wait_until(refused, "the policy is in force")
+        assert "could not store the message" in wait_until(refused, "the policy is in force")
         vhost.broker.api("DELETE", f"/policies/{vhost.name}/full")
         wait_until(lambda: not refused(), "the same connection publishes again")
 
