@@ -6,6 +6,7 @@ Every `celery` command imports this module, so what only a command needs is impo
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -283,6 +284,77 @@ def purge(obj: Any) -> None:
 
     with connected(obj.app) as connection:
         click.echo(f"{operate.purge(connection):,} removed")
+
+
+@delay.command()
+@click.option("--to-broker", help="A URL; by default the same broker.")
+@click.option("--to-prefix")
+@click.option("--to-tick", type=float, help="Seconds.")
+@click.option("--to-max-delay", type=float, help="Seconds.")
+@click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]))
+@management_option
+@click.pass_obj
+def migrate(obj: Any, /, to_broker: str | None, management: str | None, **changes: Any) -> None:
+    """Moves what waits to another prefix or broker, where it is due when it was due anyway.
+
+    Start it again if it was interrupted: nothing is lost, and at most one message is delivered twice. Apps that still
+    publish to the old place go on doing so.
+    """
+    from dataclasses import replace
+
+    from . import operate
+    from .install import our_url
+    from .options import OPTIONS
+
+    changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}
+    if not (to_broker or "prefix" in changed):
+        raise click.UsageError("say where to: --to-prefix, --to-broker or both")
+    with connected(obj.app) as source:
+        options = replace(source.transport.delay_options, declare="auto", **changed)
+        transport_options = {**source.transport_options, OPTIONS: options}
+        if to_broker:
+            import kombu
+
+            target = kombu.Connection(our_url(to_broker), transport_options=transport_options)
+        else:
+            target = source.clone(transport_options=transport_options)
+        with target:
+            target.ensure_connection(max_retries=1)
+            found = operate.status(source, operate.cascades(source), management_of(management, source))
+            moved = 0
+            with click.progressbar(length=found.waiting, label="moving", file=sys.stderr) as bar:
+                for _ in operate.migrate(source, target):
+                    moved += 1
+                    bar.update(1)
+            left = operate.status(source, operate.cascades(source), management_of(management, source)).waiting
+    click.echo(f"{moved:,} moved, {left:,} left")
+    if left:
+        raise SystemExit(NOT_AS_IT_SHOULD_BE)
+
+
+@delay.command()
+@click.option("--with-messages", is_flag=True, help="Even if messages wait, which are lost then.")
+@management_option
+@click.confirmation_option(prompt="Delete the cascade?")
+@click.pass_obj
+def teardown(obj: Any, with_messages: bool, management: str | None) -> None:
+    """Deletes the cascade: all its exchanges and queues, and nothing else.
+
+    Refuses while messages wait or are orphans; of those on their way between two queues it knows only through the
+    management API. A publisher that still runs creates the cascade anew, so stop them first.
+    """
+    from . import operate
+
+    with connected(obj.app) as connection:
+        cascades = operate.cascades(connection)
+        found = operate.status(connection, cascades, management_of(management, connection))
+        held = found.waiting + (found.orphans or 0)
+        if held and not with_messages:
+            raise click.ClickException(
+                f"{found.waiting:,} messages wait and {found.orphans or 0:,} are orphans: "
+                "`migrate` and `orphans replay` take them elsewhere, --with-messages deletes them"
+            )
+        click.echo(f"{operate.teardown(connection):,} exchanges and queues deleted")
 
 
 def described(orphan: Orphan) -> str:

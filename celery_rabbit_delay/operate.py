@@ -17,10 +17,11 @@ import kombu
 from amqp import Message
 from amqp.exceptions import AccessRefused, ChannelError, MessageNacked, PreconditionFailed
 
-from . import declare
+from . import declare, routing_key
+from .eta import microseconds_until
 from .exceptions import DestinationNotFound, NotRouted
 from .management import Management
-from .message import HEADER, Delivery, restore
+from .message import HEADER, Delivery, divert, restore
 from .options import Options
 from .publish import ConfirmedChannel, DelayedPublisher
 from .routing_key import Destination
@@ -230,7 +231,8 @@ def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
     """The oldest so many orphans, which stay where they are."""
     channel = connection.channel()
     try:
-        return [_described_orphan(message) for message in _unacknowledged(channel, connection, limit)]
+        queue = connection.transport.delay_options.cascade.orphans
+        return [_described_orphan(message) for message in _unacknowledged(channel, queue, limit)]
     finally:
         channel.close()  # gives them back
 
@@ -244,7 +246,7 @@ def replay(connection: kombu.Connection, limit: int) -> Iterator[tuple[Orphan, s
     channel = connection.channel()
     destination = ConfirmedChannel(connection.connection)
     try:
-        for message in _unacknowledged(channel, connection, limit):
+        for message in _unacknowledged(channel, connection.transport.delay_options.cascade.orphans, limit):
             info = message.delivery_info
             restored = restore(Delivery(info["exchange"], info["routing_key"], message.headers))
             headers = {key: value for key, value in restored.headers.items() if key not in _COUNTS}
@@ -267,13 +269,63 @@ def purge(connection: kombu.Connection) -> int:
         return int(connection.default_channel.queue_purge(connection.transport.delay_options.cascade.orphans))
 
 
-def _unacknowledged(channel: Any, connection: kombu.Connection, limit: int) -> Iterator[Message]:
-    """The oldest so many messages in the orphans queue, as far as they are there already; none comes twice."""
-    cascade = connection.transport.delay_options.cascade
-    with declare.translated(cascade):
-        there = channel.queue_declare(cascade.orphans, passive=True).message_count
-    for _ in range(min(limit, there)):
-        message = channel.basic_get(cascade.orphans)
+def migrate(source: kombu.Connection, target: kombu.Connection) -> Iterator[str]:
+    """Moves what waits in one cascade into another, where each message is due when it was due anyway.
+
+    Yields the level's queue for each one moved. What becomes due meanwhile is delivered by `source`. Interrupted at any
+    point, nothing is lost, and it can be started again; the message that was being moved may be delivered twice.
+    Raises what publishing with a delay raises, such as `InvalidDelay` beyond the `max_delay` of `target`.
+    """
+    channel = source.channel()
+    try:
+        for cascade in reversed(cascades(source)):
+            for level in reversed(range(cascade.levels)):  # down, as messages go
+                for message in _unacknowledged(channel, cascade.delay(level)):
+                    _move(message, target)
+                    channel.basic_ack(message.delivery_tag)
+                    yield cascade.delay(level)
+    finally:
+        channel.close()
+
+
+def _move(message: Message, target: kombu.Connection) -> None:
+    info, ours = message.delivery_info, message.headers[HEADER]
+    due = datetime.fromtimestamp(ours["due"] / 1000, timezone.utc)
+    delay = max(microseconds_until(due, datetime.now(timezone.utc)), 1)
+    restored = restore(Delivery(info["exchange"], info["routing_key"], message.headers))
+    publisher = target.connection.delayed(message.properties.get("priority"))
+    headers = divert(restored.headers, publisher.cascade.track, restored.exchange, restored.routing_key, due)
+    _, word = routing_key.decode(info["routing_key"])
+    # A hash tells no queues. For the default exchange they are the keys; for another one they are safe to leave out.
+    keys = () if restored.exchange else tuple(headers["CC"])
+    destination = routing_key.destination(word) or Destination(restored.exchange, keys)
+    headers = {key: value for key, value in headers.items() if key not in _COUNTS}
+    copy = Message(message.body, **{**message.properties, "application_headers": headers})
+    publisher.publish(copy, publisher.options.ticks(delay), destination)
+
+
+def teardown(connection: kombu.Connection) -> int:
+    """Deletes all of the cascades, with what is in them; returns how many queues and exchanges there were."""
+    channel = connection.default_channel
+    topology = Topology.of(cascades(connection, priorities=True))
+    deleted = 0
+    with declare.translated(connection.transport.delay_options.cascade):
+        for name in topology.exchanges:  # ingest first, so that nothing new comes in
+            if declare.exchange_exists(channel, name):
+                channel.exchange_delete(name)
+                deleted += 1
+        for name in topology.queues:
+            if declare.queue_exists(channel, name):
+                channel.queue_delete(name)
+                deleted += 1
+    return deleted
+
+
+def _unacknowledged(channel: Any, queue: str, limit: int | None = None) -> Iterator[Message]:
+    """The oldest so many messages of a queue, of those that are there now. None comes twice."""
+    there = _ready(channel, queue) or 0
+    for _ in range(there if limit is None else min(limit, there)):
+        message = channel.basic_get(queue)
         if message is None:
             return
         yield message

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 SENTINEL = "@"
 
@@ -63,6 +63,14 @@ def word(destination: Destination) -> str:
     names = [destination.exchange, *(destination.queues or ("",))]
     readable = "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
     return readable if len(readable) <= _MAX_WORD else "!" + hashlib.sha256(readable.encode()).hexdigest()
+
+
+def destination(word: str) -> Destination | None:
+    """The destination that a word stands for; None for a hash."""
+    if word.startswith("!"):
+        return None
+    exchange, *queues = map(unquote, word.split("+"))
+    return Destination(exchange, tuple(queue for queue in queues if queue))
 
 
 def entry_pattern(level: int) -> str:

@@ -119,6 +119,9 @@ class Cascade:
         yield Exchange(self.complete, "fanout")
 
     def queues(self) -> Iterator[Queue]:
+        # From 4.0 on, a quorum queue drops, or dead-letters early, what was looked at and put back 20 times
+        # (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
+        kept: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
         for level in range(self.levels):
             arguments: dict[str, str | int] = {
                 "x-queue-type": self.queue_type,
@@ -128,13 +131,8 @@ class Cascade:
             if self.queue_type == "quorum":
                 # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
                 arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-            yield Queue(self.delay(level), arguments)
-        kept: dict[str, str | int] = {"x-queue-type": self.queue_type}
-        if self.queue_type == "quorum":
-            # From 4.0 on, a message that was looked at and put back 20 times would be dropped
-            # (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
-            kept["x-delivery-limit"] = 1_000_000_000
-        yield Queue(self.orphans, kept)
+            yield Queue(self.delay(level), {**arguments, **kept})
+        yield Queue(self.orphans, {"x-queue-type": self.queue_type, **kept})
         yield Queue(self.void, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
 
     def bindings(self) -> Iterator[Binding]:

@@ -1,0 +1,148 @@
+"""Waiting messages move to another cascade, and cascades go."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.topology import Cascade
+from tests.broker import QUICK, Vhost, take
+from tests.wait import wait_until
+
+from .test_cli import CASCADE, QUICKLY, make_orphans, management, publish, run
+
+NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
+TO_NEW = ("--to-prefix", "new", "--to-tick", "0.02")
+
+
+def waiting(vhost: Vhost, *cascades: Cascade) -> int:
+    queues = set(vhost.names("queues"))
+    levels = {cascade.delay(level) for cascade in cascades for level in range(cascade.levels)}
+    return sum(vhost.count(queue) for queue in levels & queues)
+
+
+def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> None:
+    vhost.declare("q", "bound", exchange="e", kind="topic")
+    due = datetime.now(timezone.utc) + timedelta(seconds=8)
+    headers = {"task": "t", "id": "1", "eta": due.isoformat(), "CC": ["q"]}
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        for priority in (0, 9):
+            producer.publish("plain", routing_key="q", headers={**headers, "CC": []}, priority=priority)
+            producer.publish("exchange", exchange="e", routing_key="bound", headers=headers, priority=priority)
+        producer.publish("long name", routing_key="q", headers={"x-delay": 60_000})
+    old, new = (Options(**options) for options in (QUICK, NEW))
+    moved = run(vhost.url("amqp"), "migrate", *TO_NEW)
+    assert (moved.code, moved.out) == (0, "5 moved, 0 left\n")
+    assert waiting(vhost, old.cascade, old.high_cascade) == 0
+    assert waiting(vhost, new.cascade, new.high_cascade) == 5
+    with vhost.connection() as connection:
+        messages = take(connection, "q", 4)
+        assert time.time() >= due.timestamp()
+        assert Counter(message.payload for message in messages) == {"plain": 2, "exchange": 2}
+        for message in messages:
+            expected = ["q"] if message.payload == "exchange" else None
+            assert message.headers == {
+                "task": "t",
+                "id": "1",
+                "eta": due.isoformat(),
+                **({"CC": expected} if expected else {}),
+            }
+        assert len(take(connection, "bound", 2)) == 2
+
+
+def test_what_waits_moves_to_another_broker(vhost: Vhost) -> None:
+    vhost.declare("q")
+    publish(vhost, "q", 100, 100, 5)
+    with vhost.broker.vhost() as other:
+        other.declare("q")
+        moved = run(vhost.url("amqp"), "migrate", "--to-broker", other.url("amqp"))
+        assert (moved.code, moved.out) == (0, "3 moved, 0 left\n")
+        assert waiting(other, CASCADE) == 3
+        with other.connection() as connection:
+            take(connection, "q", 1)
+
+
+@pytest.mark.parametrize("destination", ["nowhere", "short"])
+def test_what_cannot_move_stays(vhost: Vhost, destination: str) -> None:
+    vhost.declare("q")
+    publish(vhost, "q", 100)
+    with vhost.broker.vhost() as other:
+        where = ["--to-broker", other.url("amqp")]  # without the queue
+        if destination == "short":
+            where = ["--to-prefix", "new", "--to-max-delay", "10"]
+        failed = run(vhost.url("amqp"), "migrate", *where)
+        assert failed.code == 1
+        assert ("does not exist" if destination == "nowhere" else "more than max_delay=10 s") in failed.err
+        wait_until(lambda: waiting(vhost, CASCADE) == 1, "the message is given back")
+
+
+def test_without_another_place_nothing_moves(vhost: Vhost) -> None:
+    refused = run(vhost.url("amqp"), "migrate", "--to-tick", "0.5")
+    assert refused.code == 2
+    assert "--to-prefix, --to-broker or both" in refused.err
+
+
+def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
+    vhost.declare("q")
+    amount = 400
+    with vhost.connection() as connection:
+        for n in range(amount):
+            connection.Producer().publish(n, routing_key="q", headers={"x-delay": 100_000})
+    old, new = Options(**QUICK).cascade, Options(**NEW).cascade
+    program = Path(sys.executable).with_name("celery-rabbit-delay")
+    command = [str(program), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
+    for moved in (1, 100, 200):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as migration:
+            wait_until(lambda moved=moved: waiting(vhost, new) >= moved, "some have moved")  # type: ignore[misc]
+            migration.send_signal(signal.SIGKILL)
+    wait_until(lambda: waiting(vhost, old, new) >= amount, "the broker has noticed")
+    assert run(vhost.url("amqp"), "migrate", *TO_NEW).code == 0
+    assert waiting(vhost, old) == 0
+    found: list[int] = []
+    with vhost.plain() as connection:
+        for level in range(new.levels):
+            queue = kombu.Queue(new.delay(level), no_declare=True)(connection.default_channel)
+            while message := queue.get(no_ack=True):
+                found.append(message.payload)
+    assert set(found) == set(range(amount))
+    assert len(found) <= amount + 3
+
+
+def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
+    vhost.declare("q", exchange="e")
+    url = vhost.url("amqp")
+    assert run(url, "--prefix", "other", "setup").code == 0
+    others = vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()
+    assert run(url, "--queue", "q", "setup", "--priorities").code == 0
+    assert run(url, "teardown").code == 1  # nobody answers the question
+    assert run(url, "teardown", "--yes").code == 0
+    assert (vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()) == others
+    assert run(url, "teardown", "--yes").out == "0 exchanges and queues deleted\n"
+
+
+@pytest.mark.parametrize("held", ["waiting", "orphan"])
+def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> None:
+    if held == "waiting":
+        vhost.declare("q")
+        publish(vhost, "q", 100)
+    else:
+        make_orphans(vhost, 1)
+    before = vhost.names("queues"), vhost.names("exchanges")
+    for more in ((), management(vhost)):
+        refused = run(vhost.url("amqp"), "teardown", "--yes", *more)
+        assert refused.code == 1
+        assert ("1 messages wait" if held == "waiting" else "1 are orphans") in refused.err
+    assert (vhost.names("queues"), vhost.names("exchanges")) == before
+    assert run(vhost.url("amqp"), "teardown", "--yes", "--with-messages").code == 0
+    assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
