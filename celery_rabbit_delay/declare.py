@@ -127,8 +127,8 @@ def translated(cascade: Cascade) -> Iterator[None]:
         ) from exc
     except AccessRefused as exc:
         raise NotPermitted(
-            f"the broker refused it ({exc.reply_text}): grant the permission, or create everything as another user "
-            'and set declare="passive"'
+            f"the broker refused it ({exc.reply_text}): grant the permission (the documentation lists them under "
+            '"Operations"), or create everything as another user and set declare="passive"'
         ) from exc
     except ResourceLocked as exc:
         raise InvalidDestination(

@@ -106,7 +106,7 @@ def test_an_auto_worker_without_the_permission_says_what_to_do_and_works(make_sh
     shop.send("note", "delayed", countdown=5)
     worker = make_shop(broker_url=plain_celery_url(shop)).worker()
     assert "become orphans: the broker refused it" in worker.output()
-    assert "grant the permission, or create everything as another" in worker.output()
+    assert "grant the permission (the documentation lists them" in worker.output()
     shop.wait_for(1, "delayed")
 
 

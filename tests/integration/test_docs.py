@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import kombu.pools
@@ -36,6 +40,32 @@ def test_a_documented_snippet_runs_as_it_stands_but_for_the_broker(vhost: Vhost,
     if app is not None:
         app.close()  # type: ignore[attr-defined]
     kombu.pools.reset()
+
+
+def commands() -> list[str]:
+    """Lines after a prompt in the page on operations, in the order in which somebody may type them."""
+    return re.findall(r"^\$ (.*)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+
+
+def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: Vhost) -> None:
+    url = vhost.url("amqp")
+    environment = {**os.environ, "CELERY_BROKER_URL": url}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    codes = []
+    for command in commands():
+        done = subprocess.run(
+            shlex.split(command.replace(f"amqp://{URL}", url)),
+            cwd=ROOT / "examples" / "quickstart",
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert "Traceback" not in done.stderr, command
+        codes.append((command.split(" delay ")[-1].split(" --")[0], done.returncode))
+    # Before it is created, something is missing.
+    assert [code for code in codes if code[1]] == [("status", 3), ("celery-rabbit-delay", 3), ("plan", 3)]
+    assert len(codes) > 10
+    assert not [name for name in vhost.names("exchanges") if name.startswith("celery-rabbit-delay.")]
 
 
 def test_the_readme_has_a_snippet() -> None:

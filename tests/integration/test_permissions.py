@@ -1,0 +1,92 @@
+"""The permissions that docs/operations.md lists are enough, and each of them is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay import DelayError, NotPermitted
+from tests.broker import Vhost
+from tests.wait import wait_until
+
+from .test_cli import make_orphans, run
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+NOTHING = "^$"
+
+
+def documented(who: str) -> dict[str, str]:
+    """The row of a role in the table of permissions, for the queue "q"."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    [cells] = [cells for cells in rows if cells[0].strip() == who]
+    patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", "(q|gone)") for cell in cells[1:]]
+    return dict(zip(("configure", "write", "read"), patterns, strict=True))
+
+
+def refused(vhost: Vhost, permission: str) -> str:
+    """What the broker says, as a pattern. RabbitMQ 3.10 names what it is about, and not which permission."""
+    which = f"{permission} " if vhost.broker.version >= (4, 0) else ""
+    return rf"{which}access to \w+ '[^']+'"
+
+
+def publish(vhost: Vhost, user: str, **options: Any) -> None:
+    with vhost.connection(user, **options) as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
+
+
+def test_a_publisher(vhost: Vhost) -> None:
+    vhost.declare("q")
+    permissions = documented("publisher")
+    publish(vhost, vhost.user(**permissions))
+    vhost.take("q", 1)
+
+
+@pytest.mark.parametrize("lacking", ["configure", "write", "read"])
+def test_a_publisher_who_lacks_one_is_told_which(vhost: Vhost, lacking: str) -> None:
+    vhost.declare("q")
+    with pytest.raises(NotPermitted, match=refused(vhost, lacking) + ".*grant the permission"):
+        publish(vhost, vhost.user(**documented("publisher") | {lacking: NOTHING}))
+
+
+def test_a_passive_publisher(vhost: Vhost) -> None:
+    vhost.declare("q")
+    assert run(vhost.url("amqp"), "--queue", "q", "setup", "--priorities").code == 0
+    user = vhost.user(**documented('publisher, `declare="passive"`'))
+    publish(vhost, user, declare="passive")
+    with vhost.connection(user, declare="passive") as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30}, priority=9)
+    vhost.take("q", 2)
+    with pytest.raises(DelayError, match=r"celery-rabbit-delay\.ingest"):
+        publish(vhost, vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
+
+
+def test_an_operator(vhost: Vhost) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp", vhost.user(**documented("operator")))
+    assert run(url, "--queue", "q", "setup").code == 0
+    for command in ("plan", "verify", "status"):
+        assert run(url, command).code == 0, command
+    make_orphans(vhost, 1)
+    vhost.declare("gone")
+    assert len(run(url, "orphans", "list").out.splitlines()) == 1
+    assert run(url, "orphans", "replay").code == 0
+    vhost.take("gone", 1)
+    assert "0 removed" in run(url, "orphans", "purge", "--yes").out
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 60_000})
+    moved = run(url, "migrate", "--to-prefix", "celery-rabbit-delay.new")
+    assert moved.out == "1 moved, 0 left\n", moved.err
+    assert run(url, "teardown", "--yes").code == 0
+    wait_until(lambda: "celery-rabbit-delay.ingest" not in vhost.names("exchanges"), "the cascade is gone")
+
+
+@pytest.mark.parametrize("lacking", ["configure", "write", "read"])
+def test_an_operator_who_lacks_one_is_told_which(vhost: Vhost, lacking: str) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp", vhost.user(**documented("operator") | {lacking: NOTHING}))
+    failed = run(url, "--queue", "q", "setup")
+    assert failed.code == 1
+    assert re.search(refused(vhost, lacking), failed.err)
