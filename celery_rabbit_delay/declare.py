@@ -93,11 +93,15 @@ def exchange_exists(channel: Channel, name: str) -> bool:
 
 
 def queue_exists(channel: Channel, name: str) -> bool:
+    return ready(channel, name) is not None
+
+
+def ready(channel: Channel, name: str) -> int | None:
+    """How many messages wait in a queue; None if it does not exist."""
     try:
-        channel.queue_declare(name, passive=True)
+        return int(channel.queue_declare(name, passive=True).message_count)
     except NotFound:
-        return False
-    return True
+        return None
 
 
 def declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False) -> None:

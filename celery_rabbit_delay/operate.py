@@ -208,12 +208,12 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
         for level in range(cascade.levels):
             name = cascade.delay(level)
             unsettled = _unsettled(rows[name]) if name in rows else None
-            levels.append(Level(name, cascade.ttl(level), _ready(channel, name), unsettled))
+            levels.append(Level(name, cascade.ttl(level), declare.ready(channel, name), unsettled))
     destinations = None
     if management:
         ours = (cascade.done, cascade.guard)
         destinations = sorted(binding for binding in management.bindings() if binding.source in ours)
-    return Status(levels, _ready(channel, cascade.orphans), destinations)
+    return Status(levels, declare.ready(channel, cascade.orphans), destinations)
 
 
 class Orphan(NamedTuple):
@@ -281,6 +281,8 @@ def migrate(source: kombu.Connection, target: kombu.Connection) -> Iterator[str]
         for cascade in reversed(cascades(source)):
             for level in reversed(range(cascade.levels)):  # down, as messages go
                 for message in _unacknowledged(channel, cascade.delay(level)):
+                    if not isinstance(message.headers.get(HEADER), dict):
+                        continue  # put there by somebody else
                     _move(message, target)
                     channel.basic_ack(message.delivery_tag)
                     yield cascade.delay(level)
@@ -323,7 +325,7 @@ def teardown(connection: kombu.Connection) -> int:
 
 def _unacknowledged(channel: Any, queue: str, limit: int | None = None) -> Iterator[Message]:
     """The oldest so many messages of a queue, of those that are there now. None comes twice."""
-    there = _ready(channel, queue) or 0
+    there = declare.ready(channel, queue) or 0
     for _ in range(there if limit is None else min(limit, there)):
         message = channel.basic_get(queue)
         if message is None:
@@ -344,12 +346,6 @@ def _described_orphan(message: Message) -> Orphan:
         headers.get("id"),
         len(message.body),
     )
-
-
-def _ready(channel: Any, queue: str) -> int | None:
-    if not declare.queue_exists(channel, queue):
-        return None
-    return int(channel.queue_declare(queue, passive=True).message_count)
 
 
 def _unsettled(row: dict[str, Any]) -> int:

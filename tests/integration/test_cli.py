@@ -229,6 +229,22 @@ def test_an_orphan_whose_exchange_is_gone_stays_and_those_behind_it_go_on(vhost:
     assert message.payload == 2
 
 
+def test_a_replay_killed_in_between_loses_nothing(vhost: Vhost) -> None:
+    amount = 200
+    make_orphans(vhost, amount)
+    vhost.declare("gone")
+    program = Path(sys.executable).with_name("celery-rabbit-delay")
+    command = [str(program), "--broker", vhost.url("amqp"), *QUICKLY, "orphans", "replay", "--limit", str(amount)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as replay:
+        wait_until(lambda: vhost.count("gone"), "some are sent on")
+        replay.kill()
+    wait_until(lambda: vhost.count("gone") + vhost.count(CASCADE.orphans) >= amount, "the others are given back")
+    assert run(vhost.url("amqp"), "orphans", "replay", "--limit", str(amount)).code == 0
+    found = [message.payload["n"] for message in vhost.take("gone", vhost.count("gone"))]
+    assert set(found) == set(range(amount))
+    assert len(found) <= amount + 1
+
+
 def test_orphans_are_removed_only_when_told_twice(vhost: Vhost) -> None:
     make_orphans(vhost, 2)
     url = vhost.url("amqp")
@@ -270,12 +286,19 @@ def test_status_watches_until_interrupted(vhost: Vhost) -> None:
     assert "Traceback" not in err
 
 
-def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost: Vhost) -> None:
+def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost: Vhost, tmp_path: Path) -> None:
     exported = run(vhost.url("amqp"), "export", "--priorities")
     assert exported.code == 0
-    definitions = json.loads(exported.out)
     assert vhost.names("exchanges") == []
-    vhost.broker.api("POST", "/definitions", definitions)
+    node = vhost.broker.node
+    ctl = node.server.with_name("rabbitmqctl")
+    if ctl.exists():  # not so in a root directory of its own, or in a container
+        path = tmp_path / "definitions.json"
+        path.write_text(exported.out)
+        command = [str(ctl), "-n", node.name, "import_definitions", str(path)]
+        subprocess.run(command, env=node.environment(), check=True, capture_output=True)
+    else:
+        vhost.broker.api("POST", "/definitions", json.loads(exported.out))
     assert run(vhost.url("amqp"), "verify", "--priorities", *management(vhost)).code == 0
     vhost.declare("q")
     publish(vhost, "q", 0.05)
