@@ -311,7 +311,7 @@ def migrate(obj: Any, /, to_broker: str | None, management: str | None, **change
         raise click.UsageError("say where to: --to-prefix, --to-broker or both")
     with connected(obj.app) as source:
         options = replace(source.transport.delay_options, declare="auto", **changed)
-        transport_options = {**source.transport_options, OPTIONS: options}
+        transport_options = {**source.transport_options, OPTIONS: options.plain()}
         if to_broker:
             import kombu
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import kombu
 from celery import Celery
+from celery.utils.time import LocalTimezone
 from kombu.common import Broadcast
 from kombu.utils.imports import symbol_by_name
 
@@ -125,13 +126,14 @@ class DelayedAMQP:
             transport = our_transport(transport or "amqp")
         options = self.delay_options
         if options.timezone is None:
-            options = replace(options, timezone=self.app.timezone)
+            zone = self.app.timezone
+            options = replace(options, timezone="local" if isinstance(zone, LocalTimezone) else zone)
         transport_options = {**(kwargs.pop("transport_options", None) or {})}
         if OPTIONS in transport_options:
             raise InvalidOption(
                 f"broker_transport_options[{OPTIONS!r}] has no effect beside install(): give it the options"
             )
-        transport_options[OPTIONS] = options
+        transport_options[OPTIONS] = options.plain()
         connection = kombu.Connection(url, *args, transport=transport, transport_options=transport_options, **kwargs)
         connection.uses_quorum_queues = self._uses_quorum_queues
         return connection

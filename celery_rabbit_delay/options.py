@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo
 
+from dateutil.tz import tzlocal
+
 from .eta import ticks_in
 from .exceptions import InvalidDelay, InvalidOption
 from .topology import NORMAL_PRIORITY, Cascade, QueueType
@@ -50,8 +52,19 @@ class Options:
     confirm: bool = True
     #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
     declare: Declare = "auto"
-    #: The zone that a naive `eta` is meant in. `install` takes the app's; without an app it is UTC.
+    #: The zone that a naive `eta` is meant in: a name, or "local". `install` takes the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As `of` reads it, of strings and numbers: `transport_options` are part of what `inspect stats` sends."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.slack, tuple):
+            values["slack"] = list(self.slack)
+        if self.timezone is timezone.utc:
+            values["timezone"] = "UTC"
+        elif isinstance(self.timezone, ZoneInfo) and self.timezone.key:
+            values["timezone"] = self.timezone.key
+        return values
 
     def __post_init__(self) -> None:
         known_types, declares = get_args(QueueType), get_args(Declare)
@@ -104,14 +117,16 @@ class Options:
 
     @cached_property
     def naive_in(self) -> tzinfo:
-        if self.timezone is None:
+        if self.timezone in (None, "UTC"):
             return timezone.utc
         if isinstance(self.timezone, tzinfo):
             return self.timezone
+        if self.timezone == "local":
+            return tzlocal()
         try:
             return ZoneInfo(self.timezone)
         except (TypeError, ValueError, OSError, LookupError, AttributeError) as exc:
-            message = f"timezone={self.timezone!r}: use a name such as 'Europe/Berlin', or a tzinfo"
+            message = f"timezone={self.timezone!r}: use a name such as 'Europe/Berlin', 'local', or a tzinfo"
             raise InvalidOption(message) from exc
 
     @property

@@ -14,13 +14,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from amqp import Message, spec
-from amqp.exceptions import RecoverableConnectionError
+from amqp.exceptions import InternalError, RecoverableConnectionError
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
 from . import message as headers_
 from .eta import microseconds_until
-from .exceptions import DestinationNotFound
+from .exceptions import DestinationNotFound, UnsupportedConfiguration
 from .message import Delivery
 from .options import DRIVER_TYPE, OPTIONS, Options
 from .publish import DelayedPublisher
@@ -87,6 +87,20 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
             info.update(exchange=restored.exchange, routing_key=restored.routing_key)
             raw_message.properties["application_headers"] = restored.headers
         return super().message_to_python(raw_message)
+
+    def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().queue_declare(*args, **kwargs)
+        except InternalError as exc:
+            if "transient_nonexcl_queues" not in str(exc):
+                raise
+            # Kombu would take it for a lost connection, and the worker connect again and again.
+            raise UnsupportedConfiguration(
+                "this RabbitMQ permits no transient queue that several connections may share, and this Celery declares "
+                "one: use Celery 5.7; or Celery 5.6 with control_queue_exclusive = True, event_queue_exclusive = True "
+                "and no result_backend = 'rpc://'; or put deprecated_features.permit.transient_nonexcl_queues = true "
+                f"into rabbitmq.conf ({exc.reply_text})"
+            ) from exc
 
     def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         bound = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
@@ -164,12 +178,19 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def delayed(self, priority: int | None = None) -> DelayedPublisher:
         """What publishes messages of a priority into their cascade.
 
-        Raises `amqp.RecoverableConnectionError`, after which Kombu connects again, in a process forked since.
+        Raises `UnsupportedConfiguration`, and `amqp.RecoverableConnectionError`, after which Kombu connects again, in a
+        process that was forked since.
         """
         if self._is_inherited:  # parent and child would take the broker's answers from each other
             raise RecoverableConnectionError("the connection is that of the process that forked this one")
         cascade = self.delay_options.cascade_for(priority)
         if cascade.high not in self._publishers:
+            if cascade.queue_type == "quorum" and server_version(self) < (3, 10):
+                raise UnsupportedConfiguration(
+                    "at-least-once dead lettering, without which delayed messages get lost, came with RabbitMQ 3.10, and "
+                    f'this is {self.server_properties.get("version")}: upgrade it, or choose queue_type="classic" for '
+                    "throwaway work"
+                )
             self._publishers[cascade.high] = DelayedPublisher(self, cascade, self.delay_options)
         return self._publishers[cascade.high]
 
@@ -198,11 +219,10 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
         """Whether `basic.qos` is to be sent per consumer: RabbitMQ 4.3 and quorum queues know no other kind."""
-        version = version_string_as_tuple(connection.server_properties.get("version") or "0")
         uses_quorum_queues = getattr(self.client, "uses_quorum_queues", None)  # `install` knows the app's queues
         return bool(
             super().qos_semantics_matches_spec(connection)
-            or version >= (4, 0)
+            or server_version(connection) >= (4, 0)
             or (uses_quorum_queues is not None and uses_quorum_queues())
         )
 
@@ -220,9 +240,16 @@ class SSLTransport(Transport):
             client.ssl = True
 
 
+def server_version(connection: Any) -> tuple[Any, ...]:
+    """Of an `amqp.Connection`."""
+    version: tuple[Any, ...] = version_string_as_tuple(connection.server_properties.get("version") or "0")
+    return version
+
+
 def _drain_once(connection: Any) -> None:
-    with contextlib.suppress(TimeoutError):
-        connection.drain_events(timeout=0.1)
+    if connection.connected:  # a loop that is closed runs what it has not run yet
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.1)
 
 
 def _with_headers(msg: Any, headers: headers_.Headers) -> Any:

@@ -40,7 +40,7 @@ class Shop:
         conf = {
             "broker_url": vhost.url("amqp") if vhost else None,
             "broker_connection_retry_on_startup": True,
-            # Celery 5.7 does so itself; older ones need it on RabbitMQ 4.3, which denies transient shared queues.
+            # Celery 5.7 does so itself; 5.6 needs it on a RabbitMQ 4.3 that denies transient shared queues.
             "control_queue_exclusive": True,
             "event_queue_exclusive": True,
             **conf,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import celery
 import pytest
 
 from tests.broker import QUICK, Broker
@@ -119,3 +120,23 @@ def test_a_publisher_idle_for_longer_than_its_heartbeat_publishes_again(make_sho
     shop.worker()
     shop.wait_for(1, "before")
     shop.wait_for(1, "after")
+
+
+def test_a_broker_that_denies_transient_shared_queues(shop_at: Callable[..., Shop], broker: Broker) -> None:
+    """As RabbitMQ 4.3 does unless it is told otherwise. Celery before 5.7 would connect to it again and again."""
+    if broker.version < (3, 12):
+        pytest.skip("this RabbitMQ has no switch for it, and never denies them")
+    with Node(conf="deprecated_features.permit.transient_nonexcl_queues = false") as node:
+        own = {"control_queue_exclusive": False, "event_queue_exclusive": False} if celery.VERSION < (5, 7) else {}
+        shop = shop_at(node.url(), **own)
+        if celery.VERSION >= (5, 7):
+            shop.worker()
+            shop.send("note", "delayed", countdown=0.3)
+            shop.wait_for(1, "delayed")
+            return
+        with pytest.raises(
+            AssertionError, match=r"use Celery 5\.7; or Celery 5\.6 with control_queue_exclusive = True"
+        ):
+            shop.worker()
+        if celery.VERSION >= (5, 6):
+            shop_at(node.url()).worker(name="exclusive")

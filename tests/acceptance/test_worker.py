@@ -128,6 +128,7 @@ def test_mingle_gossip_events_and_remote_control_work_between_workers(
     two = shop.worker(name="two")
     assert "mingle: sync with 1 nodes" in two.output()
     wait_until(lambda: "sync with two@localhost" in one.output(), "gossip tells the first worker of the second")
+    assert set(shop.app.control.inspect(timeout=5).stats()) == {"one@localhost", "two@localhost"}
     ping = {name for reply in shop.app.control.ping(timeout=5) for name in reply}
     assert ping == {"one@localhost", "two@localhost"}
     seen: list[str] = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
 import sys
+from datetime import datetime, timezone
 from typing import Any
 
 import kombu
@@ -131,7 +133,7 @@ def test_it_works_wherever_it_is_called(when: str) -> None:
         assert not app.configured, "the configuration must not be loaded earlier than without us"
     connection = app.connection_for_write()
     assert connection.hostname == "configured"
-    options = connection.transport_options["rabbit_delay"]
+    options = connection.transport.delay_options
     assert options.tick == 0.5
     assert str(options.naive_in) == "Europe/Berlin"
 
@@ -168,6 +170,23 @@ def test_a_custom_amqp_class_is_kept() -> None:
     assert type(app.connection().transport) is Transport
 
 
+@pytest.mark.parametrize(
+    "conf",
+    [{}, {"timezone": "Europe/Berlin"}, {"enable_utc": False}, {"enable_utc": False, "timezone": "America/New_York"}],
+)
+def test_what_the_app_says_of_its_connection_is_json(conf: dict[str, Any]) -> None:
+    """`inspect stats`, which Flower and others ask for, sends it."""
+    app = app_with(broker_url=AMQP_URL, **conf)
+    install(app, slack=(0.01, 2), tick=0.25)
+    connection = app.connection_for_read()
+    assert json.loads(json.dumps(connection.info()["transport_options"])) == connection.info()["transport_options"]
+    options = connection.transport.delay_options
+    assert (options.tick, tuple(options.slack)) == (0.25, (0.01, 2))
+    for moment in (datetime(2030, 1, 1), datetime(2030, 7, 1)):  # noqa: DTZ001
+        expected = moment.replace(tzinfo=app.timezone).astimezone(timezone.utc)
+        assert moment.replace(tzinfo=options.naive_in).astimezone(timezone.utc) == expected
+
+
 def test_twice_is_once() -> None:
     app = app_with(broker_url=AMQP_URL)
     install(app, tick=0.25)
@@ -195,7 +214,7 @@ def test_a_pickled_app_keeps_it() -> None:
     app = Celery("shop", broker=AMQP_URL, set_as_current=False)
     install(app, tick=0.5)
     copy = pickle.loads(pickle.dumps(app))
-    assert copy.connection().transport_options["rabbit_delay"].tick == 0.5
+    assert copy.connection().transport.delay_options.tick == 0.5
 
 
 @pytest.mark.parametrize(

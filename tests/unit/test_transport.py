@@ -6,8 +6,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import kombu
+import pytest
 
-import celery_rabbit_delay  # noqa: F401  registers the scheme
+from celery_rabbit_delay import Options, UnsupportedConfiguration
+from celery_rabbit_delay.transport import Connection
+
+
+def test_quorum_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -> None:
+    """No such old RabbitMQ is to be had here, so this is all the proof."""
+
+    def delayed(version: str, queue_type: str) -> Any:
+        connection = Connection()
+        connection.server_properties = {"version": version}
+        options = Options(queue_type=queue_type)  # type: ignore[arg-type]
+        connection.client = SimpleNamespace(transport=SimpleNamespace(delay_options=options))
+        return connection.delayed()
+
+    with pytest.raises(UnsupportedConfiguration, match=r"came with RabbitMQ 3\.10, and this is 3\.9\.27: upgrade it"):
+        delayed("3.9.27", "quorum")
+    delayed("3.9.27", "classic")
+    delayed("3.10.0", "quorum")
 
 
 def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> None:
@@ -20,8 +38,11 @@ def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> N
         raise TimeoutError  # nothing came in
 
     loop = SimpleNamespace(add_reader=lambda *args: None, call_soon=lambda *args: soon.append(args))
-    connection = SimpleNamespace(transport=SimpleNamespace(), sock=None, drain_events=drain_events)
+    connection = SimpleNamespace(transport=SimpleNamespace(), sock=None, connected=True, drain_events=drain_events)
     kombu.Connection("rabbit-delay://").transport.register_with_event_loop(connection, loop)
     [(function, *arguments)] = soon
+    function(*arguments)
+    assert drained == [0.1]
+    connection.connected = False  # a loop that is closed runs what it has not run yet
     function(*arguments)
     assert drained == [0.1]
