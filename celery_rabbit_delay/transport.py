@@ -187,7 +187,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         if cascade.high not in self._publishers:
             if cascade.queue_type == "quorum" and server_version(self) < (3, 10):
                 raise UnsupportedConfiguration(
-                    "at-least-once dead lettering, without which delayed messages get lost, came with RabbitMQ 3.10, and "
+                    "without at-least-once dead lettering, which came with RabbitMQ 3.10, delayed messages get lost, and "
                     f'this is {self.server_properties.get("version")}: upgrade it, or choose queue_type="classic" for '
                     "throwaway work"
                 )
