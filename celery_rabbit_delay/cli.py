@@ -56,13 +56,14 @@ def standalone(ctx: click.Context, /, broker: str, queues: tuple[str, ...], **op
 @contextmanager
 def told() -> Iterator[None]:
     """Errors that the user can do something about, without a traceback."""
+    from amqp.exceptions import AMQPError
     from kombu.exceptions import OperationalError
 
     from .exceptions import DelayError
 
     try:
         yield
-    except (DelayError, OperationalError, OSError) as exc:
+    except (DelayError, AMQPError, OperationalError, OSError) as exc:
         raise click.ClickException(str(exc)) from exc
 
 
@@ -175,14 +176,13 @@ def verify(obj: Any, priorities: bool | None, management: str | None) -> None:
 
 def report(app: Any, priorities: bool | None, management: str | None, probing: bool) -> None:
     from . import operate
-    from .topology import Topology
 
     with connected(app) as connection:
         cascades = operate.cascades(connection, priorities)
         # Otherwise a publisher makes what leads to a destination when it needs it.
         passive = connection.transport.delay_options.declare == "passive"
-        topology = Topology.of(cascades, destinations(app) if passive else ())
-        parts = list(operate.compare(connection, topology, management_of(management, connection)))
+        needed = destinations(app) if passive else ()
+        parts = list(operate.compare(connection, cascades, needed, management_of(management, connection)))
         wrong = [part for part in parts if part.state != "present"]
         for part in wrong:
             click.echo(f"{part.state:<10} {part.kind:<8} {part.name}" + (f": {part.detail}" if part.detail else ""))
@@ -218,7 +218,7 @@ def status(obj: Any, priorities: bool | None, management: str | None, as_json: b
         while True:
             wanted = operate.cascades(connection, priorities)
             found = operate.status(connection, wanted, management_of(management, connection))
-            if watch:
+            if watch and not as_json:
                 click.clear()
             click.echo(as_text(found) if not as_json else json.dumps(as_data(found)))
             if not watch:

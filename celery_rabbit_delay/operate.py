@@ -5,6 +5,7 @@ Every function takes a `kombu.Connection` with our transport, whose options say 
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -19,13 +20,13 @@ from amqp.exceptions import AccessRefused, ChannelError, MessageNacked, Precondi
 
 from . import declare, routing_key
 from .eta import microseconds_until
-from .exceptions import DestinationNotFound, NotRouted
+from .exceptions import DestinationNotFound, NotPermitted, NotRouted
 from .management import Management
 from .message import HEADER, Delivery, divert, restore
 from .options import Options
 from .publish import ConfirmedChannel, DelayedPublisher
 from .routing_key import Destination
-from .topology import Binding, Cascade, Topology
+from .topology import Binding, Cascade, Exchange, Queue, Topology
 
 #: Headers with which a quorum queue counts how often it has delivered a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -83,50 +84,59 @@ def cascades(connection: kombu.Connection, priorities: bool | None = None) -> li
     return [*found, options.high_cascade] if priorities else found
 
 
-def compare(connection: kombu.Connection, topology: Topology, management: Management | None = None) -> Iterator[Part]:
-    """What of a topology the broker has. Bindings are seen only through the management API. Changes nothing.
+def compare(
+    connection: kombu.Connection,
+    wanted: Iterable[Cascade],
+    destinations: Iterable[Destination] = (),
+    management: Management | None = None,
+) -> Iterator[Part]:
+    """What of cascades the broker has. Bindings are seen only through the management API. Changes nothing.
 
     Over AMQP, what is there with other arguments shows when it is declared again: that is refused, and if the
     arguments are the same, nothing happens (https://www.rabbitmq.com/docs/queues#property-equivalence).
     """
+    wanted = list(wanted)
+    topology = Topology.of(wanted, destinations)
     channel = connection.default_channel
     for exchange in topology.exchanges.values():
-        yield _compared(
-            "exchange",
-            exchange.name,
-            lambda name=exchange.name: declare.exchange_exists(channel, name),
-            lambda exchange=exchange: declare.declare_exchange(channel, exchange),
-        )
+        yield _compared(channel, "exchange", exchange, declare.exchange_exists, declare.declare_exchange)
     for queue in topology.queues.values():
-        yield _compared(
-            "queue",
-            queue.name,
-            lambda name=queue.name: declare.queue_exists(channel, name),
-            lambda queue=queue: declare.declare_queue(channel, queue),
-        )
+        yield _compared(channel, "queue", queue, declare.queue_exists, declare.declare_queue)
     if management is None:
         return
     existing = management.bindings()
     for binding in topology.bindings:
         yield Part("binding", _described(binding), "present" if binding in existing else "missing")
-    # What leaves `done` and the guard are destinations; anything else that we do not know multiplies messages.
-    inner = {name for name in topology.exchanges if not name.endswith((".done", ".guard")) or ".delay." in name}
+    # What leaves `done` and the guard leads to destinations; anything else that we do not know multiplies messages.
+    inner = topology.exchanges.keys() - {name for cascade in wanted for name in (cascade.done, cascade.guard)}
     for binding in sorted(existing - topology.bindings.keys()):
         if binding.source in inner:
-            detail = "messages may arrive twice: remove it, if it is not part of another max_delay"
-            yield Part("binding", _described(binding), "unexpected", detail)
+            yield Part("binding", _described(binding), "unexpected", "messages may arrive twice: remove it")
 
 
-def _compared(kind: Any, name: str, exists: Any, declare_again: Any) -> Part:
+def _compared(channel: Any, kind: Any, part: Exchange | Queue, exists: Any, declare_again: Any) -> Part:
     try:
-        if not exists():
-            return Part(kind, name, "missing")
-        declare_again()
+        if not exists(channel, part.name):
+            return Part(kind, part.name, "missing")
+        declare_again(channel, part)
     except PreconditionFailed as exc:
-        return Part(kind, name, "different", exc.reply_text)
+        return Part(kind, part.name, "different", exc.reply_text)
     except AccessRefused as exc:
-        return Part(kind, name, "unknown", exc.reply_text)
-    return Part(kind, name, "present")
+        return Part(kind, part.name, "unknown", exc.reply_text)
+    return Part(kind, part.name, "present")
+
+
+def agree(connection: kombu.Connection) -> None:
+    """Makes sure that the cascade on the broker, if there is one, has the parameters of the connection's options.
+
+    Otherwise there may be levels that we know nothing of. Raises `CascadeConflict`.
+    """
+    cascade = connection.transport.delay_options.cascade
+    channel = connection.default_channel
+    # Who may not declare it may not delete it either, nor what is in it.
+    with contextlib.suppress(NotPermitted), declare.translated(cascade):
+        if declare.exchange_exists(channel, cascade.ingest):
+            declare.declare_exchange(channel, next(cascade.exchanges()))
 
 
 def _described(binding: Binding) -> str:
@@ -200,7 +210,8 @@ def _levels(cascade: Cascade, ticks: int) -> str:
 
 
 def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: Management | None = None) -> Status:
-    """How many messages wait where. Over AMQP alone, those between two queues are not seen."""
+    """How many messages wait where; over AMQP alone, those between two queues are not seen. Raises `CascadeConflict`."""
+    agree(connection)
     channel = connection.default_channel
     rows = management.queues() if management else {}
     levels = []
@@ -276,6 +287,7 @@ def migrate(source: kombu.Connection, target: kombu.Connection) -> Iterator[str]
     point, nothing is lost, and it can be started again; the message that was being moved may be delivered twice.
     Raises what publishing with a delay raises, such as `InvalidDelay` beyond the `max_delay` of `target`.
     """
+    agree(source)
     channel = source.channel()
     try:
         for cascade in reversed(cascades(source)):
@@ -307,7 +319,11 @@ def _move(message: Message, target: kombu.Connection) -> None:
 
 
 def teardown(connection: kombu.Connection) -> int:
-    """Deletes all of the cascades, with what is in them; returns how many queues and exchanges there were."""
+    """Deletes all of the cascades, with what is in them; returns how many queues and exchanges there were.
+
+    Raises `CascadeConflict`, `NotPermitted`.
+    """
+    agree(connection)
     channel = connection.default_channel
     topology = Topology.of(cascades(connection, priorities=True))
     deleted = 0

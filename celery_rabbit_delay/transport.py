@@ -187,9 +187,9 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         if cascade.high not in self._publishers:
             if cascade.queue_type == "quorum" and server_version(self) < (3, 10):
                 raise UnsupportedConfiguration(
-                    "without at-least-once dead lettering, which came with RabbitMQ 3.10, delayed messages get lost, and "
-                    f'this is {self.server_properties.get("version")}: upgrade it, or choose queue_type="classic" for '
-                    "throwaway work"
+                    "at-least-once dead lettering came with RabbitMQ 3.10, and without it delayed messages get lost. "
+                    f"This is {self.server_properties.get('version')}: upgrade it, or choose "
+                    'queue_type="classic" for throwaway work'
                 )
             self._publishers[cascade.high] = DelayedPublisher(self, cascade, self.delay_options)
         return self._publishers[cascade.high]

@@ -26,6 +26,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
 class Result:
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+        self.text = self.out + self.err
         assert "Traceback" not in self.err
 
 
@@ -346,6 +347,9 @@ def test_a_user_without_permission_is_told_which(vhost: Vhost) -> None:
     refused = run(vhost.url("amqp", user), "setup")
     assert refused.code == 1
     assert "access to exchange 'celery-rabbit-delay.ingest" in refused.err
+    assert run(vhost.url("amqp"), "setup").code == 0
+    for command in ("plan", "verify", "status"):
+        assert "refused" in run(vhost.url("amqp", user), command).text, command
 
 
 def celery(vhost: Vhost, *arguments: str) -> Result:

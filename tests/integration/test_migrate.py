@@ -131,6 +131,19 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     assert run(url, "teardown", "--yes").out == "0 exchanges and queues deleted\n"
 
 
+@pytest.mark.parametrize("command", [("teardown", "--yes"), ("migrate", *TO_NEW), ("status",)])
+def test_nothing_is_touched_whose_parameters_are_not_those_that_were_given(
+    vhost: Vhost, command: tuple[str, ...]
+) -> None:
+    vhost.declare("q")
+    publish(vhost, "q", 100)
+    before = vhost.names("queues"), vhost.names("exchanges")
+    refused = run(vhost.url("amqp"), *command, options=("--tick", "0.01", "--max-delay", "1"))
+    assert refused.code == 1
+    assert "is taken by a cascade with other parameters" in refused.err
+    assert (vhost.names("queues"), vhost.names("exchanges")) == before
+
+
 @pytest.mark.parametrize("held", ["waiting", "orphan"])
 def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> None:
     if held == "waiting":
