@@ -383,7 +383,8 @@ def as_text(found: Status) -> str:
     lines.append(f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans"))
     for binding in found.destinations or ():
         lines.append(f"leads to {binding.kind} {binding.target!r}")
-    lines += [f"BLOCKED: {level.queue} cannot hand its messages on: run `verify`" for level in found.blocked]
+    for level in found.blocked:
+        lines.append(f"BLOCKED, or in a burst: {level.queue}; `verify` tells")
     return "\n".join(lines)
 
 

@@ -63,7 +63,7 @@ class Status(NamedTuple):
 
     @property
     def blocked(self) -> list[Level]:
-        """Levels that hold as many unsettled messages as at-least-once dead lettering takes at a time.
+        """Levels with as many unsettled messages as at-least-once dead lettering takes at a time, or in a burst, more.
 
         https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
         """
@@ -210,7 +210,10 @@ def _levels(cascade: Cascade, ticks: int) -> str:
 
 
 def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: Management | None = None) -> Status:
-    """How many messages wait where; over AMQP alone, those between two queues are not seen. Raises `CascadeConflict`."""
+    """How many messages wait where. Those between two queues are seen only through the management API.
+
+    Raises `CascadeConflict`.
+    """
     agree(connection)
     channel = connection.default_channel
     rows = management.queues() if management else {}

@@ -268,7 +268,7 @@ def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
     wait_until(blocked, "the management API has counted")  # every five seconds
     asked = run(vhost.url("amqp"), "status", *management(vhost))
     assert asked.code == 3
-    assert f"BLOCKED: {CASCADE.delay(3)} cannot hand its messages on: run `verify`" in asked.out
+    assert f"BLOCKED, or in a burst: {CASCADE.delay(3)}; `verify` tells" in asked.out
 
 
 def test_status_watches_until_interrupted(vhost: Vhost) -> None:
