@@ -103,9 +103,9 @@ def test_a_chain_with_countdowns(shop: Shop, name: str) -> None:
 
 
 def test_a_revoked_task_does_not_run(shop: Shop, name: str) -> None:
-    task_id = shop.send("note", name, countdown=1.5)
-    shop.app.control.revoke(task_id)
-    shop.send("note", [name, "later"], countdown=2.5)
+    task_id = shop.send("note", name, countdown=4)
+    assert shop.app.control.revoke(task_id, destination=["w@localhost"], reply=True, timeout=30)
+    shop.send("note", [name, "later"], countdown=5)
     shop.wait_for(1, [name, "later"])
     assert not shop.runs(name)
 

@@ -348,7 +348,8 @@ def test_a_user_without_permission_is_told_which(vhost: Vhost) -> None:
     assert refused.code == 1
     assert "access to exchange 'celery-rabbit-delay.ingest" in refused.err
     assert run(vhost.url("amqp"), "setup").code == 0
-    for command in ("plan", "verify", "status"):
+    # Before 4.3, RabbitMQ shows anybody what there is.
+    for command in ("plan", "verify", "status") if vhost.broker.version >= (4, 3) else ("plan", "verify"):
         assert "refused" in run(vhost.url("amqp", user), command).text, command
 
 
