@@ -87,10 +87,10 @@ def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make
     shop.wait_for(1, "patient")
 
 
-def plain_celery_url(shop: Shop) -> str:
-    """The broker with a user who may do what plain Celery needs, and no more."""
+def plain_celery_url(shop: Shop, read: str = "") -> str:
+    """The broker with a user who may do what plain Celery needs, and no more but to read."""
     own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
-    return shop.vhost.url("amqp", shop.vhost.user(own, own, own))
+    return shop.vhost.url("amqp", shop.vhost.user(own, own, f"{own}|{read}" if read else own))
 
 
 def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -> None:
@@ -108,6 +108,16 @@ def test_an_auto_worker_without_the_permission_says_what_to_do_and_works(make_sh
     assert "become orphans: the broker refused it" in worker.output()
     assert "grant the permission (the documentation lists them" in worker.output()
     shop.wait_for(1, "delayed")
+
+
+def test_an_auto_worker_needs_no_more_than_to_read_besides(make_shop: MakeShop) -> None:
+    """As docs/operations.md says of a worker."""
+    shop = make_shop()
+    shop.send("note", "patient", countdown=8)
+    shop.vhost.delete_queue("celery")
+    worker = make_shop(broker_url=plain_celery_url(shop, read=r"^celery-rabbit-delay\.")).worker()
+    assert "become orphans" not in worker.output()
+    shop.wait_for(1, "patient")
 
 
 def test_a_worker_creates_nothing_for_delays_that_nobody_asks_for(make_shop: MakeShop) -> None:
