@@ -9,6 +9,7 @@ import pytest
 from celery import chain, chord, group
 
 from tests.broker import QUICK
+from tests.integration.test_permissions import documented
 from tests.wait import wait_until
 
 from .conftest import MakeShop, Shop, signature
@@ -87,10 +88,11 @@ def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make
     shop.wait_for(1, "patient")
 
 
-def plain_celery_url(shop: Shop, read: str = "") -> str:
-    """The broker with a user who may do what plain Celery needs, and no more but to read."""
+def plain_celery_url(shop: Shop, **more: str) -> str:
+    """The broker with a user who may do what plain Celery needs, and no `more`."""
     own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
-    return shop.vhost.url("amqp", shop.vhost.user(own, own, f"{own}|{read}" if read else own))
+    allowed = [f"{own}|{more[what]}" if what in more else own for what in ("configure", "write", "read")]
+    return shop.vhost.url("amqp", shop.vhost.user(*allowed))
 
 
 def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -> None:
@@ -110,12 +112,12 @@ def test_an_auto_worker_without_the_permission_says_what_to_do_and_works(make_sh
     shop.wait_for(1, "delayed")
 
 
-def test_an_auto_worker_needs_no_more_than_to_read_besides(make_shop: MakeShop) -> None:
-    """As docs/operations.md says of a worker."""
+def test_an_auto_worker_needs_no_more_than_the_documentation_says(make_shop: MakeShop) -> None:
+    needed = {what: pattern for what, pattern in documented("worker").items() if what != "configure"}
     shop = make_shop()
     shop.send("note", "patient", countdown=8)
     shop.vhost.delete_queue("celery")
-    worker = make_shop(broker_url=plain_celery_url(shop, read=r"^celery-rabbit-delay\.")).worker()
+    worker = make_shop(broker_url=plain_celery_url(shop, **needed)).worker()
     assert "become orphans" not in worker.output()
     shop.wait_for(1, "patient")
 
