@@ -39,6 +39,8 @@ def shop(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytes
         shop = Shop(vhost, directory, QUICK | {"max_delay": 26 * 3600}, conf)
         try:
             worker = shop.worker()
+            shop.send("note", "first", countdown=0.1)  # declares the cascade, which takes seconds on a busy machine
+            shop.wait_for(1, "first")
             yield shop
             assert_nothing_went_wrong(shop, worker)
         finally:
