@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -275,14 +276,19 @@ def test_status_watches_until_interrupted(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
     program = Path(sys.executable).with_name("celery-rabbit-delay")
     command = [str(program), "--broker", vhost.url("amqp"), *QUICKLY, "status", "--watch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+
+    def heed_interrupts() -> None:  # a shell's background job ignores them
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, preexec_fn=heed_interrupts) as watching:
         assert watching.stdout
         seen = 0
         for line in watching.stdout:
             seen += "0 wait, 0 are orphans" in line
             if seen == 2:
                 break
-        watching.send_signal(2)
+        watching.send_signal(signal.SIGINT)
         _, err = watching.communicate(timeout=20)
     assert "Traceback" not in err
 
