@@ -160,10 +160,7 @@ def test_status_counts_what_waits(vhost: Vhost) -> None:
 
 
 def test_status_warns_of_orphans(vhost: Vhost) -> None:
-    vhost.declare("gone")
-    publish(vhost, "gone", 1.5)
-    vhost.delete_queue("gone")
-    wait_until(lambda: vhost.count(CASCADE.orphans), "the message is an orphan")
+    make_orphans(vhost, 1)
     asked = run(vhost.url("amqp"), "status")
     assert asked.code == 3
     assert "0 wait, 1 are orphans" in asked.out
@@ -171,9 +168,10 @@ def test_status_warns_of_orphans(vhost: Vhost) -> None:
 
 def make_orphans(vhost: Vhost, amount: int) -> None:
     vhost.declare("gone")
+    publish(vhost, "gone", 0.001)  # declares the cascade, which takes seconds on a busy machine
     with vhost.connection() as connection:
         for n in range(amount):
-            headers = {"x-delay": 2000, "task": "shop.review", "id": f"id-{n}"}
+            headers = {"x-delay": 4000, "task": "shop.review", "id": f"id-{n}"}
             connection.Producer().publish({"n": n}, routing_key="gone", headers=headers)
     vhost.delete_queue("gone")
     wait_until(lambda: vhost.count(CASCADE.orphans) == amount, "all are orphans")

@@ -33,7 +33,8 @@ def waiting(vhost: Vhost, *cascades: Cascade) -> int:
 
 def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> None:
     vhost.declare("q", "bound", exchange="e", kind="topic")
-    due = datetime.now(timezone.utc) + timedelta(seconds=8)
+    assert run(vhost.url("amqp"), "setup", "--priorities").code == 0
+    due = datetime.now(timezone.utc) + timedelta(seconds=15)
     headers = {"task": "t", "id": "1", "eta": due.isoformat(), "CC": ["q"]}
     with vhost.connection() as connection:
         producer = connection.Producer()
