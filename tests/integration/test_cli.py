@@ -168,7 +168,7 @@ def test_status_warns_of_orphans(vhost: Vhost) -> None:
 
 def make_orphans(vhost: Vhost, amount: int) -> None:
     vhost.declare("gone")
-    publish(vhost, "gone", 0.001)  # declares the cascade, which takes seconds on a busy machine
+    assert run(vhost.url("amqp"), "setup").code == 0  # it takes seconds on a busy machine
     with vhost.connection() as connection:
         for n in range(amount):
             headers = {"x-delay": 4000, "task": "shop.review", "id": f"id-{n}"}
@@ -212,10 +212,11 @@ def test_replayed_orphans_go_where_they_were_going_and_others_stay(vhost: Vhost)
 
 def test_an_orphan_whose_exchange_is_gone_stays_and_those_behind_it_go_on(vhost: Vhost) -> None:
     vhost.declare("q", "good", exchange="e")
+    assert run(vhost.url("amqp"), "setup").code == 0
     with vhost.connection() as connection:
         connection.connection.known_queues["e", "q"] = "q"
-        connection.Producer().publish(1, exchange="e", routing_key="q", headers={"x-delay": 1500})
-        connection.Producer().publish(2, routing_key="good", headers={"x-delay": 2000})
+        connection.Producer().publish(1, exchange="e", routing_key="q", headers={"x-delay": 4000})
+        connection.Producer().publish(2, routing_key="good", headers={"x-delay": 4000})
     for queue in ("q", "good"):
         vhost.delete_queue(queue)
     vhost.delete_exchange("e")
