@@ -9,7 +9,9 @@ from celery.signals import task_received, worker_init
 from kombu.connection import resolve_aliases
 from kombu.transport import TRANSPORT_ALIASES
 
+from .batching import batch
 from .exceptions import (
+    BatchFailed,
     CascadeConflict,
     CascadeMissing,
     DelayError,
@@ -26,6 +28,7 @@ from .options import Options
 from .worker import join_neighbours, run_what_is_due
 
 __all__ = [
+    "BatchFailed",
     "CascadeConflict",
     "CascadeMissing",
     "DelayError",
@@ -37,6 +40,7 @@ __all__ = [
     "NotRouted",
     "Options",
     "UnsupportedConfiguration",
+    "batch",
     "install",
 ]
 

@@ -7,19 +7,26 @@ is on integers, so that no rounding error makes a message early.
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime, timedelta
 
 from dateutil.parser import isoparse  # what Celery's worker reads an eta with
 
 from .exceptions import InvalidDelay
 
+_AS_CELERY_WRITES_IT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:\d\d)?", re.ASCII).fullmatch
+
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def parse_eta(eta: object) -> datetime:
     """A datetime, naive or aware as it was written, from an ISO 8601 string or a datetime. Raises `InvalidDelay`."""
+    if isinstance(eta, datetime):
+        return eta
     try:
-        return eta if isinstance(eta, datetime) else isoparse(eta)  # type: ignore[arg-type]
+        if isinstance(eta, str) and _AS_CELERY_WRITES_IT(eta):
+            return datetime.fromisoformat(eta)  # ten times as fast
+        return isoparse(eta)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as exc:
         raise _unreadable(eta) from exc
 

@@ -1,8 +1,13 @@
 """What can go wrong, one class for each thing a caller may want to tell apart. Every message says what to do next."""
 
+try:
+    from kombu.exceptions import BatchPublishError
+except ImportError:  # before Kombu 5.7
+    from kombu.exceptions import KombuError as BatchPublishError
+
 
 class DelayError(Exception):
-    """Base of all errors that this package raises. Nothing was sent when it is raised."""
+    """Base of all errors that this package raises. Nothing was sent when it is raised, but for `BatchFailed`."""
 
 
 class InvalidOption(DelayError, ValueError):
@@ -39,3 +44,11 @@ class NotPermitted(DelayError):
 
 class NotRouted(DelayError):
     """The broker took the message but no level of the cascade did, even after the cascade was declared again."""
+
+
+class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
+    """Some messages of a batch may not be stored: those of `ids`, Celery's task ids. All others are."""
+
+    def __init__(self, message: str, ids: list[str | None]) -> None:
+        super().__init__(message)
+        self.ids = ids

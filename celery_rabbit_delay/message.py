@@ -15,7 +15,8 @@ from .eta import microseconds_until, parse_eta, parse_x_delay
 from .exceptions import InvalidDestination
 from .routing_key import SENTINEL, is_reserved
 
-#: {"prefix": of the levels, "exchange": it was sent to, "due": milliseconds since 1970 in UTC, "deaths": headers}
+#: {"prefix": of the levels, "exchange": it was sent to, "due": milliseconds since 1970 in UTC},
+#: and "deaths": headers, if there are any
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
@@ -23,6 +24,7 @@ X_DELAY = "x-delay"
 Headers = Mapping[str, Any]
 
 _DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+_MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -63,7 +65,12 @@ def divert(headers: Headers, prefix: str, exchange: str, routing_key: str, due: 
     Headers left from an earlier dead-lettering travel in ours: RabbitMQ before 4.0.1 takes them for the message's own
     history, and drops what it believes to go round in circles (https://www.rabbitmq.com/docs/dlx#automatic-dead-lettering-cycles).
     """
-    diverted = {key: value for key, value in headers.items() if key != X_DELAY and not key.startswith(_DEATHS)}
+    diverted, deaths = {}, {}
+    for name, value in headers.items():
+        if name.startswith(_DEATHS):
+            deaths[name] = value
+        elif name != X_DELAY:
+            diverted[name] = value
     diverted["CC"] = [routing_key, *copies(headers, "CC")]
     for key in (*diverted["CC"], *copies(headers, "BCC")):
         if is_reserved(key):
@@ -71,9 +78,9 @@ def divert(headers: Headers, prefix: str, exchange: str, routing_key: str, due: 
                 f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
                 "choose another routing key, or send it without a delay"
             )
-    milliseconds = (due - _EPOCH) // timedelta(milliseconds=1)
-    deaths = {key: value for key, value in headers.items() if key.startswith(_DEATHS)}
-    diverted[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds, "deaths": deaths}
+    diverted[HEADER] = {"prefix": prefix, "exchange": exchange, "due": (due - _EPOCH) // _MILLISECOND}
+    if deaths:
+        diverted[HEADER]["deaths"] = deaths
     return diverted
 
 

@@ -133,16 +133,30 @@ class Options:
     def _slack_pair(self) -> tuple[float, ...]:
         return tuple(self.slack) if isinstance(self.slack, (tuple, list)) else (self.slack, self.max_delay)
 
-    def ticks(self, delay: int) -> int:
-        """Ticks for a delay of so many microseconds > 0. Raises `InvalidDelay` beyond `max_delay`."""
+    @cached_property
+    def _slack(self) -> tuple[float, float]:
+        """A fraction of the delay, and the most in microseconds."""
+        fraction, seconds = self._slack_pair
+        return fraction, seconds * 1_000_000
+
+    @cached_property
+    def _tick(self) -> int:
+        """Microseconds."""
+        return self.cascade.tick // timedelta(microseconds=1)
+
+    def check(self, delay: int) -> None:
+        """Raises `InvalidDelay` if a delay of so many microseconds is beyond `max_delay`."""
         if delay > self.max_delay * 1_000_000:
             raise InvalidDelay(
                 f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={self.max_delay:.0f} s: "
                 "choose an earlier eta, or a larger max_delay together with another prefix"
             )
-        fraction, seconds = self._slack_pair
-        slack = int(min(delay * fraction, seconds * 1_000_000))
-        return ticks_in(delay, self.cascade.tick // timedelta(microseconds=1), slack, self.cascade.max_ticks)
+
+    def ticks(self, delay: int) -> int:
+        """Ticks for a delay of so many microseconds > 0. Raises `InvalidDelay` beyond `max_delay`."""
+        self.check(delay)
+        fraction, most = self._slack
+        return ticks_in(delay, self._tick, int(min(delay * fraction, most)), self.cascade.max_ticks)
 
 
 def _is_number(value: object) -> bool:

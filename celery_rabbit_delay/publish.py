@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from amqp import spec
 from amqp.exceptions import ChannelError, MessageNacked
 
 from . import declare, routing_key
@@ -31,13 +30,18 @@ class ConfirmedChannel:
         self._confirm = confirm
         self._channel: Any = None
         self._confirming = False
-        self._returned: list[str] = []
+        self._delivery_tag = 0  # of the last message published; the broker counts along
+        self._unanswered: dict[int, Any] = {}  # delivery tag -> name of the message
+        self._messages: dict[Any, tuple[Any, str]] = {}
+        self._returned: dict[str, str] = {}  # routing key -> why no queue took it
 
     def open(self) -> Any:
         """The `amqp.Channel`, for declaring as well."""
         if self._channel is None:
             self._channel = self._connection.channel()
             self._channel.events["basic_return"].add(self._on_return)
+            self._channel.events["basic_ack"].add(self._on_ack)
+            self._channel.events["basic_nack"].add(self._on_nack)
         return self._channel
 
     def publish(
@@ -52,34 +56,64 @@ class ConfirmedChannel:
 
         Raises `amqp.exceptions.MessageNacked` when the broker cannot store it now, and what else py-amqp raises.
         """
+        refused = {None: (message, key)}
+        self.publish_all(refused, exchange, timeout, confirm_timeout)
+        if refused and not self._returned:
+            raise MessageNacked("RabbitMQ could not store the message: are most of its nodes up?")
+        return self._returned.get(key) if refused else None
+
+    def publish_all(
+        self,
+        messages: dict[Any, tuple[Any, str]],
+        exchange: str,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+    ) -> None:
+        """Sends all `amqp.Message`s, each with its routing key, before it waits for the broker's first answer.
+
+        Removes those from `messages` that are stored, also if it raises. What is left in the end was refused.
+        """
         channel = self.open()
         # Only now: declaring may close the channel, and py-amqp open it again without.
         if self._confirm and not self._confirming:
             channel.confirm_select()
             self._confirming = True
+        self._messages = messages
         self._returned.clear()
-        channel._basic_publish(message, exchange, key, mandatory=True, timeout=timeout)
+        for name, (message, key) in list(messages.items()):
+            if self._confirm:
+                self._delivery_tag += 1
+                self._unanswered[self._delivery_tag] = name
+            channel._basic_publish(message, exchange, key, mandatory=True, timeout=timeout)
         if not self._confirm:
-            return None
-        answers: list[Any] = []
-        channel.wait(
-            [spec.Basic.Ack, spec.Basic.Nack],
-            callback=lambda method, *_: answers.append(method),
-            timeout=confirm_timeout or timeout,
-        )
-        if spec.Basic.Nack in answers:
-            raise MessageNacked("RabbitMQ could not store the message: are most of its nodes up?")
-        return self._returned[0] if self._returned else None  # a return comes before the answer
+            messages.clear()
+        while self._unanswered:
+            self._connection.drain_events(timeout=confirm_timeout or timeout)
 
     def forget(self, close: bool) -> None:
         """Starts afresh with the next message; `close` if the broker still answers on this channel."""
         channel, self._channel = self._channel, None
         self._confirming = False
+        self._delivery_tag = 0
+        self._unanswered.clear()
         if channel is not None and close:
             channel.close()
 
+    def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
+        for name in self._answered(delivery_tag, multiple):
+            if self._messages[name][1] not in self._returned:  # a return comes before the answer
+                del self._messages[name]
+
+    def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
+        self._answered(delivery_tag, multiple)
+
+    def _answered(self, delivery_tag: int, multiple: bool) -> list[Any]:
+        """The names of the messages that an answer is about; a `multiple` one is about all up to the tag."""
+        tags = [tag for tag in self._unanswered if tag <= delivery_tag] if multiple else [delivery_tag]
+        return [self._unanswered.pop(tag) for tag in tags if tag in self._unanswered]
+
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
-        self._returned.append(str(exc.reply_text))
+        self._returned[key] = str(exc.reply_text)
         if not self._confirm:  # nobody waits for it
             logger.error("RabbitMQ returned a delayed message, it is lost: %s, %r", exc.reply_text, message.headers)
 
@@ -118,6 +152,25 @@ class DelayedPublisher:
                     raise
                 declare.create(self._channel.open(), self.cascade)
                 self._publish(message, key, destination, timeout, confirm_timeout)
+
+    def publish_all(
+        self,
+        messages: dict[Any, tuple[Any, int, Destination]],
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+    ) -> None:
+        """Sends all messages, each with its ticks and a destination that is bound, before it waits for any answer.
+
+        Removes those from `messages` that are stored, also if it raises. What is left in the end was refused: publish
+        it again, one by one, to learn why.
+        """
+        sent = {name: (message, routing_key.encode(ticks, to)) for name, (message, ticks, to) in messages.items()}
+        with self._connection.holding_deliveries(), self._forgetting_on_error(), declare.translated(self.cascade):
+            try:
+                self._channel.publish_all(sent, self.cascade.ingest, timeout, confirm_timeout)
+            finally:
+                for name in messages.keys() - sent.keys():
+                    del messages[name]
 
     def leads_to(self, destination: Destination) -> bool:
         """Whether this connection has seen the cascade complete and bound to a destination."""

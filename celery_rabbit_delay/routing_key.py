@@ -10,6 +10,7 @@ significant bit comes first, so that a short delay has a short key: topic matchi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -55,6 +56,7 @@ def is_reserved(key: str) -> bool:
     return key.split(".", 1)[0] == SENTINEL
 
 
+@functools.lru_cache(maxsize=1024)
 def word(destination: Destination) -> str:
     """One word of a topic key for a destination: readable, injective, without `.`, `*` or `#`; a hash if too long.
 

@@ -19,6 +19,7 @@ from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
 from . import message as headers_
+from .batching import Batch, Delayed, PublishBatch
 from .eta import microseconds_until
 from .exceptions import DestinationNotFound, UnsupportedConfiguration
 from .message import Delivery
@@ -53,12 +54,14 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         """Sends a message into the cascade; returns what is left to publish: nothing, unless it is due already."""
+        if self.connection is None:  # what py-amqp raises for a message without a delay
+            raise RecoverableConnectionError("basic_publish: connection closed")
         options: Options = self.connection.delay_options
         now = datetime.now(timezone.utc)
         delay, headers = headers_.delay_of(msg.headers, now, options.naive_in)
         if delay <= 0:
             return msg if headers is msg.headers else _with_headers(msg, headers)
-        ticks = options.ticks(delay)  # refuses what is too long before anything is declared
+        options.check(delay)  # before anything is declared
         due = now + timedelta(microseconds=delay)
         delayed: DelayedPublisher = self.connection.delayed(msg.properties.get("priority"))
         headers = headers_.divert(headers, delayed.cascade.track, exchange, routing_key, due)
@@ -74,10 +77,17 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
                 # A queue that was bound here has been deleted since; the exchange may have others.
                 destination = Destination(exchange, ())
                 delayed.bind(destination)
-            delay = microseconds_until(due, datetime.now(timezone.utc))  # declaring the cascade took a while
-            ticks = options.ticks(max(delay, 1))
-        delayed.publish(diverted, ticks, destination, timeout, confirm_timeout)
+            delay = max(microseconds_until(due, datetime.now(timezone.utc)), 1)  # declaring the cascade took a while
+        batch: Batch | None = getattr(self.connection.client, "delayed_batch", None)
+        if batch is None:
+            delayed.publish(diverted, options.ticks(delay), destination, timeout, confirm_timeout)
+        else:
+            batch.add(self.connection, Delayed(diverted, due, destination, timeout, confirm_timeout))
         return None
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """For `kombu.Producer.batch`."""
+        return PublishBatch(self, max_size)
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers
@@ -211,6 +221,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
     Connection = Connection
 
     driver_type = DRIVER_TYPE
+    implements = pyamqp.Transport.implements.extend(batch_publish=True)
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)

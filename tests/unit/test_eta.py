@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone, tzinfo
 
 import pytest
+from dateutil.parser import isoparse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,20 @@ def test_slack_does_not_lead_beyond_the_last_tick() -> None:
 )
 def test_an_iso_string_is_read_as_celery_reads_it(text: str) -> None:
     assert eta.microseconds_until(eta.parse_eta(text), NOW) == 3_600_000_000
+
+
+@given(st.datetimes(timezones=st.none() | st.timezones() | st.just(timezone.utc)), st.sampled_from(["auto", "seconds"]))
+def test_what_celery_writes_is_read_as_celery_reads_it(when: datetime, precision: str) -> None:
+    text = when.isoformat(timespec=precision)
+    try:
+        expected = isoparse(text)
+    except ValueError:  # offsets of seconds, as zones had in the 19th century
+        with pytest.raises(InvalidDelay):
+            eta.parse_eta(text)
+    else:
+        found = eta.parse_eta(text)
+        assert found == expected
+        assert found.utcoffset() == expected.utcoffset()
 
 
 @pytest.mark.parametrize("value", ["tomorrow", "", "nan", "2026-13-01", 5, float("nan"), None, [], b"\xff", object()])

@@ -64,7 +64,7 @@ def test_a_diverted_message_says_where_it_goes_and_when() -> None:
     assert headers == {
         "a": 1,
         "CC": ["new"],
-        HEADER: {"prefix": "p", "exchange": "orders", "due": 1782907201000, "deaths": {}},
+        HEADER: {"prefix": "p", "exchange": "orders", "due": 1782907201000},
     }
 
 

@@ -1,0 +1,243 @@
+"""Delayed messages that share round trips: `celery_rabbit_delay.batch`, and `Producer.batch` of Kombu 5.7."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import kombu
+import pytest
+from celery import Celery, group
+
+import celery_rabbit_delay
+from celery_rabbit_delay import BatchFailed, NotPermitted, UnsupportedConfiguration
+from tests.broker import Vhost
+from tests.proxy import proxy
+
+from .conftest import MakeApp
+
+AMOUNT = 2500  # more than two full batches
+
+
+class Oops(Exception):
+    pass
+
+
+def lose(connection: kombu.Connection) -> None:
+    connection.connection.transport.sock.close()
+
+
+def names(messages: list[Any]) -> list[int]:
+    return [message.payload[0][0] for message in messages]
+
+
+def test_tasks_of_a_batch_are_stored_when_the_block_ends_and_none_is_early(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    sent = time.time()
+    with celery_rabbit_delay.batch(app) as producer:
+        for n in range(AMOUNT):
+            app.send_task("t", (n,), countdown=3, producer=producer)
+    app.close()  # nothing is left to be sent
+    messages = vhost.take("celery", AMOUNT)
+    assert time.time() >= sent + 3
+    assert sorted(names(messages)) == list(range(AMOUNT))
+
+
+def test_a_batch_waits_once_for_many_messages(vhost: Vhost, make_app: MakeApp) -> None:
+    with proxy(vhost.broker.node.port) as between:
+        url = vhost.url("amqp").replace(str(vhost.broker.node.port), str(between.port))
+        app = make_app(broker_url=url)
+        app.send_task("t", (-1,), countdown=2)  # connects and declares
+        before, received = len(between.sent), vhost.count("celery")
+        with celery_rabbit_delay.batch(app) as producer:
+            for n in range(100):
+                app.send_task("t", (n,), countdown=0.5, producer=producer)
+            assert len(between.sent) == before
+            assert not received
+        assert len(between.sent) > before
+    assert len(vhost.take("celery", 101)) == 101
+
+
+def test_a_group_may_be_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    with celery_rabbit_delay.batch(app) as producer:
+        group(app.signature("another", (n,)) for n in range(50)).apply_async(countdown=0.3, producer=producer)
+    assert sorted(names(vhost.take("celery", 50))) == list(range(50))
+
+
+def test_all_that_was_sent_before_an_error_in_the_block_is_sent(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+
+    def send() -> None:
+        with celery_rabbit_delay.batch(app) as producer:
+            app.send_task("t", (0,), countdown=0.2, producer=producer)
+            raise Oops
+
+    with pytest.raises(Oops):
+        send()
+    assert names(vhost.take("celery", 1)) == [0]
+
+
+def test_messages_of_all_priorities_and_for_several_queues_share_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    with celery_rabbit_delay.batch(app) as producer:
+        for n in range(20):
+            options = {"queue": f"q{n % 3}", "priority": n % 10, "countdown": 0.2 + n / 100}
+            app.send_task("t", (n,), producer=producer, **options)
+    assert sorted(n for q in range(3) for n in names(vhost.take(f"q{q}", 7 - q // 2))) == list(range(20))
+
+
+def test_a_message_without_a_delay_is_sent_at_once(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    with celery_rabbit_delay.batch(app) as producer:
+        app.send_task("t", (1,), producer=producer)
+        assert names(vhost.take("celery", 1)) == [1]
+
+
+def test_a_message_that_waited_in_the_batch_is_not_later_for_it(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    app.send_task("t", (-1,), countdown=2)  # declares
+    with celery_rabbit_delay.batch(app) as producer:
+        sent = time.time()
+        app.send_task("t", (0,), countdown=4, producer=producer)
+        time.sleep(2)
+    vhost.take("celery", 2)
+    assert 4 <= time.time() - sent < 5.5
+
+
+def test_a_connection_lost_in_a_batch_is_made_again(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    app.send_task("t", (-1,), countdown=2)
+    with celery_rabbit_delay.batch(app) as producer:
+        for n in range(10):
+            app.send_task("t", (n,), countdown=0.5, producer=producer)
+        lose(producer.connection)
+    with celery_rabbit_delay.batch(app, max_size=5) as producer:
+        for n in range(10, 20):
+            app.send_task("t", (n,), countdown=0.5, producer=producer)
+            if n == 12:
+                lose(producer.connection)
+    assert sorted(names(vhost.take("celery", 21))) == list(range(-1, 20))
+
+
+def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_app: MakeApp) -> None:
+    with proxy(vhost.broker.node.port) as between:
+        app = make_app(broker_url=vhost.url("amqp").replace(str(vhost.broker.node.port), str(between.port)))
+        app.send_task("t", (-1,), countdown=2)
+        cuts = iter([True])
+        between.cut_after = lambda data: b"celery" in data and next(cuts, False)
+        with celery_rabbit_delay.batch(app) as producer:
+            for n in range(500):
+                app.send_task("t", (n,), countdown=2, producer=producer)
+    assert set(names(vhost.take("celery", 501))) == set(range(-1, 500))
+
+
+def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    app.send_task("t", (-1,), countdown=2)
+    vhost.take("celery", 1)
+    for level in range(vhost.cascade.levels):
+        vhost.delete_queue(vhost.cascade.delay(level))
+    with celery_rabbit_delay.batch(app) as producer:
+        for n in range(30):
+            app.send_task("t", (n,), countdown=1, producer=producer)
+    assert sorted(names(vhost.take("celery", 30))) == list(range(30))
+    vhost.delete_exchange(vhost.cascade.ingest)
+    with celery_rabbit_delay.batch(app) as producer:
+        for n in range(30):
+            app.send_task("t", (n,), countdown=1, producer=producer)
+    assert sorted(names(vhost.take("celery", 30))) == list(range(30))
+
+
+def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(task_publish_retry=False)
+    app.send_task("t", (-1,), countdown=2)
+    ids: list[str] = []
+
+    def send() -> None:
+        with celery_rabbit_delay.batch(app) as producer:
+            ids.extend(app.send_task("t", (n,), countdown=0.5, producer=producer).id for n in range(2))
+            lose(producer.connection)
+
+    with pytest.raises(BatchFailed) as failed:
+        send()
+    assert failed.match("2 delayed messages are not stored")
+    assert failed.value.ids == ids
+    assert names(vhost.take("celery", 1)) == [-1]
+
+
+def test_a_refusal_of_the_broker_is_an_error_where_the_task_is_sent(vhost: Vhost, make_app: MakeApp) -> None:
+    user = vhost.user("^celery$", "^celery$", "^celery$")
+    app = make_app(broker_url=vhost.url("amqp", user))
+    with pytest.raises(NotPermitted), celery_rabbit_delay.batch(app) as producer:
+        app.send_task("t", (0,), countdown=1, producer=producer)
+
+
+def test_a_batch_needs_install() -> None:
+    app = Celery("plain", broker="memory://", set_as_current=False)
+    with pytest.raises(UnsupportedConfiguration, match="install"), celery_rabbit_delay.batch(app):
+        pass
+
+
+def test_unconfirmed_messages_may_share_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app({"confirm": False})
+    with celery_rabbit_delay.batch(app) as producer:
+        for n in range(10):
+            app.send_task("t", (n,), countdown=0.2, producer=producer)
+    assert sorted(names(vhost.take("celery", 10))) == list(range(10))
+
+
+def test_a_producer_of_kombu_may_be_a_batch(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection, celery_rabbit_delay.batch(connection.Producer()) as producer:
+        for n in range(10):
+            producer.publish(n, routing_key="q", headers={"x-delay": 200})
+    assert sorted(message.payload for message in vhost.take("q", 10)) == list(range(10))
+
+
+@pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="Producer.batch came with Kombu 5.7")
+class TestOfKombu:
+    def test_its_batch_is_ours(self, vhost: Vhost) -> None:
+        vhost.declare("q")
+        with vhost.connection() as connection:
+            producer = connection.Producer()
+            assert producer.supports_batch_publish
+            with producer.batch(max_size=4) as batch:
+                for n in range(10):
+                    producer.publish(n, routing_key="q", headers={"x-delay": 200})
+                batch.flush()
+                for n in range(10, 13):
+                    producer.publish(n, routing_key="q", headers={"x-delay": 200})
+        assert sorted(message.payload for message in vhost.take("q", 13)) == list(range(13))
+
+    def test_an_error_discards_what_is_not_flushed(self, vhost: Vhost) -> None:
+        vhost.declare("q")
+        with vhost.connection() as connection:
+            producer = connection.Producer()
+
+            def send() -> None:
+                with producer.batch() as batch:
+                    producer.publish(1, routing_key="q", headers={"x-delay": 100})
+                    batch.flush()
+                    producer.publish(2, routing_key="q", headers={"x-delay": 100})
+                    raise Oops
+
+            with pytest.raises(Oops):
+                send()
+            producer.publish(3, routing_key="q", headers={"x-delay": 200})
+        assert [message.payload for message in vhost.take("q", 2)] == [1, 3]
+
+    def test_its_error_is_kombus(self, vhost: Vhost) -> None:
+        vhost.declare("q")
+        with vhost.connection() as connection:
+            producer = connection.Producer()
+            producer.publish(0, routing_key="q", headers={"x-delay": 100})
+
+            def send() -> None:
+                with producer.batch():
+                    producer.publish(1, routing_key="q", headers={"x-delay": 100}, correlation_id="one")
+                    lose(connection)
+
+            with pytest.raises(kombu.exceptions.BatchPublishError) as failed:
+                send()
+            assert failed.value.ids == ["one"]
