@@ -12,29 +12,37 @@ from typing import Any
 from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 
 from .exceptions import CascadeConflict, CascadeMissing, DestinationNotFound, InvalidDestination, NotPermitted
-from .options import Declare
 from .routing_key import Destination
 from .topology import Binding, Cascade, Exchange, Queue
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
 
-def ensure(channel: Channel, cascade: Cascade, mode: Declare) -> None:
-    """Makes sure that the cascade is there: one round trip when it is.
-
-    Raises `CascadeConflict`, `CascadeMissing` (passive mode), `NotPermitted`.
-    """
+def check(channel: Channel, cascade: Cascade) -> None:
+    """Raises `CascadeMissing`, naming what is missing, unless the cascade is there. `NotPermitted`."""
     with translated(cascade):
         if exchange_exists(channel, cascade.complete):
             return
-    if mode == "passive":
-        lacking = list(missing(channel, cascade))
-        more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
-        raise CascadeMissing(
-            f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run a worker or a publisher with '
-            f'declare="auto" once, as a user who may configure, write and read ^{cascade.prefix}\\.'
-        )
-    create(channel, cascade)
+    lacking = list(missing(channel, cascade))
+    more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
+    raise CascadeMissing(
+        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run a worker or a publisher with '
+        f'declare="auto" once, as a user who may configure, write and read ^{cascade.prefix}\\.'
+    )
+
+
+def lead(channel: Channel, cascade: Cascade, destination: Destination, check: bool) -> None:
+    """Makes sure that a cascade leads to a destination, with `check` also that it is there: one round trip if it is.
+
+    Raises what `create` and `bind_destination` do.
+    """
+    try:
+        if check:  # its answer, if there is one, comes before that to the binding
+            _look_at(channel, cascade.complete, nowait=True)
+        bind_destination(channel, cascade, destination)
+    except CascadeMissing:
+        create(channel, cascade)
+        bind_destination(channel, cascade, destination)
 
 
 def create(channel: Channel, cascade: Cascade) -> None:
@@ -86,10 +94,14 @@ def missing(channel: Channel, cascade: Cascade) -> Iterator[str]:
 
 def exchange_exists(channel: Channel, name: str) -> bool:
     try:
-        channel.exchange_declare(name, "topic", passive=True, durable=True, auto_delete=False)
+        _look_at(channel, name)
     except NotFound:
         return False
     return True
+
+
+def _look_at(channel: Channel, exchange: str, nowait: bool = False) -> None:
+    channel.exchange_declare(exchange, "topic", passive=True, durable=True, auto_delete=False, nowait=nowait)
 
 
 def queue_exists(channel: Channel, name: str) -> bool:

@@ -76,7 +76,7 @@ class ConfirmedChannel:
         channel = self.open()
         # Only now: declaring may close the channel, and py-amqp open it again without.
         if self._confirm and not self._confirming:
-            channel.confirm_select()
+            channel.confirm_select(nowait=True)
             self._confirming = True
         self._messages = messages
         self._returned.clear()
@@ -181,11 +181,12 @@ class DelayedPublisher:
         if self.leads_to(destination):
             return
         with self._connection.holding_deliveries(), self._forgetting_on_error():
-            if not self._ensured:
-                declare.ensure(self._channel.open(), self.cascade, self.options.declare)
-                self._ensured = True
+            channel = self._channel.open()
             if self.options.declare == "auto":
-                declare.bind_destination(self._channel.open(), self.cascade, destination)
+                declare.lead(channel, self.cascade, destination, check=not self._ensured)
+            elif not self._ensured:
+                declare.check(channel, self.cascade)
+            self._ensured = True
             self._bound.add(destination)
 
     def rebind(self, destination: Destination) -> None:

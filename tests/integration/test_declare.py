@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from amqp.abstract_channel import AbstractChannel
 
 from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted
 from tests.broker import QUICK, Vhost
@@ -26,19 +28,25 @@ def q(vhost: Vhost) -> str:
 
 
 @contextmanager
-def frames_sent(connection: Any) -> Iterator[list[tuple[int, int]]]:
-    """The AMQP methods that a connection sends while the block runs."""
+def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
+    """The AMQP methods that a connection sends and receives while the block runs."""
     sent: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
     amqp = connection.connection
-    writer = amqp.frame_writer
+    writer, dispatch = amqp.frame_writer, AbstractChannel.dispatch_method
 
     def recording(kind: int, channel: int, method: tuple[int, int], *rest: Any) -> Any:
         sent.append(method)
         return writer(kind, channel, method, *rest)
 
+    def dispatching(self: Any, method: tuple[int, int], *rest: Any) -> Any:
+        received.append(method)
+        return dispatch(self, method, *rest)
+
     amqp.frame_writer = recording
     try:
-        yield sent
+        with patch.object(AbstractChannel, "dispatch_method", dispatching):
+            yield sent, received
     finally:
         amqp.frame_writer = writer
 
@@ -68,20 +76,20 @@ def test_an_existing_cascade_costs_one_round_trip(vhost: Vhost, q: str) -> None:
     publish(vhost)
     with vhost.connection() as connection:
         connection.default_channel  # noqa: B018
-        with frames_sent(connection) as sent:
+        with frames(connection) as (sent, received):
             connection.Producer().publish("x", routing_key="q", headers={"x-delay": 20})
-    declares = [method for method in sent if method == (40, 10)]
-    assert len(declares) == 1  # one exchange.declare (passive)
-    assert sent == [(20, 10), (40, 10), (50, 20), (85, 10), (60, 40)]  # our channel, the queue's binding, confirms
+    assert sent == [(20, 10), (40, 10), (50, 20), (85, 10), (60, 40)]  # our channel, declare, bind, confirms, publish
+    assert received == [(20, 11), (50, 21), (60, 80)]  # only the binding and the message are waited for
 
 
 def test_a_second_message_costs_nothing_but_itself(vhost: Vhost, q: str) -> None:
     with vhost.connection() as connection:
         producer = connection.Producer()
         producer.publish("x", routing_key="q", headers={"x-delay": 20})
-        with frames_sent(connection) as sent:
+        with frames(connection) as (sent, received):
             producer.publish("x", routing_key="q", headers={"x-delay": 20})
         assert sent == [(60, 40)]
+        assert received == [(60, 80)]
 
 
 def test_declaring_half_a_cascade_again_completes_it(vhost: Vhost, q: str) -> None:
