@@ -2,6 +2,7 @@
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
 # make lint    ruff and mypy
 # make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (hours)
+# make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour)
 # make diagrams   redraws docs from the topology
 #
 # A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ=4.3 chooses another RabbitMQ.
@@ -10,7 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint matrix diagrams broker clean
+.PHONY: demo test lint matrix bench diagrams broker clean
 
 demo: $(VENV)/ready broker
 	$(BIN)/python -m tools.demo
@@ -26,6 +27,12 @@ lint: $(VENV)/ready
 matrix: $(VENV)/ready
 	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done
 	$(BIN)/tox run $(ARGS)
+
+bench: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m pytest benchmarks/micro
 
 diagrams: $(VENV)/ready
 	$(BIN)/python -m tools.diagrams

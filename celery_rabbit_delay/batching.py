@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kombu
 from amqp.exceptions import RecoverableConnectionError
-from celery import Celery
 
 from .eta import microseconds_until
 from .exceptions import BatchFailed, DelayError, UnsupportedConfiguration
 from .routing_key import Destination
 
 if TYPE_CHECKING:  # every `celery` command imports this module
+    from celery import Celery
+
     from .publish import DelayedPublisher
 
 #: Messages that a batch holds before it sends them.
@@ -134,7 +135,7 @@ def batch(app: Celery | kombu.Producer, max_size: int = MAX_SIZE) -> Iterator[ko
 
     Raises `BatchFailed` with the ids of the tasks that are not stored; `UnsupportedConfiguration` without `install`.
     """
-    if not isinstance(app, Celery):
+    if isinstance(app, kombu.Producer):
         with _batch(app, max_size, retry=None):
             yield app
         return
@@ -178,6 +179,5 @@ def _failing(batch: Batch) -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        raise BatchFailed(
-            f"{len(batch.ids)} delayed messages are not stored, send them again: {exc}", batch.ids
-        ) from exc
+        ids = batch.ids
+        raise BatchFailed(f"{len(ids)} delayed messages are not stored, send them again: {exc}", ids) from exc

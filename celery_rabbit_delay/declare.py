@@ -18,7 +18,7 @@ from .topology import Binding, Cascade, Exchange, Queue
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
 
-def check(channel: Channel, cascade: Cascade) -> None:
+def require(channel: Channel, cascade: Cascade) -> None:
     """Raises `CascadeMissing`, naming what is missing, unless the cascade is there. `NotPermitted`."""
     with translated(cascade):
         if exchange_exists(channel, cascade.complete):

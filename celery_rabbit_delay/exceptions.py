@@ -50,5 +50,8 @@ class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
     """Some messages of a batch may not be stored: those of `ids`, Celery's task ids. All others are."""
 
     def __init__(self, message: str, ids: list[str | None]) -> None:
-        super().__init__(message)
+        super().__init__(message, ids)  # both, so that it can be pickled
         self.ids = ids
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 from amqp.exceptions import ChannelError, MessageNacked
@@ -96,8 +97,10 @@ class ConfirmedChannel:
         self._confirming = False
         self._delivery_tag = 0
         self._unanswered.clear()
-        if channel is not None and close:
-            channel.close()
+        if channel is not None:
+            channel.events.clear()  # answers that come after a time-out are not about the messages of the next one
+            if close:
+                channel.close()
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         for name in self._answered(delivery_tag, multiple):
@@ -109,8 +112,8 @@ class ConfirmedChannel:
 
     def _answered(self, delivery_tag: int, multiple: bool) -> list[Any]:
         """The names of the messages that an answer is about; a `multiple` one is about all up to the tag."""
-        tags = [tag for tag in self._unanswered if tag <= delivery_tag] if multiple else [delivery_tag]
-        return [self._unanswered.pop(tag) for tag in tags if tag in self._unanswered]
+        tags = list(takewhile(delivery_tag.__ge__, self._unanswered)) if multiple else [delivery_tag]
+        return [self._unanswered.pop(tag) for tag in tags]
 
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[key] = str(exc.reply_text)
@@ -185,7 +188,7 @@ class DelayedPublisher:
             if self.options.declare == "auto":
                 declare.lead(channel, self.cascade, destination, check=not self._ensured)
             elif not self._ensured:
-                declare.check(channel, self.cascade)
+                declare.require(channel, self.cascade)
             self._ensured = True
             self._bound.add(destination)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import Any
 
@@ -163,6 +164,7 @@ def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: Ma
         send()
     assert failed.match("2 delayed messages are not stored")
     assert failed.value.ids == ids
+    assert pickle.loads(pickle.dumps(failed.value)).ids == ids
     assert names(vhost.take("celery", 1)) == [-1]
 
 

@@ -10,6 +10,7 @@ from amqp.exceptions import MessageNacked
 
 from celery_rabbit_delay import CascadeMissing, NotPermitted, NotRouted
 from celery_rabbit_delay.message import HEADER
+from celery_rabbit_delay.routing_key import Destination
 from tests.broker import QUICK, Vhost, take
 from tests.proxy import proxy
 from tests.wait import wait_until
@@ -136,6 +137,36 @@ def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> Non
         assert "could not store the message" in wait_until(refused, "the policy is in force")
         vhost.broker.api("DELETE", f"/policies/{vhost.name}/full")
         wait_until(lambda: not refused(), "the same connection publishes again")
+
+
+def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as other:
+        other.Producer().publish("declares", routing_key="q", headers={"x-delay": 30})
+        with proxy(vhost.broker.node.port) as between:
+            url = vhost.url().replace(str(vhost.broker.node.port), str(between.port))
+            with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as connection:
+                producer = connection.Producer()
+                connection.connection.delayed().bind(Destination("", ("q",)))
+                between.flowing.clear()
+                with pytest.raises(TimeoutError):
+                    producer.publish("late", routing_key="q", headers={"x-delay": 60_000}, confirm_timeout=0.3)
+                between.flowing.set()
+                levels = [vhost.cascade.delay(level) for level in range(vhost.cascade.levels)]
+                wait_until(lambda: sum(map(vhost.count, levels)) == 1, "the message is stored after all")
+                limit = {"pattern": r"\.delay\.", "apply-to": "queues", "definition": {"max-length": 0}}
+                vhost.broker.api("PUT", f"/policies/{vhost.name}/full", limit)
+
+                def refused() -> bool:
+                    try:
+                        other.Producer().publish("?", routing_key="q", headers={"x-delay": 30})
+                    except MessageNacked:
+                        return True
+                    return False
+
+                wait_until(refused, "the policy is in force")
+                with pytest.raises(MessageNacked):
+                    producer.publish("refused", routing_key="q", headers={"x-delay": 60_000})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Runs the measurements and writes `results.json`; `make bench` then draws the docs from it.
+
+python -m benchmarks                       everything, on RabbitMQ 3.10 and 4.3
+python -m benchmarks --rabbitmq 4.3 --row publish_rate --scale 0.1 --out /tmp/results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import kombu
+
+from tools.node import GET_RABBITMQ, Node
+
+from .rows import ROWS
+
+RESULTS = Path(__file__).with_name("results.json")
+#: The management plug-in makes the vhosts; counting messages for its pages would be measured as well.
+CONF = "management_agent.disable_metrics_collector = true"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--rabbitmq", nargs="+", default=["3.10", "4.3"], help="names for tools/get-rabbitmq")
+    parser.add_argument("--row", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="how much of it: 0.01 takes a minute and means nothing"
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="added to, row by row")
+    arguments = parser.parse_args()
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for name in arguments.rabbitmq:
+        server = subprocess.run([GET_RABBITMQ, name], check=True, capture_output=True, text=True).stdout.strip()
+        with Node(Path(server), ("rabbitmq_management",), CONF) as node:
+            found = results.setdefault(name, {"rows": {}})
+            found["about"] = about(node)
+            for row in arguments.row:
+                log(f"RabbitMQ {found['about']['rabbitmq']}: {row}")
+                found["rows"][row] = ROWS[row](node, arguments.scale, arguments.repeats, log)
+                arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def about(node: Node) -> dict[str, Any]:
+    with kombu.Connection(node.url()) as connection:
+        rabbitmq = connection.connection.server_properties["version"]
+    return {
+        "rabbitmq": rabbitmq,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        **{package: version(package) for package in ("celery", "kombu", "amqp")},
+    }
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Ways to have a message delivered later, as a user would pick them, each in a fresh vhost of its own."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import amqp
+import kombu
+
+from celery_rabbit_delay import Options, message, routing_key
+from celery_rabbit_delay.routing_key import Destination
+from tools.node import Node
+
+QUEUE = "bench"
+BODY = "x" * 200  # about what Celery's protocol sends for a small task
+
+
+class Contender:
+    """Publishes to `QUEUE`; this one without a delay, which is the floor."""
+
+    name = "no delay"
+    scheme = "amqp"
+    exchange = kombu.Exchange("")
+
+    def __init__(self, url: str, queue_type: str = "quorum", confirm: bool = False, **options: Any) -> None:
+        self.queue_type = queue_type
+        transport_options = {
+            "confirm_publish": confirm,
+            # A broker that slows a publisher down for longer than py-amqp's second is not a lost connection here.
+            "socket_settings": {socket.TCP_USER_TIMEOUT: 300_000},
+            **self.transport_options(confirm, options),
+        }
+        self.connection = kombu.Connection(url.replace("amqp", self.scheme, 1), transport_options=transport_options)
+        self.producer = self.connection.Producer()
+        arguments = {"x-queue-type": queue_type}
+        self.queue = kombu.Queue(QUEUE, self.exchange, routing_key=QUEUE, queue_arguments=arguments)
+        self.queue(self.connection.default_channel).declare()
+        self.prepare()
+
+    def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def prepare(self) -> None:
+        """Declares what it needs besides the queue."""
+
+    def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
+        """As a user does."""
+        self.producer.publish(body, routing_key=QUEUE, **options)
+
+    def burst(self, delays: Sequence[float]) -> None:
+        """Sends messages as fast as py-amqp can: what Python does for each, it does beforehand, once for each delay."""
+        wires = {delay: self.wire(delay) for delay in set(delays)}
+        channel = self.connection.connection.channel()  # stays open: nobody waits for a confirm
+        for delay in delays:
+            exchange, key, headers = wires[delay]
+            sent = amqp.Message(BODY, delivery_mode=2, application_headers=headers)
+            channel._basic_publish(sent, exchange, key)
+
+    def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
+        """Exchange, routing key and headers of a message."""
+        return "", QUEUE, {}
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class Ours(Contender):
+    name = "celery-rabbit-delay"
+    scheme = "rabbit-delay"
+
+    def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
+        return {"rabbit_delay": {"queue_type": self.queue_type, "confirm": confirm, **options}}
+
+    def prepare(self) -> None:
+        self.publish(0.001, body="warm-up")
+        take(self.connection, 1)
+
+    def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
+        self.producer.publish(body, routing_key=QUEUE, headers={"x-delay": delay * 1000}, **options)
+
+    def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
+        options: Options = self.connection.transport.delay_options
+        due = datetime.now(timezone.utc) + timedelta(seconds=delay)
+        key = routing_key.encode(options.ticks(round(delay * 1_000_000)), Destination("", (QUEUE,)))
+        return options.cascade.ingest, key, message.divert({}, options.cascade.track, "", QUEUE, due)
+
+
+class Native(Contender):
+    """Celery's native delayed delivery: Kombu's own functions, since 5.5."""
+
+    name = "native delayed delivery"
+    exchange = kombu.Exchange("bench", type="topic")
+
+    def prepare(self) -> None:
+        from kombu.transport import native_delayed_delivery as native
+
+        self.lead_to(self.connection, self.queue, self.queue_type)
+        self.key = native.calculate_routing_key
+
+    @staticmethod
+    def lead_to(connection: kombu.Connection, queue: kombu.Queue, queue_type: str) -> None:
+        """What a worker does at its start."""
+        from kombu.transport import native_delayed_delivery as native
+
+        native.declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type)
+        native.bind_queue_to_native_delayed_delivery_exchange(connection, queue)
+
+    def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
+        key = self.key(int(delay), QUEUE)
+        self.producer.publish(body, exchange="celery_delayed_27", routing_key=key, **options)
+
+    def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
+        return "celery_delayed_27", self.key(int(delay), QUEUE), {}
+
+
+class QueuePerDelay(Contender):
+    """A queue with a TTL for each delay, in whole seconds, as the classic articles do it."""
+
+    name = "one queue per delay"
+
+    def prepare(self) -> None:
+        self.channel = self.connection.default_channel
+        self.declared: set[int] = set()
+
+    def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
+        self.producer.publish(body, routing_key=self.declared_for(delay), **options)
+
+    def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
+        return "", self.declared_for(delay), {}
+
+    def declared_for(self, delay: float) -> str:
+        """The queue for a delay."""
+        seconds = round(delay)
+        if seconds not in self.declared:
+            self.declared.add(seconds)
+            arguments = {
+                "x-queue-type": self.queue_type,
+                "x-message-ttl": seconds * 1000,
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": QUEUE,
+            }
+            if self.queue_type == "quorum":
+                arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+            self.channel.queue_declare(f"wait.{seconds}", durable=True, auto_delete=False, arguments=arguments)
+        return f"wait.{seconds}"
+
+
+class MessageTTL(QueuePerDelay):
+    """One queue for all delays and a TTL for each message: whoever is at the head holds up the rest."""
+
+    name = "one queue, a TTL per message"
+
+    def prepare(self) -> None:
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": QUEUE, "x-queue-type": self.queue_type}
+        channel = self.connection.default_channel
+        channel.queue_declare("wait", durable=True, auto_delete=False, arguments=arguments)
+
+    def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
+        self.producer.publish(body, routing_key="wait", expiration=delay, **options)
+
+
+@contextmanager
+def vhost(node: Node) -> Iterator[str]:
+    """The URL of a fresh vhost."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    node.api("PUT", f"/vhosts/{name}")
+    node.api("PUT", f"/permissions/{name}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+    try:
+        yield node.url(name)
+    finally:
+        node.api("DELETE", f"/vhosts/{name}")
+
+
+def take(connection: kombu.Connection, amount: int, timeout: float = 60) -> int:
+    """Consumes so many messages from `QUEUE`, without acknowledging them, which would cost all contenders the same.
+
+    Returns how many came: fewer where a contender has lost some, of which nobody asked for a confirm.
+    """
+    taken = 0
+    channel = connection.connection.channel()
+
+    def on_message(message: Any) -> None:
+        nonlocal taken
+        taken += 1
+
+    channel.basic_consume(QUEUE, callback=on_message, no_ack=True)
+    with suppress(TimeoutError):
+        while taken < amount:
+            connection.drain_events(timeout=timeout)
+    channel.close()
+    return taken

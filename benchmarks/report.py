@@ -1,0 +1,313 @@
+"""Draws `results.json` into docs/benchmarks.md and docs/benchmarks/*.svg. A test checks that the page is current."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .contenders import Contender, MessageTTL, Native, Ours, QueuePerDelay
+from .rows import HORIZONS, ROWS, SLACKS, WHOLE_SECONDS, WORKERS
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+
+#: A message with a whole number of seconds visits as many levels as that number has bits set, and then its queue.
+TRANSITS = 1 + sum(n.bit_count() for n in WHOLE_SECONDS) / len(WHOLE_SECONDS)
+
+Rows = dict[str, dict[str, Any]]
+
+
+class Goal(NamedTuple):
+    """What is to be reached: `figure` of a broker's rows, compared with `limit` for each broker."""
+
+    what: str
+    figure: Callable[[Rows], float]
+    limits: dict[str, float]
+    at_least: bool = False
+    form: str = "{:.2f}"
+
+    def reached(self, broker: str, rows: Rows) -> bool:
+        value, limit = float(self.form.format(self.figure(rows))), self.limits[broker]
+        return value >= limit if self.at_least else value <= limit
+
+
+def ratio(row: str, numerator: str, denominator: str, times: float = 1.0) -> Callable[[Rows], float]:
+    def figure(rows: Rows) -> float:
+        found = rows[row]
+        return float(found[numerator]["median"] / (times * found[denominator]["median"]))
+
+    return figure
+
+
+def mean_hops(name: str) -> Callable[[Rows], float]:
+    return lambda rows: float(rows["hops"][name]["mean"])
+
+
+def both(limit: float) -> dict[str, float]:
+    return {"3.10": limit, "4.3": limit}
+
+
+US, NATIVE, NONE = Ours.name, Native.name, Contender.name
+UNCONFIRMED = f"{US}, unconfirmed"
+
+GOALS = [
+    Goal(
+        "Broker CPU, quorum queues, burst without confirms, against native",
+        ratio("broker_cpu", f"{US}, quorum", f"{NATIVE}, quorum"),
+        {"3.10": 0.16, "4.3": 0.28},
+    ),
+    Goal(
+        "The same, every publish confirmed one by one",
+        ratio("broker_cpu_confirmed", US, NATIVE),
+        {"3.10": 0.35, "4.3": 0.60},
+    ),
+    Goal(
+        "The same, classic queues, without confirms, against as many undelayed transits as it makes",
+        ratio("broker_cpu", f"{US}, classic", f"{NONE}, classic", TRANSITS),
+        both(1.0),
+    ),
+    Goal(
+        "Rate at which the broker takes messages without confirms, 64 s delay, against undelayed",
+        ratio("publish_rate", US, NONE),
+        both(0.8),
+        at_least=True,
+    ),
+    Goal(
+        "The same through Kombu's `Producer.publish`, in one process",
+        ratio("publish_rate", f"{US}, through Kombu", f"{NONE}, through Kombu"),
+        both(0.8),
+        at_least=True,
+    ),
+    Goal(
+        "CPU of the publishing process, `apply_async(countdown=…)` without confirms, against `apply_async()`",
+        ratio("client_cpu", UNCONFIRMED, "no delay"),
+        both(1.15),
+    ),
+    Goal(
+        "The same against plain Celery's `apply_async(countdown=…)`",
+        ratio("client_cpu", UNCONFIRMED, "plain eta"),
+        both(1.15),
+    ),
+    Goal(
+        "Confirmed publishing, a group of 10,000 as a batch, against one by one",
+        ratio("batch_rate", "batch", "one by one"),
+        both(5),
+        at_least=True,
+        form="{:.1f}",
+    ),
+    Goal(
+        "The same through Kombu's `Producer.publish`",
+        ratio("batch_rate", "Kombu, batch", "Kombu, one by one"),
+        both(5),
+        at_least=True,
+        form="{:.1f}",
+    ),
+    Goal("Mean hops, delays up to an hour, default slack", mean_hops("default, an hour"), both(5.9), form="{:.1f}"),
+    Goal("Mean hops, delays up to a month, default slack", mean_hops("default, a month"), both(10.4), form="{:.1f}"),
+    Goal("Mean hops, slack of 1 % without a cap, delays up to a year", mean_hops("1 %, no cap, a year"), both(3.9)),
+    Goal(
+        "Most hops, slack of 1 % without a cap",
+        lambda rows: float(max(rows["hops"][f"1 %, no cap, {horizon}"]["most"] for horizon in HORIZONS)),
+        both(7),
+        form="{:.0f}",
+    ),
+    Goal("Lateness at 200/s, p50, ms", lambda rows: float(rows["lateness"][US]["p50"]), both(70), form="{:.0f}"),
+    Goal("Lateness at 200/s, p99, ms", lambda rows: float(rows["lateness"][US]["p99"]), both(140), form="{:.0f}"),
+    Goal("Early at 200/s", lambda rows: float(rows["lateness"][US]["early"]), both(0), form="{:.0f}"),
+    Goal(
+        "Lateness at 2,000/s, delays of 1–60 s, p99, ticks",
+        lambda rows: float(rows["lateness_fast"][US]["p99"] / 125),
+        both(2),
+        form="{:.1f}",
+    ),
+    Goal(
+        "Worker CPU per task received, against undelayed",
+        ratio("worker", US, NONE),
+        both(1.1),
+    ),
+    Goal(
+        "Prefetch counts that a worker sends per task",
+        lambda rows: float(rows["prefetch"][US]),
+        both(0.1),
+    ),
+    Goal(
+        "Round trips for declaring when the cascade exists",
+        lambda rows: float(rows["declare"]["declaring"]),
+        both(1),
+        form="{:.0f}",
+    ),
+    Goal(
+        "Broker memory per waiting message of 1 KiB, quorum, against native",
+        ratio("memory", US, NATIVE),
+        both(1.0),
+    ),
+]
+
+
+def goals(results: dict[str, Any]) -> str:
+    brokers = list(results)
+    lines = [
+        "| what | goal | " + " | ".join(f"RabbitMQ {broker}" for broker in brokers) + " |",
+        "|---|---|" + "---|" * len(brokers),
+    ]
+    for goal in GOALS:
+        sign = "≥" if goal.at_least else "≤"
+        limits = dict.fromkeys(f"{sign} {goal.limits[broker]:g}" for broker in brokers)
+        cells = []
+        for broker in brokers:
+            rows = results[broker]["rows"]
+            text = goal.form.format(goal.figure(rows))
+            cells.append(f"**{text}**" if goal.reached(broker, rows) else f"{text} (missed)")
+        lines.append(f"| {goal.what} | {', '.join(limits)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def medians(results: dict[str, Any], row: str, form: str = "{:,.0f}") -> str:
+    """A row's medians, with the lowest and the highest of the runs."""
+    names = dict.fromkeys(name for found in results.values() for name in found["rows"][row])
+
+    def cell(found: dict[str, Any]) -> str:
+        low, high = form.format(found["low"]), form.format(found["high"])
+        return f"{form.format(found['median'])} ({low}–{high})"
+
+    return table(results, names, lambda rows, name: cell(rows[row][name]))
+
+
+def table(results: dict[str, Any], names: Iterable[str], cell: Callable[[Rows, str], str]) -> str:
+    lines = ["| | " + " | ".join(f"RabbitMQ {broker}" for broker in results) + " |", "|---|" + "---|" * len(results)]
+    for name in names:
+        lines.append(f"| {name} | " + " | ".join(cell(found["rows"], name) for found in results.values()) + " |")
+    return "\n".join(lines)
+
+
+def lateness(results: dict[str, Any], row: str, names: Iterable[str]) -> str:
+    def cell(rows: Rows, name: str) -> str:
+        found = rows[row][name]
+        return f"{found['p50']:,.0f} / {found['p99']:,.0f} / {found['most']:,.0f}, {found['early']} early"
+
+    return table(results, names, cell)
+
+
+def hops(results: dict[str, Any]) -> str:
+    found = next(iter(results.values()))["rows"]["hops"]
+    lines = ["| slack | " + " | ".join(HORIZONS) + " | most |", "|---|" + "---|" * (len(HORIZONS) + 1)]
+    for slack in SLACKS:
+        means = [f"{found[f'{slack}, {horizon}']['mean']:.1f}" for horizon in HORIZONS]
+        most = max(found[f"{slack}, {horizon}"]["most"] for horizon in HORIZONS)
+        lines.append(f"| {slack} | {' | '.join(means)} | {most} |")
+    return "\n".join(lines)
+
+
+def per_hop(results: dict[str, Any]) -> str:
+    """Microseconds of the broker's CPU that a message costs more than without a delay, for each of its hops."""
+
+    def ours(rows: Rows, kind: str) -> float:
+        row = rows["broker_cpu"]
+        more = row[f"{US}, {kind}"]["median"] - row[f"{NONE}, {kind}"]["median"]
+        return float(more / (TRANSITS - 1))
+
+    def one(rows: Rows, kind: str) -> float:
+        row, suffix = (rows["broker_cpu"], ", quorum") if kind == "quorum" else (rows["one_hop"], "")
+        return float(row[f"{QueuePerDelay.name}{suffix}"]["median"] - row[f"{NONE}{suffix}"]["median"])
+
+    def cell(rows: Rows, name: str) -> str:
+        who, kind = name.split(", ")
+        return f"{(ours if who == US else one)(rows, kind):,.0f}"
+
+    names = [f"{who}, {kind}" for kind in ("quorum", "classic") for who in (US, QueuePerDelay.name)]
+    return table(results, names, cell)
+
+
+def machine(results: dict[str, Any]) -> str:
+    about = [found["about"] for found in results.values()]
+    brokers = " and ".join(one["rabbitmq"] for one in about)
+    last = about[-1]
+    return (
+        f"Measured on {last['date']} on RabbitMQ {brokers}, Celery {last['celery']}, Kombu {last['kombu']}, py-amqp "
+        f"{last['amqp']} and Python {last['python']}, on one virtual machine of {last['cpus']} shared CPUs."
+    )
+
+
+SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "machine": machine,
+    "goals": goals,
+    "broker_cpu": lambda results: medians(results, "broker_cpu"),
+    "broker_cpu_confirmed": lambda results: medians(results, "broker_cpu_confirmed"),
+    "per_hop": per_hop,
+    "hops": hops,
+    "hops_cpu": lambda results: medians(results, "hops_cpu"),
+    "publish_rate": lambda results: medians(results, "publish_rate"),
+    "client_cpu": lambda results: medians(results, "client_cpu"),
+    "batch_rate": lambda results: medians(results, "batch_rate"),
+    "lateness": lambda results: lateness(results, "lateness", (US, NATIVE, QueuePerDelay.name, MessageTTL.name)),
+    "worker": lambda results: medians(results, "worker"),
+    "prefetch": lambda results: table(results, WORKERS, lambda rows, name: f"{rows['prefetch'][name]:.2f}"),
+    "lateness_fast": lambda results: lateness(results, "lateness_fast", (US,)),
+    "memory": lambda results: medians(results, "memory"),
+}
+
+
+def read() -> dict[str, Any]:
+    """The results of the brokers that all has been measured on."""
+    results = json.loads(RESULTS.read_text())
+    return {broker: results[broker] for broker in sorted(results) if results[broker]["rows"].keys() >= ROWS.keys()}
+
+
+def page(text: str, results: dict[str, Any]) -> str:
+    """The page with each `<!-- results: NAME -->` … `<!-- end -->` filled in."""
+
+    def section(match: re.Match[str]) -> str:
+        return f"<!-- results: {match[1]} -->\n{SECTIONS[match[1]](results)}\n<!-- end -->"
+
+    return re.sub(r"<!-- results: (\w+) -->.*?<!-- end -->", section, text, flags=re.DOTALL)
+
+
+def plots(results: dict[str, Any]) -> None:
+    """Needs matplotlib."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.rcParams.update({"svg.hashsalt": "celery-rabbit-delay", "font.size": 9, "figure.constrained_layout.use": True})
+    directory = PAGE.with_suffix("")
+    directory.mkdir(exist_ok=True)
+
+    figure, [axes] = plt.subplots(1, len(results), figsize=(9, 2.6), sharey=True, squeeze=False)
+    names = [f"{name}, quorum" for name in (NATIVE, US, QueuePerDelay.name, NONE)]
+    for axis, (broker, found) in zip(axes, results.items(), strict=True):
+        row = found["rows"]["broker_cpu"]
+        values = [row[name]["median"] for name in names]
+        errors = [
+            [value - row[name]["low"], row[name]["high"] - value] for name, value in zip(names, values, strict=True)
+        ]
+        colors = ["tab:gray", "tab:green", "tab:gray", "tab:gray"]
+        axis.barh(names, values, xerr=list(zip(*errors, strict=True)), color=colors)
+        axis.invert_yaxis()
+        axis.set_title(f"RabbitMQ {broker}")
+        axis.set_xlabel("broker CPU per message, µs")
+    figure.savefig(directory / "broker-cpu.svg", metadata={"Date": None})
+
+    figure, [axes] = plt.subplots(1, len(results), figsize=(9, 2.6), sharey=True, squeeze=False)
+    names = [US, NATIVE, QueuePerDelay.name, MessageTTL.name]
+    for axis, (broker, found) in zip(axes, results.items(), strict=True):
+        row = found["rows"]["lateness"]
+        axis.barh(names, [row[name]["p99"] for name in names], color="tab:gray", label="p99")
+        axis.barh(names, [row[name]["p50"] for name in names], color="tab:green", label="p50")
+        axis.invert_yaxis()
+        axis.set_xscale("log")
+        axis.set_title(f"RabbitMQ {broker}")
+        axis.set_xlabel("lateness at 200/s, ms")
+    axes[0].legend()
+    figure.savefig(directory / "lateness.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    results = read()
+    PAGE.write_text(page(PAGE.read_text(), results))
+    plots(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,502 @@
+"""The measurements, each a function of a node that returns plain numbers for the results file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import kombu
+import kombu.pools
+from amqp.abstract_channel import AbstractChannel
+from celery import Celery, group
+
+import celery_rabbit_delay
+from celery_rabbit_delay import Options
+from tests.proxy import proxy
+from tools.node import Node
+
+from . import meter
+from .contenders import QUEUE, Contender, MessageTTL, Native, Ours, QueuePerDelay, take, vhost
+
+Log = Callable[[str], None]
+
+
+# --- the broker's CPU
+
+
+def transit(
+    node: Node,
+    make: type[Contender],
+    amount: int,
+    delays: Sequence[float],
+    queue_type: str = "quorum",
+    confirm: bool = False,
+    **options: Any,
+) -> float:
+    """The broker's CPU microseconds for a message, from the first publish until the last is delivered."""
+    chosen = random.Random(1)
+    with vhost(node) as url:
+        contender = make(url, queue_type, confirm, **options)
+        before = meter.cpu(meter.pid(node))
+        if confirm:
+            for delay in chosen.choices(delays, k=amount):
+                contender.publish(delay)
+        else:
+            contender.burst(chosen.choices(delays, k=amount))
+        came = take(contender.connection, amount)
+        used = meter.cpu(meter.pid(node)) - before
+        contender.close()
+    if came < amount:
+        print(f"  {make.name}: {amount - came} of {amount} never came", file=sys.stderr)
+    return 1e6 * used / came
+
+
+WHOLE_SECONDS = range(1, 16)
+
+
+def broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Messages with delays of 1 to 15 whole seconds, sent as fast as they can be."""
+    amount = max(50, int(20_000 * scale))
+    runs: dict[str, Callable[[], float]] = {}
+    for queue_type in ("quorum", "classic"):
+        for make in (Contender, Ours, Native, QueuePerDelay)[: 4 if queue_type == "quorum" else 3]:
+            runs[f"{make.name}, {queue_type}"] = partial(transit, node, make, amount, WHOLE_SECONDS, queue_type)
+    return meter.interleaved(runs, repeats, log)
+
+
+def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """The same, each message confirmed before the next is sent."""
+    amount = max(50, int(3000 * scale))
+    runs = {
+        make.name: partial(transit, node, make, amount, WHOLE_SECONDS, confirm=True)
+        for make in (Contender, Ours, Native)
+    }
+    return meter.interleaved(runs, repeats, log)
+
+
+def one_hop(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """What RabbitMQ takes for a single hop: from a classic queue with a TTL straight into the next queue."""
+    amount = max(50, int(20_000 * scale))
+    runs = {
+        make.name: partial(transit, node, make, amount, WHOLE_SECONDS, "classic") for make in (Contender, QueuePerDelay)
+    }
+    return meter.interleaved(runs, repeats, log)
+
+
+# --- hops
+
+HORIZONS = {"a minute": 60, "an hour": 3600, "a day": 86400, "a month": 30 * 86400, "a year": 365 * 86400}
+SLACKS: dict[str, Any] = {"none": 0.0, "default": (0.001, 1.0), "1 %, no cap": 0.01}
+
+
+def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Mean hops for delays spread evenly up to a horizon; computed."""
+    found: dict[str, Any] = {}
+    for slack, value in SLACKS.items():
+        options = Options(slack=value)
+        for horizon, seconds in HORIZONS.items():
+            chosen = random.Random(1)
+            counts = [options.ticks(chosen.randint(1, seconds * 1_000_000)).bit_count() for _ in range(100_000)]
+            found[f"{slack}, {horizon}"] = {"mean": sum(counts) / len(counts), "most": max(counts)}
+    return found
+
+
+def hops_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """What the hops of delays up to an hour cost, at 1/125 of the time: ticks of 1 ms, the slack's cap of 8 ms."""
+    amount, limit = max(50, int(4000 * scale)), 3600 // 125 * 1000
+    slacks = {"none": 0.0, "default": (0.001, 0.008), "1 %, no cap": 0.01}
+    runs = {
+        name: partial(transit, node, Ours, amount, [n / 1000 for n in range(10, limit)], tick=0.001, slack=slack)
+        for name, slack in slacks.items()
+    }
+    return meter.interleaved(runs, repeats, log)
+
+
+# --- publishing
+
+
+def publish_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Messages a second with a delay of 64 s, unconfirmed, until the broker has the last one in its queue."""
+    amount = max(50, int(10_000 * scale))
+    waits_in = {Contender: QUEUE, Ours: Options().cascade.delay(9), Native: "celery_delayed_6"}
+
+    def run(make: type[Contender], through_kombu: bool) -> float:
+        with vhost(node) as url:
+            contender = make(url)
+            channel = contender.connection.channel()
+            started = time.perf_counter()
+            if through_kombu:
+                for _ in range(amount):
+                    contender.publish(64)
+            else:
+                contender.burst([64] * amount)
+            while channel.queue_declare(waits_in[make], passive=True).message_count < amount:
+                time.sleep(0.002)
+            rate = amount / (time.perf_counter() - started)
+            contender.close()
+        return rate
+
+    runs = {make.name: partial(run, make, False) for make in waits_in}
+    runs |= {f"{make.name}, through Kombu": partial(run, make, True) for make in waits_in}
+    return meter.interleaved(runs, repeats, log)
+
+
+def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> Celery:
+    """With `options`, installed with them. `native`: set up so that native delayed delivery works."""
+    app = Celery("bench", broker=url, set_as_current=False)
+    app.conf.update(task_default_queue=QUEUE, task_ignore_result=True)
+    if native:
+        exchange = kombu.Exchange(QUEUE, type="topic")
+        queue = kombu.Queue(QUEUE, exchange, QUEUE, queue_arguments={"x-queue-type": "quorum"})
+        app.conf.update(task_queues=[queue], task_default_exchange=QUEUE, task_default_exchange_type="topic")
+        app.conf.task_default_routing_key = QUEUE
+    if options is not None:
+        celery_rabbit_delay.install(app, **options)
+    return app
+
+
+@contextmanager
+def apps(url: str, **options: dict[str, Any] | None) -> Iterator[dict[str, Celery]]:
+    made = {name: make_app(url, value) for name, value in options.items()}
+    try:
+        yield made
+    finally:
+        for app in made.values():
+            app.close()
+        kombu.pools.reset()
+
+
+def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """CPU microseconds of the publishing process for each call of `apply_async`."""
+    amount = max(5, int(60 * scale))  # in small turns, for the machine's speed changes
+    with vhost(node) as url, apps(url, plain=None, ours={"confirm": False}, confirmed={}) as made:
+        tasks = {name: app.task(name="bench.nothing", shared=False)(_nothing) for name, app in made.items()}
+        calls: dict[str, Callable[[], Any]] = {
+            "no delay": tasks["plain"].apply_async,
+            "plain eta": partial(tasks["plain"].apply_async, countdown=3600),
+            "celery-rabbit-delay, no delay": tasks["ours"].apply_async,
+            "celery-rabbit-delay, unconfirmed": partial(tasks["ours"].apply_async, countdown=3600),
+            "celery-rabbit-delay": partial(tasks["confirmed"].apply_async, countdown=3600),
+        }
+
+        def run(call: Callable[[], Any]) -> float:
+            before = time.process_time()
+            for _ in range(amount):
+                call()
+            return 1e6 * (time.process_time() - before) / amount
+
+        for call in calls.values():
+            call()
+        return meter.interleaved({name: partial(run, call) for name, call in calls.items()}, 20 * repeats, _quiet)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _quiet(text: str) -> None:
+    pass
+
+
+def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Confirmed tasks a second from one process: a group, sent one by one and as a batch."""
+    amount = max(50, int(10_000 * scale))
+    with vhost(node) as url, apps(url, ours={}) as made:
+        app = made["ours"]
+        app.send_task("bench.nothing", countdown=3600)
+
+        def one_by_one() -> float:
+            tasks = group(app.signature("bench.nothing") for _ in range(amount // 5))
+            started = time.perf_counter()
+            tasks.apply_async(countdown=3600)
+            return amount // 5 / (time.perf_counter() - started)
+
+        def batch() -> float:
+            tasks = group(app.signature("bench.nothing") for _ in range(amount))
+            started = time.perf_counter()
+            with celery_rabbit_delay.batch(app) as producer:
+                tasks.apply_async(countdown=3600, producer=producer)
+            return amount / (time.perf_counter() - started)
+
+        def undelayed() -> float:
+            tasks = group(app.signature("bench.nothing") for _ in range(amount))
+            started = time.perf_counter()
+            tasks.apply_async()
+            return amount / (time.perf_counter() - started)
+
+        runs: dict[str, Callable[[], float]] = {
+            "one by one": one_by_one,
+            "batch": batch,
+            "no delay, unconfirmed": undelayed,
+        }
+        found = meter.interleaved(runs, repeats, log)
+
+    def kombu_rate(batched: bool) -> float:
+        with vhost(node) as url:
+            contender = Ours(url, confirm=True)
+            number = amount if batched else amount // 5
+            started = time.perf_counter()
+            with _batch(contender) if batched else nullcontext():
+                for _ in range(number):
+                    contender.publish(3600)
+            rate = number / (time.perf_counter() - started)
+            contender.close()
+        return rate
+
+    runs = {"Kombu, one by one": partial(kombu_rate, False), "Kombu, batch": partial(kombu_rate, True)}
+    return found | meter.interleaved(runs, repeats, log)
+
+
+def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Answers that a process waits for before its first message is sent, the cascade being there."""
+    answers: list[tuple[int, int]] = []
+    dispatch = AbstractChannel.dispatch_method
+
+    def recording(self: Any, method: tuple[int, int], *rest: Any) -> Any:
+        answers.append(method)
+        return dispatch(self, method, *rest)
+
+    with vhost(node) as url:
+        Ours(url, confirm=True).close()
+        with kombu.Connection(url.replace("amqp", "rabbit-delay", 1)) as connection:
+            producer = connection.Producer()
+            producer.publish("undelayed", routing_key=QUEUE)
+            with patch.object(AbstractChannel, "dispatch_method", recording):
+                producer.publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
+    declaring = sum(method[0] in (40, 50) for method in answers)  # the classes exchange and queue
+    return {"declaring": declaring, "channel.open": answers.count((20, 11)), "confirm": answers.count((60, 80))}
+
+
+# --- lateness
+
+
+def _consume(url: str, amount: int, lateness: Any) -> None:
+    """In a process of its own: how late each message is, whose body is when it is due."""
+    late = []
+    with kombu.Connection(url) as connection:
+        channel = connection.default_channel
+        channel.basic_qos(0, 1000, False)
+
+        def on_message(message: Any) -> None:
+            late.append(time.time() - float(message.body))
+            channel.basic_ack(message.delivery_tag)
+
+        channel.basic_consume(QUEUE, callback=on_message)
+        while len(late) < amount:
+            connection.drain_events(timeout=300)
+    lateness.send(late)
+
+
+def lateness_at(
+    node: Node, make: type[Contender], rate: int, seconds: float, delays: tuple[float, float], whole: bool = False
+) -> dict[str, float]:
+    """Publishes at a steady rate, confirmed, in batches of a twentieth of a second."""
+    chosen = random.Random(1)
+    with vhost(node) as url:
+        contender = make(url, confirm=True)
+        receiving, sending = multiprocessing.Pipe(duplex=False)
+        amount = int(rate * seconds / 20) * 20
+        consumer = multiprocessing.get_context("spawn").Process(target=_consume, args=(url, amount, sending))
+        consumer.start()
+        started = time.monotonic()
+        for slot in range(int(seconds * 20)):
+            time.sleep(max(0.0, started + slot / 20 - time.monotonic()))
+            with _batch(contender):
+                for _ in range(rate // 20):
+                    delay = chosen.uniform(*delays)
+                    if whole:
+                        delay = float(round(delay))
+                    contender.publish(delay, body=repr(time.time() + delay))
+        behind = time.monotonic() - started - seconds
+        late = receiving.recv()
+        consumer.join()
+        contender.close()
+    return {
+        "p50": 1000 * meter.percentile(late, 50),
+        "p99": 1000 * meter.percentile(late, 99),
+        "most": 1000 * max(late),
+        "early": sum(one < 0 for one in late),
+        "messages": len(late),
+        "publisher_behind": behind,
+    }
+
+
+@contextmanager
+def _batch(contender: Contender) -> Iterator[None]:
+    if isinstance(contender, Ours):
+        with celery_rabbit_delay.batch(contender.producer):
+            yield
+    else:
+        yield
+
+
+def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Milliseconds, at 200 messages a second with delays of 1 to 15 s."""
+    seconds = max(1.0, 20 * scale)
+    found = {}
+    for make in (Ours, Native, QueuePerDelay, MessageTTL):
+        found[make.name] = lateness_at(node, make, 200, seconds, (1, 15), whole=make in (Native, QueuePerDelay))
+        log(f"  {make.name}: {found[make.name]}")
+    return found
+
+
+def lateness_fast(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Milliseconds, at 2,000 messages a second with delays of 1 to 60 s."""
+    found = {Ours.name: lateness_at(node, Ours, 2000, max(1.0, 40 * scale), (1, max(2.0, 60 * scale)))}
+    log(f"  {found}")
+    return found
+
+
+# --- the worker
+
+
+#: Contenders, each with the options of `install`, whether native delayed delivery is on, and a delay in seconds.
+WORKERS: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
+    Contender.name: (None, False, None),
+    Native.name: (None, True, 1.0),
+    Ours.name: ({}, False, 1.0),
+}
+
+
+def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """A worker's CPU microseconds for each task that waits in its queue and is due."""
+    amount = max(50, int(3000 * scale))
+    return meter.interleaved({name: partial(worker_cpu, node, amount, name) for name in WORKERS}, repeats, log)
+
+
+def prefetch(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """How often a worker tells the broker its prefetch count, for each such task."""
+    amount = max(50, int(300 * scale))
+    return {name: worker_qos(node, amount, name) for name in WORKERS}
+
+
+@contextmanager
+def running_worker(url: str, kind: str, directory: Path) -> Iterator[int]:
+    """A solo worker that consumes nothing yet; its process id."""
+    log = directory / "worker.log"
+    command = [sys.executable, "-m", "celery", "-A", "benchmarks.worker_app"]
+    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, "worker", "-P", "solo", "-Q", "idle", "-l", "INFO", *quiet],
+            env={**os.environ, "BENCH_BROKER": url, "BENCH_KIND": kind},
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        while " ready." not in log.read_text():
+            if process.poll() is not None:
+                raise RuntimeError(log.read_text())
+            time.sleep(0.05)
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
+    """The URL of a vhost whose queue holds so many tasks, all of them due, and the app that sent them."""
+    options, native, delay = WORKERS[kind]
+    with vhost(node) as url:
+        app = make_app(url, options, native)
+        with app.connection_for_write() as connection:
+            queue = app.amqp.queues[QUEUE](connection.default_channel)
+            queue.declare()
+            if native:
+                Native.lead_to(connection, queue, "quorum")
+            app.send_task("bench.nothing", countdown=delay)  # declares the cascade
+            for n in range(amount):
+                app.send_task("bench.nothing" if n < amount - 1 else "bench.last", countdown=delay)
+            while queue.queue_declare(passive=True).message_count < amount:
+                time.sleep(0.05)
+        yield url, app
+        app.close()
+        kombu.pools.reset()
+
+
+def consume(app: Celery) -> None:
+    """Lets the worker begin, and returns when it has run all."""
+    with app.connection_for_read() as connection:
+        done = kombu.Queue("done", durable=True)(connection.default_channel)
+        done.declare()
+        app.control.add_consumer(QUEUE, exchange=app.conf.task_default_exchange, reply=True, timeout=10)
+        while not done.get(no_ack=True):
+            time.sleep(0.02)
+
+
+def worker_cpu(node: Node, amount: int, kind: str) -> float:
+    with filled(node, amount, kind) as (url, app), running_worker(url, kind, node.data) as pid:
+        before = meter.cpu(pid)
+        consume(app)
+        return 1e6 * (meter.cpu(pid) - before) / amount
+
+
+def worker_qos(node: Node, amount: int, kind: str) -> float:
+    qos = b"\x00\x3c\x00\x0a"  # AMQP 0-9-1: basic.qos is method 10 of class 60
+    with (
+        filled(node, amount, kind) as (url, app),
+        proxy(node.port) as between,
+        running_worker(url.replace(str(node.port), str(between.port)), kind, node.data),
+    ):
+        before = between.sent.count(qos)
+        consume(app)
+        return (between.sent.count(qos) - before) / amount
+
+
+# --- memory
+
+
+def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Bytes that a node grows by for each waiting message of 1 KiB; each run on a fresh node."""
+    amount = max(100, int(20_000 * scale))
+
+    def run(make: type[Contender]) -> float:
+        with Node(node.server, node.plugins, node.conf) as fresh:
+            contender = make(fresh.url())
+            time.sleep(3 * scale)
+            before = meter.memory(meter.pid(fresh))
+            chosen = random.Random(1)
+            for _ in range(amount):
+                contender.publish(chosen.uniform(3600, 7200), body="x" * 1024)
+            time.sleep(10 * scale)
+            grown = meter.memory(meter.pid(fresh)) - before
+            contender.close()
+        return grown / amount
+
+    return meter.interleaved({make.name: partial(run, make) for make in (Contender, Ours, Native)}, repeats, log)
+
+
+ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
+    row.__name__: row
+    for row in (
+        broker_cpu,
+        broker_cpu_confirmed,
+        one_hop,
+        hops,
+        hops_cpu,
+        publish_rate,
+        client_cpu,
+        batch_rate,
+        declare,
+        lateness,
+        lateness_fast,
+        worker,
+        prefetch,
+        memory,
+    )
+}
