@@ -146,7 +146,7 @@ def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vho
         with proxy(vhost.broker.node.port) as between:
             url = vhost.url().replace(str(vhost.broker.node.port), str(between.port))
             with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as connection:
-                producer = connection.Producer()
+                producer = connection.Producer(channel=connection.default_channel)  # opened while the broker answers
                 connection.connection.delayed().bind(Destination("", ("q",)))
                 between.flowing.clear()
                 with pytest.raises(TimeoutError):
