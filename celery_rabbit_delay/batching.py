@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import kombu
 from amqp.exceptions import RecoverableConnectionError
 
-from .eta import microseconds_until
+from . import routing_key
 from .exceptions import BatchFailed, DelayError, UnsupportedConfiguration
 from .routing_key import Destination
 
@@ -65,8 +65,8 @@ class Batch:
             self._send(publisher, names)
             for name in names:
                 if name in self._pending:  # refused: repairs the cascade, or says why
-                    message, _, destination, *timeouts = self._pending[name]
-                    publisher.publish(message, self._ticks(publisher, name), destination, *timeouts)
+                    message, due, destination, *timeouts = self._pending[name]
+                    publisher.publish(message, _ticks(publisher, due), destination, *timeouts)
                     del self._pending[name]
 
     def discard(self) -> None:
@@ -78,23 +78,21 @@ class Batch:
         return [delayed.message.properties.get("correlation_id") for delayed in self._pending.values()]
 
     def _send(self, publisher: DelayedPublisher, names: list[int]) -> None:
-        *_, timeout, confirm_timeout = self._pending[names[-1]]
-        unsent = {
-            name: (self._pending[name].message, self._ticks(publisher, name), self._pending[name].destination)
-            for name in names
-        }
+        unsent = {}
+        for name in names:
+            message, due, destination, *timeouts = self._pending[name]
+            unsent[name] = message, routing_key.encode(_ticks(publisher, due), destination)
         try:
             with suppress(DelayError):
-                publisher.publish_all(unsent, timeout, confirm_timeout)
+                publisher.publish_all(unsent, *timeouts)
         finally:
-            for name in names:
-                if name not in unsent:
-                    del self._pending[name]
+            for name in set(names) - unsent.keys():
+                del self._pending[name]
 
-    def _ticks(self, publisher: DelayedPublisher, name: int) -> int:
-        """From now: the message may have waited in the batch for a while."""
-        delay = microseconds_until(self._pending[name].due, datetime.now(timezone.utc))
-        return publisher.options.ticks(max(delay, 1))
+
+def _ticks(publisher: DelayedPublisher, due: datetime) -> int:
+    """From now: the message may have waited in the batch for a while."""
+    return publisher.options.ticks_until(due, datetime.now(timezone.utc))
 
 
 class PublishBatch:

@@ -19,7 +19,6 @@ from amqp import Message
 from amqp.exceptions import AccessRefused, ChannelError, MessageNacked, PreconditionFailed
 
 from . import declare, routing_key
-from .eta import microseconds_until
 from .exceptions import DestinationNotFound, NotPermitted, NotRouted
 from .management import Management
 from .message import HEADER, Delivery, divert, restore
@@ -308,7 +307,6 @@ def migrate(source: kombu.Connection, target: kombu.Connection) -> Iterator[str]
 def _move(message: Message, target: kombu.Connection) -> None:
     info, ours = message.delivery_info, message.headers[HEADER]
     due = datetime.fromtimestamp(ours["due"] / 1000, timezone.utc)
-    delay = max(microseconds_until(due, datetime.now(timezone.utc)), 1)
     restored = restore(Delivery(info["exchange"], info["routing_key"], message.headers))
     publisher = target.connection.delayed(message.properties.get("priority"))
     headers = divert(restored.headers, publisher.cascade.track, restored.exchange, restored.routing_key, due)
@@ -318,7 +316,7 @@ def _move(message: Message, target: kombu.Connection) -> None:
     destination = routing_key.destination(word) or Destination(restored.exchange, keys)
     headers = {key: value for key, value in headers.items() if key not in _COUNTS}
     copy = Message(message.body, **{**message.properties, "application_headers": headers})
-    publisher.publish(copy, publisher.options.ticks(delay), destination)
+    publisher.publish(copy, publisher.options.ticks_until(due, datetime.now(timezone.utc)), destination)
 
 
 def teardown(connection: kombu.Connection) -> int:

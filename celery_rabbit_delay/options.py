@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone, tzinfo
 from functools import cached_property
 from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo
 
 from dateutil.tz import tzlocal
 
-from .eta import ticks_in
+from .eta import microseconds_until, ticks_in
 from .exceptions import InvalidDelay, InvalidOption
 from .topology import NORMAL_PRIORITY, Cascade, QueueType
 
@@ -144,19 +144,19 @@ class Options:
         """Microseconds."""
         return self.cascade.tick // timedelta(microseconds=1)
 
-    def check(self, delay: int) -> None:
-        """Raises `InvalidDelay` if a delay of so many microseconds is beyond `max_delay`."""
+    def ticks(self, delay: int) -> int:
+        """Ticks for a delay of so many microseconds > 0. Raises `InvalidDelay` beyond `max_delay`."""
         if delay > self.max_delay * 1_000_000:
             raise InvalidDelay(
                 f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={self.max_delay:.0f} s: "
                 "choose an earlier eta, or a larger max_delay together with another prefix"
             )
-
-    def ticks(self, delay: int) -> int:
-        """Ticks for a delay of so many microseconds > 0. Raises `InvalidDelay` beyond `max_delay`."""
-        self.check(delay)
         fraction, most = self._slack
         return ticks_in(delay, self._tick, int(min(delay * fraction, most)), self.cascade.max_ticks)
+
+    def ticks_until(self, due: datetime, now: datetime) -> int:
+        """Ticks until `due`, aware, at least one: for a message that was delayed when it set out. Raises as `ticks`."""
+        return self.ticks(max(microseconds_until(due, now), 1))
 
 
 def _is_number(value: object) -> bool:

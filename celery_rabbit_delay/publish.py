@@ -158,22 +158,17 @@ class DelayedPublisher:
 
     def publish_all(
         self,
-        messages: dict[Any, tuple[Any, int, Destination]],
+        messages: dict[Any, tuple[Any, str]],
         timeout: float | None = None,
         confirm_timeout: float | None = None,
     ) -> None:
-        """Sends all messages, each with its ticks and a destination that is bound, before it waits for any answer.
+        """Sends all messages, each with its routing key to a bound destination, before it waits for any answer.
 
         Removes those from `messages` that are stored, also if it raises. What is left in the end was refused: publish
         it again, one by one, to learn why.
         """
-        sent = {name: (message, routing_key.encode(ticks, to)) for name, (message, ticks, to) in messages.items()}
         with self._connection.holding_deliveries(), self._forgetting_on_error(), declare.translated(self.cascade):
-            try:
-                self._channel.publish_all(sent, self.cascade.ingest, timeout, confirm_timeout)
-            finally:
-                for name in messages.keys() - sent.keys():
-                    del messages[name]
+            self._channel.publish_all(messages, self.cascade.ingest, timeout, confirm_timeout)
 
     def leads_to(self, destination: Destination) -> bool:
         """Whether this connection has seen the cascade complete and bound to a destination."""

@@ -20,7 +20,6 @@ from kombu.utils.text import version_string_as_tuple
 
 from . import message as headers_
 from .batching import Batch, Delayed, PublishBatch
-from .eta import microseconds_until
 from .exceptions import DestinationNotFound, UnsupportedConfiguration
 from .message import Delivery
 from .options import DRIVER_TYPE, OPTIONS, Options
@@ -61,7 +60,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         delay, headers = headers_.delay_of(msg.headers, now, options.naive_in)
         if delay <= 0:
             return msg if headers is msg.headers else _with_headers(msg, headers)
-        options.check(delay)  # before anything is declared
+        ticks = options.ticks(delay)  # refuses what is too long before anything is declared
         due = now + timedelta(microseconds=delay)
         delayed: DelayedPublisher = self.connection.delayed(msg.properties.get("priority"))
         headers = headers_.divert(headers, delayed.cascade.track, exchange, routing_key, due)
@@ -77,10 +76,10 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
                 # A queue that was bound here has been deleted since; the exchange may have others.
                 destination = Destination(exchange, ())
                 delayed.bind(destination)
-            delay = max(microseconds_until(due, datetime.now(timezone.utc)), 1)  # declaring the cascade took a while
+            ticks = options.ticks_until(due, datetime.now(timezone.utc))  # declaring the cascade took a while
         batch: Batch | None = getattr(self.connection.client, "delayed_batch", None)
         if batch is None:
-            delayed.publish(diverted, options.ticks(delay), destination, timeout, confirm_timeout)
+            delayed.publish(diverted, ticks, destination, timeout, confirm_timeout)
         else:
             batch.add(self.connection, Delayed(diverted, due, destination, timeout, confirm_timeout))
         return None
