@@ -21,9 +21,9 @@ import kombu
 
 from tools.node import GET_RABBITMQ, Node
 
+from .report import RESULTS
 from .rows import ROWS
 
-RESULTS = Path(__file__).with_name("results.json")
 #: The management plug-in makes the vhosts; counting messages for its pages would be measured as well.
 CONF = "management_agent.disable_metrics_collector = true"
 

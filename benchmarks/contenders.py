@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
@@ -14,6 +13,7 @@ import kombu
 
 from celery_rabbit_delay import Options, message, routing_key
 from celery_rabbit_delay.routing_key import Destination
+from tests.broker import Broker
 from tools.node import Node
 
 QUEUE = "bench"
@@ -167,13 +167,8 @@ class MessageTTL(QueuePerDelay):
 @contextmanager
 def vhost(node: Node) -> Iterator[str]:
     """The URL of a fresh vhost."""
-    name = f"bench-{uuid.uuid4().hex[:8]}"
-    node.api("PUT", f"/vhosts/{name}")
-    node.api("PUT", f"/permissions/{name}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
-    try:
-        yield node.url(name)
-    finally:
-        node.api("DELETE", f"/vhosts/{name}")
+    with Broker(node).vhost() as fresh:
+        yield fresh.url("amqp")
 
 
 def take(connection: kombu.Connection, amount: int, timeout: float = 60) -> int:

@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
+
+import psutil
 
 from tools.node import Node
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 
-
-def processes(pid: int) -> list[int]:
+def processes(pid: int) -> Iterator[psutil.Process]:
     """A process and all below it."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            child, rest = int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
-        except OSError:  # gone meanwhile
-            continue
-        parents.setdefault(int(rest[1]), []).append(child)
-    found, todo = [], [pid]
-    while todo:
-        found.append(todo.pop())
-        todo += parents.get(found[-1], [])
-    return found
+    top = psutil.Process(pid)
+    yield top
+    yield from top.children(recursive=True)
 
 
 def cpu(pid: int) -> float:
     """Seconds of CPU, user and system, that a process and those below it have used so far."""
-    used = 0
+    used = 0.0
     for process in processes(pid):
-        try:
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        used += int(fields[11]) + int(fields[12])
-    return used / _TICKS
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used += times.user + times.system
+    return used
 
 
 def memory(pid: int) -> int:
     """Resident bytes of a process and those below it."""
     resident = 0
     for process in processes(pid):
-        try:
-            fields = Path(f"/proc/{process}/statm").read_text().split()
-        except OSError:
-            continue
-        resident += int(fields[1])
-    return resident * os.sysconf("SC_PAGE_SIZE")
+        with suppress(psutil.NoSuchProcess):
+            resident += process.memory_info().rss
+    return resident
 
 
 def pid(node: Node) -> int:

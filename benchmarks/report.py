@@ -148,21 +148,16 @@ GOALS = [
 
 
 def goals(results: dict[str, Any]) -> str:
-    brokers = list(results)
-    lines = [
-        "| what | goal | " + " | ".join(f"RabbitMQ {broker}" for broker in brokers) + " |",
-        "|---|---|" + "---|" * len(brokers),
-    ]
+    lines = []
     for goal in GOALS:
         sign = "≥" if goal.at_least else "≤"
-        limits = dict.fromkeys(f"{sign} {goal.limits[broker]:g}" for broker in brokers)
+        limits = dict.fromkeys(f"{sign} {goal.limits[broker]:g}" for broker in results)
         cells = []
-        for broker in brokers:
-            rows = results[broker]["rows"]
-            text = goal.form.format(goal.figure(rows))
-            cells.append(f"**{text}**" if goal.reached(broker, rows) else f"{text} (missed)")
-        lines.append(f"| {goal.what} | {', '.join(limits)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        for broker, found in results.items():
+            text = goal.form.format(goal.figure(found["rows"]))
+            cells.append(f"**{text}**" if goal.reached(broker, found["rows"]) else f"{text} (missed)")
+        lines.append([goal.what, ", ".join(limits), *cells])
+    return markdown(["what", "goal", *titles(results)], lines)
 
 
 def medians(results: dict[str, Any], row: str, form: str = "{:,.0f}") -> str:
@@ -177,10 +172,17 @@ def medians(results: dict[str, Any], row: str, form: str = "{:,.0f}") -> str:
 
 
 def table(results: dict[str, Any], names: Iterable[str], cell: Callable[[Rows, str], str]) -> str:
-    lines = ["| | " + " | ".join(f"RabbitMQ {broker}" for broker in results) + " |", "|---|" + "---|" * len(results)]
-    for name in names:
-        lines.append(f"| {name} | " + " | ".join(cell(found["rows"], name) for found in results.values()) + " |")
-    return "\n".join(lines)
+    lines = [[name, *(cell(found["rows"], name) for found in results.values())] for name in names]
+    return markdown(["", *titles(results)], lines)
+
+
+def titles(results: dict[str, Any]) -> list[str]:
+    return [f"RabbitMQ {broker}" for broker in results]
+
+
+def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines])
 
 
 def lateness(results: dict[str, Any], row: str, names: Iterable[str]) -> str:
@@ -193,12 +195,12 @@ def lateness(results: dict[str, Any], row: str, names: Iterable[str]) -> str:
 
 def hops(results: dict[str, Any]) -> str:
     found = next(iter(results.values()))["rows"]["hops"]
-    lines = ["| slack | " + " | ".join(HORIZONS) + " | most |", "|---|" + "---|" * (len(HORIZONS) + 1)]
+    lines = []
     for slack in SLACKS:
         means = [f"{found[f'{slack}, {horizon}']['mean']:.1f}" for horizon in HORIZONS]
         most = max(found[f"{slack}, {horizon}"]["most"] for horizon in HORIZONS)
-        lines.append(f"| {slack} | {' | '.join(means)} | {most} |")
-    return "\n".join(lines)
+        lines.append([slack, *means, str(most)])
+    return markdown(["slack", *HORIZONS, "most"], lines)
 
 
 def per_hop(results: dict[str, Any]) -> str:
@@ -274,33 +276,34 @@ def plots(results: dict[str, Any]) -> None:
     directory = PAGE.with_suffix("")
     directory.mkdir(exist_ok=True)
 
-    figure, [axes] = plt.subplots(1, len(results), figsize=(9, 2.6), sharey=True, squeeze=False)
-    names = [f"{name}, quorum" for name in (NATIVE, US, QueuePerDelay.name, NONE)]
-    for axis, (broker, found) in zip(axes, results.items(), strict=True):
-        row = found["rows"]["broker_cpu"]
+    def draw(file: str, row: str, label: str, bars: Callable[[Any, dict[str, Any]], None]) -> None:
+        """One chart of bars for each broker, side by side."""
+        figure, [axes] = plt.subplots(1, len(results), figsize=(9, 2.6), sharey=True, squeeze=False)
+        for axis, (broker, found) in zip(axes, results.items(), strict=True):
+            bars(axis, found["rows"][row])
+            axis.invert_yaxis()
+            axis.set_title(f"RabbitMQ {broker}")
+            axis.set_xlabel(label)
+        figure.savefig(directory / file, metadata={"Date": None})
+
+    def cpu(axis: Any, row: dict[str, Any]) -> None:
+        names = [f"{name}, quorum" for name in (NATIVE, US, QueuePerDelay.name, NONE)]
         values = [row[name]["median"] for name in names]
         errors = [
             [value - row[name]["low"], row[name]["high"] - value] for name, value in zip(names, values, strict=True)
         ]
         colors = ["tab:gray", "tab:green", "tab:gray", "tab:gray"]
         axis.barh(names, values, xerr=list(zip(*errors, strict=True)), color=colors)
-        axis.invert_yaxis()
-        axis.set_title(f"RabbitMQ {broker}")
-        axis.set_xlabel("broker CPU per message, µs")
-    figure.savefig(directory / "broker-cpu.svg", metadata={"Date": None})
 
-    figure, [axes] = plt.subplots(1, len(results), figsize=(9, 2.6), sharey=True, squeeze=False)
-    names = [US, NATIVE, QueuePerDelay.name, MessageTTL.name]
-    for axis, (broker, found) in zip(axes, results.items(), strict=True):
-        row = found["rows"]["lateness"]
+    def late(axis: Any, row: dict[str, Any]) -> None:
+        names = [US, NATIVE, QueuePerDelay.name, MessageTTL.name]
         axis.barh(names, [row[name]["p99"] for name in names], color="tab:gray", label="p99")
         axis.barh(names, [row[name]["p50"] for name in names], color="tab:green", label="p50")
-        axis.invert_yaxis()
         axis.set_xscale("log")
-        axis.set_title(f"RabbitMQ {broker}")
-        axis.set_xlabel("lateness at 200/s, ms")
-    axes[0].legend()
-    figure.savefig(directory / "lateness.svg", metadata={"Date": None})
+        axis.legend()
+
+    draw("broker-cpu.svg", "broker_cpu", "broker CPU per message, µs", cpu)
+    draw("lateness.svg", "lateness", "lateness at 200/s, ms", late)
 
 
 def main() -> None:

@@ -14,15 +14,14 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import kombu
 import kombu.pools
-from amqp.abstract_channel import AbstractChannel
 from celery import Celery, group
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
+from tests.frames import frames
 from tests.proxy import proxy
 from tools.node import Node
 
@@ -167,20 +166,26 @@ def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> 
 
 
 @contextmanager
-def apps(url: str, **options: dict[str, Any] | None) -> Iterator[dict[str, Celery]]:
-    made = {name: make_app(url, value) for name, value in options.items()}
+def running_app(url: str, options: dict[str, Any] | None, native: bool = False) -> Iterator[Celery]:
+    """As `make_app` makes it, closed afterwards with all of its connections."""
+    app = make_app(url, options, native)
     try:
-        yield made
+        yield app
     finally:
-        for app in made.values():
-            app.close()
+        app.close()
         kombu.pools.reset()
 
 
 def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """CPU microseconds of the publishing process for each call of `apply_async`."""
     amount = max(5, int(60 * scale))  # in small turns, for the machine's speed changes
-    with vhost(node) as url, apps(url, plain=None, ours={"confirm": False}, confirmed={}) as made:
+    with (
+        vhost(node) as url,
+        running_app(url, None) as plain,
+        running_app(url, {"confirm": False}) as ours,
+        running_app(url, {}) as confirmed,
+    ):
+        made = {"plain": plain, "ours": ours, "confirmed": confirmed}
         tasks = {name: app.task(name="bench.nothing", shared=False)(_nothing) for name, app in made.items()}
         calls: dict[str, Callable[[], Any]] = {
             "no delay": tasks["plain"].apply_async,
@@ -212,33 +217,20 @@ def _quiet(text: str) -> None:
 def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Confirmed tasks a second from one process: a group, sent one by one and as a batch."""
     amount = max(50, int(10_000 * scale))
-    with vhost(node) as url, apps(url, ours={}) as made:
-        app = made["ours"]
+    with vhost(node) as url, running_app(url, {}) as app:
         app.send_task("bench.nothing", countdown=3600)
 
-        def one_by_one() -> float:
-            tasks = group(app.signature("bench.nothing") for _ in range(amount // 5))
+        def rate(number: int, batched: bool = False, **options: Any) -> float:
+            tasks = group(app.signature("bench.nothing") for _ in range(number))
             started = time.perf_counter()
-            tasks.apply_async(countdown=3600)
-            return amount // 5 / (time.perf_counter() - started)
-
-        def batch() -> float:
-            tasks = group(app.signature("bench.nothing") for _ in range(amount))
-            started = time.perf_counter()
-            with celery_rabbit_delay.batch(app) as producer:
-                tasks.apply_async(countdown=3600, producer=producer)
-            return amount / (time.perf_counter() - started)
-
-        def undelayed() -> float:
-            tasks = group(app.signature("bench.nothing") for _ in range(amount))
-            started = time.perf_counter()
-            tasks.apply_async()
-            return amount / (time.perf_counter() - started)
+            with celery_rabbit_delay.batch(app) if batched else nullcontext() as producer:
+                tasks.apply_async(producer=producer, **options)
+            return number / (time.perf_counter() - started)
 
         runs: dict[str, Callable[[], float]] = {
-            "one by one": one_by_one,
-            "batch": batch,
-            "no delay, unconfirmed": undelayed,
+            "one by one": partial(rate, amount // 5, countdown=3600),
+            "batch": partial(rate, amount, batched=True, countdown=3600),
+            "no delay, unconfirmed": partial(rate, amount),
         }
         found = meter.interleaved(runs, repeats, log)
 
@@ -260,19 +252,12 @@ def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
 
 def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Answers that a process waits for before its first message is sent, the cascade being there."""
-    answers: list[tuple[int, int]] = []
-    dispatch = AbstractChannel.dispatch_method
-
-    def recording(self: Any, method: tuple[int, int], *rest: Any) -> Any:
-        answers.append(method)
-        return dispatch(self, method, *rest)
-
     with vhost(node) as url:
         Ours(url, confirm=True).close()
         with kombu.Connection(url.replace("amqp", "rabbit-delay", 1)) as connection:
             producer = connection.Producer()
             producer.publish("undelayed", routing_key=QUEUE)
-            with patch.object(AbstractChannel, "dispatch_method", recording):
+            with frames(connection) as (_, answers):
                 producer.publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
     declaring = sum(method[0] in (40, 50) for method in answers)  # the classes exchange and queue
     return {"declaring": declaring, "channel.open": answers.count((20, 11)), "confirm": answers.count((60, 80))}
@@ -412,8 +397,7 @@ def running_worker(url: str, kind: str, directory: Path) -> Iterator[int]:
 def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
     """The URL of a vhost whose queue holds so many tasks, all of them due, and the app that sent them."""
     options, native, delay = WORKERS[kind]
-    with vhost(node) as url:
-        app = make_app(url, options, native)
+    with vhost(node) as url, running_app(url, options, native) as app:
         with app.connection_for_write() as connection:
             queue = app.amqp.queues[QUEUE](connection.default_channel)
             queue.declare()
@@ -425,8 +409,6 @@ def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
             while queue.queue_declare(passive=True).message_count < amount:
                 time.sleep(0.05)
         yield url, app
-        app.close()
-        kombu.pools.reset()
 
 
 def consume(app: Celery) -> None:
@@ -451,7 +433,7 @@ def worker_qos(node: Node, amount: int, kind: str) -> float:
     with (
         filled(node, amount, kind) as (url, app),
         proxy(node.port) as between,
-        running_worker(url.replace(str(node.port), str(between.port)), kind, node.data),
+        running_worker(between.url(url), kind, node.data),
     ):
         before = between.sent.count(qos)
         consume(app)

@@ -47,6 +47,10 @@ class Proxy:
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
+    def url(self, url: str) -> str:
+        """The URL of the broker, by way of this proxy."""
+        return url.replace(str(self.target), str(self.port))
+
     def close(self) -> None:
         self.flowing.set()
         self.listener.close()

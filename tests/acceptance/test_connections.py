@@ -97,7 +97,7 @@ def test_a_worker_whose_connection_falls_silent_connects_again(make_shop: MakeSh
     """Nothing but heartbeats tells it."""
     publisher = make_shop()
     with proxy(broker.node.port) as between:
-        url = publisher.vhost.url("amqp").replace(str(broker.node.port), str(between.port))
+        url = between.url(publisher.vhost.url("amqp"))
         worker = make_shop(broker_url=url, broker_heartbeat=2).worker()
         publisher.send("note", "before", countdown=0.3)
         publisher.wait_for(1, "before")

@@ -46,8 +46,7 @@ def test_tasks_of_a_batch_are_stored_when_the_block_ends_and_none_is_early(vhost
 
 def test_a_batch_waits_once_for_many_messages(vhost: Vhost, make_app: MakeApp) -> None:
     with proxy(vhost.broker.node.port) as between:
-        url = vhost.url("amqp").replace(str(vhost.broker.node.port), str(between.port))
-        app = make_app(broker_url=url)
+        app = make_app(broker_url=between.url(vhost.url("amqp")))
         app.send_task("t", (-1,), countdown=2)  # connects and declares
         before, received = len(between.sent), vhost.count("celery")
         with celery_rabbit_delay.batch(app) as producer:
@@ -123,7 +122,7 @@ def test_a_connection_lost_in_a_batch_is_made_again(vhost: Vhost, make_app: Make
 
 def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_app: MakeApp) -> None:
     with proxy(vhost.broker.node.port) as between:
-        app = make_app(broker_url=vhost.url("amqp").replace(str(vhost.broker.node.port), str(between.port)))
+        app = make_app(broker_url=between.url(vhost.url("amqp")))
         app.send_task("t", (-1,), countdown=2)
         cuts = iter([True])
         between.cut_after = lambda data: b"celery" in data and next(cuts, False)

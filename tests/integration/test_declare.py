@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from amqp.abstract_channel import AbstractChannel
 
 from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted
 from tests.broker import QUICK, Vhost
+from tests.frames import frames
 
 
 def publish(vhost: Vhost, queue: str = "q", user: str = "guest", **options: Any) -> None:
@@ -25,30 +22,6 @@ def publish(vhost: Vhost, queue: str = "q", user: str = "guest", **options: Any)
 def q(vhost: Vhost) -> str:
     vhost.declare("q")
     return "q"
-
-
-@contextmanager
-def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
-    """The AMQP methods that a connection sends and receives while the block runs."""
-    sent: list[tuple[int, int]] = []
-    received: list[tuple[int, int]] = []
-    amqp = connection.connection
-    writer, dispatch = amqp.frame_writer, AbstractChannel.dispatch_method
-
-    def recording(kind: int, channel: int, method: tuple[int, int], *rest: Any) -> Any:
-        sent.append(method)
-        return writer(kind, channel, method, *rest)
-
-    def dispatching(self: Any, method: tuple[int, int], *rest: Any) -> Any:
-        received.append(method)
-        return dispatch(self, method, *rest)
-
-    amqp.frame_writer = recording
-    try:
-        with patch.object(AbstractChannel, "dispatch_method", dispatching):
-            yield sent, received
-    finally:
-        amqp.frame_writer = writer
 
 
 def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> None:

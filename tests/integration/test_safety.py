@@ -119,54 +119,53 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
                 take(connection, "q", 1)
 
 
+def fill_levels(vhost: Vhost) -> None:
+    """By a policy that leaves them no room, which the broker takes a while to put in force."""
+    limit = {"pattern": r"\.delay\.", "apply-to": "queues", "definition": {"max-length": 0}}
+    vhost.broker.api("PUT", f"/policies/{vhost.name}/full", limit)
+
+
+def refusal(producer: kombu.Producer) -> str:
+    """Why a message cannot be stored now, or nothing if it can."""
+    try:
+        producer.publish("?", routing_key="q", headers=DELAY)
+    except MessageNacked as exc:
+        return str(exc)
+    return ""
+
+
 def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection:
         producer = connection.Producer()
         producer.publish("first", routing_key="q", headers=DELAY)
-        limit = {"pattern": r"\.delay\.", "apply-to": "queues", "definition": {"max-length": 0}}
-        vhost.broker.api("PUT", f"/policies/{vhost.name}/full", limit)
-
-        def refused() -> str:
-            try:
-                producer.publish("?", routing_key="q", headers=DELAY)
-            except MessageNacked as exc:
-                return str(exc)
-            return ""
-
-        assert "could not store the message" in wait_until(refused, "the policy is in force")
+        fill_levels(vhost)
+        assert "could not store the message" in wait_until(lambda: refusal(producer), "the policy is in force")
         vhost.broker.api("DELETE", f"/policies/{vhost.name}/full")
-        wait_until(lambda: not refused(), "the same connection publishes again")
+        wait_until(lambda: not refusal(producer), "the same connection publishes again")
 
 
 def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as other:
         other.Producer().publish("declares", routing_key="q", headers={"x-delay": 30})
-        with proxy(vhost.broker.node.port) as between:
-            url = vhost.url().replace(str(vhost.broker.node.port), str(between.port))
-            with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as connection:
-                producer = connection.Producer(channel=connection.default_channel)  # opened while the broker answers
-                connection.connection.delayed().bind(Destination("", ("q",)))
-                between.flowing.clear()
-                with pytest.raises(TimeoutError):
-                    producer.publish("late", routing_key="q", headers={"x-delay": 60_000}, confirm_timeout=0.3)
-                between.flowing.set()
-                levels = [vhost.cascade.delay(level) for level in range(vhost.cascade.levels)]
-                wait_until(lambda: sum(map(vhost.count, levels)) == 1, "the message is stored after all")
-                limit = {"pattern": r"\.delay\.", "apply-to": "queues", "definition": {"max-length": 0}}
-                vhost.broker.api("PUT", f"/policies/{vhost.name}/full", limit)
-
-                def refused() -> bool:
-                    try:
-                        other.Producer().publish("?", routing_key="q", headers={"x-delay": 30})
-                    except MessageNacked:
-                        return True
-                    return False
-
-                wait_until(refused, "the policy is in force")
-                with pytest.raises(MessageNacked):
-                    producer.publish("refused", routing_key="q", headers={"x-delay": 60_000})
+        options = {"rabbit_delay": QUICK}
+        with (
+            proxy(vhost.broker.node.port) as between,
+            kombu.Connection(between.url(vhost.url()), transport_options=options) as connection,
+        ):
+            producer = connection.Producer(channel=connection.default_channel)  # opened while the broker answers
+            connection.connection.delayed().bind(Destination("", ("q",)))
+            between.flowing.clear()
+            with pytest.raises(TimeoutError):
+                producer.publish("late", routing_key="q", headers={"x-delay": 60_000}, confirm_timeout=0.3)
+            between.flowing.set()
+            levels = [vhost.cascade.delay(level) for level in range(vhost.cascade.levels)]
+            wait_until(lambda: sum(map(vhost.count, levels)) == 1, "the message is stored after all")
+            fill_levels(vhost)
+            wait_until(lambda: refusal(other.Producer()), "the policy is in force")
+            with pytest.raises(MessageNacked):
+                producer.publish("refused", routing_key="q", headers={"x-delay": 60_000})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""What a connection says to the broker, and hears from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from amqp.abstract_channel import AbstractChannel
+
+
+@contextmanager
+def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
+    """The AMQP methods that a connection sends and receives while the block runs."""
+    sent: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
+    amqp = connection.connection
+    writer, dispatch = amqp.frame_writer, AbstractChannel.dispatch_method
+
+    def recording(kind: int, channel: int, method: tuple[int, int], *rest: Any) -> Any:
+        sent.append(method)
+        return writer(kind, channel, method, *rest)
+
+    def dispatching(self: Any, method: tuple[int, int], *rest: Any) -> Any:
+        received.append(method)
+        return dispatch(self, method, *rest)
+
+    amqp.frame_writer = recording
+    try:
+        with patch.object(AbstractChannel, "dispatch_method", dispatching):
+            yield sent, received
+    finally:
+        amqp.frame_writer = writer
