@@ -168,8 +168,8 @@ def export(obj: Any, priorities: bool | None, how: str) -> None:
 def verify(obj: Any, priorities: bool | None, management: str | None) -> None:
     """Compares what is on the broker with what should be, and sends messages through the short levels.
 
-    Exits with 0 if all is well, 3 if something is missing, different or does not come back. Bindings are compared
-    through the management API only; messages show what is wrong with those of levels of up to 2 s.
+    Exits with 0 if all is well, 3 if something is missing, different or does not come back. Bindings and policies
+    are compared through the management API only; messages show what is wrong with bindings of levels of up to 2 s.
     """
     report(obj.app, priorities, management, probing=True)
 

@@ -30,13 +30,17 @@ from .topology import Binding, Cascade, Exchange, Queue, Topology
 #: Headers with which a quorum queue counts how often it has delivered a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
 
+#: What a policy changes in queues that have arguments of their own: the lesser value is in force, so that messages are
+#: early, are deleted with their queue, or find it full (https://www.rabbitmq.com/docs/parameters#policies).
+_LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes"}
+
 State = Literal["present", "missing", "different", "unexpected", "unknown"]
 
 
 class Part(NamedTuple):
     """A part of a topology as the broker has it. `detail` says more where it is not just present or missing."""
 
-    kind: Literal["exchange", "queue", "binding"]
+    kind: Literal["exchange", "queue", "binding", "policy"]
     name: str
     state: State
     detail: str = ""
@@ -89,7 +93,9 @@ def compare(
     destinations: Iterable[Destination] = (),
     management: Management | None = None,
 ) -> Iterator[Part]:
-    """What of cascades the broker has. Bindings are seen only through the management API. Changes nothing.
+    """What of cascades the broker has. Changes nothing.
+
+    Bindings, and policies that change queues, are seen only through the management API.
 
     Over AMQP, what is there with other arguments shows when it is declared again: that is refused, and if the
     arguments are the same, nothing happens (https://www.rabbitmq.com/docs/queues#property-equivalence).
@@ -111,6 +117,12 @@ def compare(
     for binding in sorted(existing - topology.bindings.keys()):
         if binding.source in inner:
             yield Part("binding", _described(binding), "unexpected", "messages may arrive twice: remove it")
+    for name, row in management.queues().items():
+        for limit in sorted(_LIMITS.intersection(row.get("effective_policy_definition") or {})):
+            if name in topology.queues:
+                who = row.get("policy") or row.get("operator_policy")
+                detail = f"{who!r} sets its {limit}: give our queues a policy of higher priority without that"
+                yield Part("policy", name, "unexpected", detail)
 
 
 def _compared(channel: Any, kind: Any, part: Exchange | Queue, exists: Any, declare_again: Any) -> Part:

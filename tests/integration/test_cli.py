@@ -108,7 +108,7 @@ def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
     assert not [binding for binding in vhost.bindings() if "probe" in str(binding)]
 
 
-@pytest.mark.parametrize("damage", ["queue", "exchange", "binding", "extra"])
+@pytest.mark.parametrize("damage", ["queue", "exchange", "binding", "extra", "policy"])
 def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0
@@ -121,6 +121,12 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
     elif damage == "binding":
         unbind(vhost, 3)
         expected = rf"^missing    binding  {re.escape(CASCADE.level_done(3))} -> {re.escape(CASCADE.done)} "
+    elif damage == "policy":
+        policy = {"pattern": "", "definition": {"message-ttl": 60_000, "delivery-limit": 20}}
+        vhost.broker.api("PUT", f"/policies/{vhost.name}/everything", policy)
+        expected = rf"^unexpected policy   {re.escape(CASCADE.delay(3))}: 'everything' sets its message-ttl: give our"
+        queue = f"/queues/{vhost.name}/{CASCADE.delay(3)}"
+        wait_until(lambda: vhost.broker.api("GET", queue).get("policy"), "the policy is in force")
     else:
         vhost.declare("stranger")
         with vhost.plain() as connection:
@@ -130,9 +136,23 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
     assert verified.code == 3
     assert re.search(expected, verified.out, re.MULTILINE), verified.out
     without = run(url, "verify")
-    assert (without.code == 3) is (damage != "extra")
+    assert (without.code == 3) is (damage not in ("extra", "policy"))
     if damage == "binding":
         assert f"a message through {CASCADE.delay(3)} has not come back" in without.out
+
+
+def test_a_policy_of_their_own_keeps_others_away_from_the_levels(vhost: Vhost) -> None:
+    url = vhost.url("amqp")
+    assert run(url, "setup").code == 0
+    for name, pattern, priority, definition in (
+        ("everything", ".*", 0, {"expires": 60_000, "max-length": 10}),
+        ("delays", r"^celery-rabbit-delay\.", 100, {"delivery-limit": 1_000_000}),  # as in docs/operations.md
+    ):
+        policy = {"pattern": pattern, "priority": priority, "apply-to": "queues", "definition": definition}
+        vhost.broker.api("PUT", f"/policies/{vhost.name}/{name}", policy)
+        queue = f"/queues/{vhost.name}/{CASCADE.delay(0)}"
+        wait_until(lambda: vhost.broker.api("GET", queue).get("policy") == name, "the policy is in force")  # noqa: B023
+        assert run(url, "verify", *management(vhost)).code == (3 if name == "everything" else 0)
 
 
 def test_status_counts_what_waits(vhost: Vhost) -> None:
