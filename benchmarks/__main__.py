@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import kombu
 
 from tools.node import GET_RABBITMQ, Node
 
+from .meter import about
 from .report import RESULTS
 from .rows import ROWS
 
@@ -48,18 +42,6 @@ def main() -> None:
                 log(f"RabbitMQ {found['about']['rabbitmq']}: {row}")
                 found["rows"][row] = ROWS[row](node, arguments.scale, arguments.repeats, log)
                 arguments.out.write_text(json.dumps(results, indent=2) + "\n")
-
-
-def about(node: Node) -> dict[str, Any]:
-    with kombu.Connection(node.url()) as connection:
-        rabbitmq = connection.connection.server_properties["version"]
-    return {
-        "rabbitmq": rabbitmq,
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        **{package: version(package) for package in ("celery", "kombu", "amqp")},
-    }
 
 
 def log(text: str) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime, timezone
+from importlib.metadata import version
 from typing import Any
 
+import kombu
 import psutil
 
 from tools.node import Node
@@ -41,6 +46,19 @@ def memory(pid: int) -> int:
 def pid(node: Node) -> int:
     assert node.process is not None
     return node.process.pid
+
+
+def about(node: Node) -> dict[str, Any]:
+    """When and with what it was measured."""
+    with kombu.Connection(node.url()) as connection:
+        rabbitmq = connection.connection.server_properties["version"]
+    return {
+        "rabbitmq": rabbitmq,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        **{package: version(package) for package in ("celery", "kombu", "amqp")},
+    }
 
 
 def interleaved(runs: Mapping[str, Callable[[], float]], repeats: int, log: Callable[[str], None]) -> dict[str, Any]:

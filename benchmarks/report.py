@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tools.page import fill, markdown
 
 from .contenders import Contender, MessageTTL, Native, Ours, QueuePerDelay
 from .rows import HORIZONS, ROWS, SLACKS, WHOLE_SECONDS, WORKERS
@@ -180,11 +182,6 @@ def titles(results: dict[str, Any]) -> list[str]:
     return [f"RabbitMQ {broker}" for broker in results]
 
 
-def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
-    """A table."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines])
-
-
 def lateness(results: dict[str, Any], row: str, names: Iterable[str]) -> str:
     def cell(rows: Rows, name: str) -> str:
         found = rows[row][name]
@@ -259,12 +256,7 @@ def read() -> dict[str, Any]:
 
 
 def page(text: str, results: dict[str, Any]) -> str:
-    """The page with each `<!-- results: NAME -->` … `<!-- end -->` filled in."""
-
-    def section(match: re.Match[str]) -> str:
-        return f"<!-- results: {match[1]} -->\n{SECTIONS[match[1]](results)}\n<!-- end -->"
-
-    return re.sub(r"<!-- results: (\w+) -->.*?<!-- end -->", section, text, flags=re.DOTALL)
+    return fill(text, {name: partial(section, results) for name, section in SECTIONS.items()})
 
 
 def plots(results: dict[str, Any]) -> None:
