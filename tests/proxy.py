@@ -21,6 +21,7 @@ class Proxy:
         self.cut_after: Callable[[bytes], bool] = lambda data: False
         self.flowing = threading.Event()
         self.flowing.set()
+        self.connections: list[socket.socket] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -29,7 +30,12 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self.listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # the broker is down
+                    client.close()
+                    continue
+                self.connections.append(client)
                 threading.Thread(target=self._pass, args=(client, server, True), daemon=True).start()
                 threading.Thread(target=self._pass, args=(server, client, False), daemon=True).start()
 
@@ -50,6 +56,13 @@ class Proxy:
     def url(self, url: str) -> str:
         """The URL of the broker, by way of this proxy."""
         return url.replace(str(self.target), str(self.port))
+
+    def cut(self) -> None:
+        """All connections that there are."""
+        connections, self.connections = self.connections, []
+        for client in connections:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.flowing.set()

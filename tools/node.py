@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -18,6 +19,8 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,12 @@ def find_server() -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Not of those that the system gives to clients: one might sit on it while a node is down."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def speaks_amqp(port: int) -> bool:
@@ -57,13 +62,18 @@ class NodeFailed(RuntimeError):
 class Node:
     """One broker process. `with Node() as node: node.url()`; `kill()` and `start()` again for a crash.
 
-    `plugins=("rabbitmq_management",)` adds the HTTP API on `management_port`, `conf` more lines of rabbitmq.conf.
+    `plugins=("rabbitmq_management",)` adds the HTTP API on `management_port`, `conf` more lines of rabbitmq.conf,
+    `advanced` an advanced.config.
     """
 
-    def __init__(self, server: Path | None = None, plugins: tuple[str, ...] = (), conf: str = "") -> None:
+    def __init__(
+        self, server: Path | None = None, plugins: tuple[str, ...] = (), conf: str = "", advanced: str = "[]."
+    ) -> None:
         self.server = server or find_server()
         self.plugins = plugins
         self.conf = conf
+        self.advanced = advanced
+        self.cookie: str | None = None  # of a cluster
         self.port, self.dist_port, self.epmd_port, self.management_port = (free_port() for _ in range(4))
         self.name = f"delay-{self.port}@localhost"
         self.data = Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-node-"))
@@ -103,6 +113,7 @@ class Node:
             "RABBITMQ_PID_FILE": str(self.data / "pid"),
             "RABBITMQ_CONF_ENV_FILE": str(self.data / "no-such-file"),
             "RABBITMQ_CONFIG_FILE": str(self.data / "rabbitmq"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.data / "advanced.config"),
             "RABBITMQ_CONFIG_FILES": str(self.data / "no-such-file"),  # conf.d: official images turn statistics off
         }
 
@@ -115,6 +126,11 @@ class Node:
         if "rabbitmq_management" in self.plugins:
             lines.append(f"management.tcp.port = {self.management_port}")
         (self.data / "rabbitmq.conf").write_text("\n".join([*lines, ""]))
+        (self.data / "advanced.config").write_text(self.advanced + "\n")
+        cookie = self.data / ".erlang.cookie"
+        if self.cookie and not cookie.exists():
+            cookie.write_text(self.cookie)
+            cookie.chmod(0o400)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [str(self.server)],
@@ -151,6 +167,28 @@ class Node:
             text = response.read()
         return json.loads(text) if text else None
 
+    def ctl(self, *arguments: str) -> str:
+        """What `rabbitmqctl` prints. Raises `NodeFailed`."""
+        program = self.server.with_name("rabbitmqctl")
+        command = [str(program)]
+        if not program.exists() and self.process is not None:  # in the root directory of the node's own
+            inside = ["sh", "-c", 'cd / && exec /usr/lib/rabbitmq/bin/rabbitmqctl "$@"', "rabbitmqctl"]
+            command = ["nsenter", "--target", str(self.process.pid), "--mount", "--root", *inside]
+        answer = subprocess.run(
+            [*command, "--node", self.name, *arguments],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+        )
+        if answer.returncode:
+            raise NodeFailed(answer.stdout + answer.stderr)
+        return answer.stdout
+
+    def suspend(self, suspended: bool) -> None:
+        """SIGSTOP or SIGCONT: to the others of a cluster, a node that the network has lost."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGSTOP if suspended else signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL, as a crash would: nothing is flushed, `start()` recovers from the disk."""
         if self.process is not None:
@@ -175,6 +213,28 @@ class Node:
         self.kill()
         kill_epmd(self.epmd_port)
         shutil.rmtree(self.data, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cluster(amount: int, conf: str = "", **options: Any) -> Iterator[list[Node]]:
+    """So many nodes that know each other. Whoever has no majority stops, as quorum queues would have it."""
+    nodes = [Node(conf=conf, **options) for _ in range(amount)]
+    cookie = secrets.token_hex(16)
+    peers = [f"cluster_formation.classic_config.nodes.{n} = {node.name}" for n, node in enumerate(nodes, start=1)]
+    lines = ["cluster_formation.peer_discovery_backend = classic_config", *peers]
+    lines += ["cluster_partition_handling = pause_minority", "net_ticktime = 5"]
+    for node in nodes:
+        node.cookie, node.epmd_port = cookie, nodes[0].epmd_port
+        node.conf = "\n".join([conf, *lines])
+    try:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Node.start, nodes))
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+        for node in nodes:
+            node.remove()
 
 
 def kill_epmd(port: int) -> None:
