@@ -3,6 +3,7 @@
 # make lint    ruff and mypy
 # make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (hours)
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour)
+# make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make diagrams   redraws docs from the topology
 #
 # A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ=4.3 chooses another RabbitMQ.
@@ -11,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint matrix bench diagrams broker clean
+.PHONY: demo test lint matrix bench battle diagrams broker clean
 
 demo: $(VENV)/ready broker
 	$(BIN)/python -m tools.demo
@@ -33,6 +34,11 @@ bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m pytest benchmarks/micro
+
+battle: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+	$(BIN)/python -m battle $(if $(LONG),--long) $(ARGS)
+	$(if $(LONG),$(BIN)/python -m battle.load && $(BIN)/python -m battle.report)
 
 diagrams: $(VENV)/ready
 	$(BIN)/python -m tools.diagrams

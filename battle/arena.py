@@ -1,0 +1,168 @@
+"""A broker, workers and publishers that faults are done to. Everything is a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tools import ledger
+
+from .verdict import Fault, Verdict, judge
+
+ROOT = Path(__file__).parents[1]
+
+
+class Clocks(NamedTuple):
+    """Seconds that they are ahead."""
+
+    worker: float = 0.0
+    publisher: float = 0.0
+
+
+class Arena:
+    """Workers that are killed come back, as under a supervisor. Times in seconds."""
+
+    def __init__(
+        self, contender: str, broker: str, directory: Path, clocks: Clocks, workers: int = 2, work: float = 0.02
+    ) -> None:
+        self.contender = contender
+        self.clocks = clocks
+        self.directory = directory
+        self.published, self.ran = directory / "published", directory / "ran"
+        self.published.touch()
+        self.ran.touch()
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "BATTLE_BROKER": broker,
+            "BATTLE_CONTENDER": contender,
+            "BATTLE_RAN": str(self.ran),
+            "BATTLE_WORK": str(work),
+        }
+        self.faults: list[Fault] = []
+        self.publishers: list[subprocess.Popen[bytes]] = []
+        self.logs: list[Path] = []  # of workers, as they were started
+        self.amount = workers
+        self.start_workers()
+
+    def start_workers(self) -> None:
+        self.workers = [self._start_worker(number) for number in range(self.amount)]
+
+    def stop_workers(self) -> None:
+        """In order: they give back what they hold."""
+        stopped, self.workers = self.workers, []
+        for worker in stopped:
+            worker.terminate()
+        for worker in stopped:
+            worker.wait()
+
+    def ready(self) -> None:
+        """Returns when all workers are."""
+        logs = self.logs[-self.amount :]
+        self._until(lambda: all(" ready." in log.read_text() for log in logs), "all workers are ready")
+
+    def publish(
+        self, rate: float, seconds: float, shortest: float = 1, longest: float = 12, mode: str = "plain"
+    ) -> subprocess.Popen[bytes]:
+        """Starts a publisher. See `battle.publisher`."""
+        number = len(self.publishers)
+        numbers = map(str, (rate, seconds, shortest, longest))
+        command = [sys.executable, "-m", "battle.publisher", str(self.published), f"p{number}", *numbers, mode]
+        self.publishers.append(self._start(command, self.directory / f"publisher-{number}.log", self.clocks.publisher))
+        return self.publishers[-1]
+
+    @contextmanager
+    def fault(self, name: str) -> Iterator[None]:
+        """Around what is done to somebody, and its mending."""
+        began = time.time()
+        yield
+        self.faults.append(Fault(name, began, time.time()))
+
+    def kill_worker(self, number: int) -> None:
+        """SIGKILL to a worker and its pool, in the middle of whatever they do."""
+        with self.fault("worker killed"):
+            kill(self.workers[number])
+            self.workers[number] = self._start_worker(number)
+
+    def wait(self, seconds: float) -> None:
+        """For a battle to go on; workers that died are started again."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._supervise()
+            time.sleep(0.05)
+
+    def finish(self, patience: float) -> Verdict:
+        """Waits until the publishers end and all that was confirmed has run, or nothing has for `patience` seconds."""
+        self.wait_for_publishers()
+        entries = ledger.read(self.published)
+        expired = {entry["id"] for entry in entries if entry.get("expires", math.inf) < entry.get("due", 0)}
+        confirmed = {entry["id"] for entry in entries if "confirmed" in entry} - expired
+        last_due = max(entry["due"] for entry in entries if "due" in entry)
+        amount, last = -1, time.monotonic()
+        while confirmed - {entry["id"] for entry in ledger.read(self.ran)}:
+            if time.time() > last_due and time.monotonic() > last + patience:
+                break
+            self.wait(0.5)
+            if (now := len(ledger.read(self.ran))) != amount or time.time() < last_due:
+                amount, last = now, time.monotonic()
+        self.wait(3)  # for duplicates
+        return judge(ledger.read(self.published), ledger.read(self.ran), self.faults)
+
+    def wait_for_publishers(self, patience: float = 300) -> None:
+        """Returns when all have ended. Kills those that write nothing for so long: what they send is not confirmed."""
+        size, last = -1, time.monotonic()
+        while any(publisher.poll() is None for publisher in self.publishers):
+            self.wait(0.2)
+            if (now := self.published.stat().st_size) != size:
+                size, last = now, time.monotonic()
+            elif time.monotonic() > last + patience:
+                for publisher in self.publishers:
+                    kill(publisher)
+
+    def close(self) -> None:
+        for process in (*self.workers, *self.publishers):
+            kill(process)
+
+    def _supervise(self) -> None:
+        for number, worker in enumerate(self.workers):
+            if worker.poll() is not None:
+                self.workers[number] = self._start_worker(number)
+
+    def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "celery", "-A", "battle.app", "worker", "-c", "2", "-l", "INFO"]
+        self.logs.append(self.directory / f"worker-{len(self.logs)}.log")
+        return self._start([*command, "-n", f"w{number}@localhost"], self.logs[-1], self.clocks.worker)
+
+    def _start(self, command: list[str], log: Path, clock: float) -> subprocess.Popen[bytes]:
+        with log.open("ab") as file:
+            return subprocess.Popen(
+                command,
+                env={**self.environment, "BATTLE_CLOCK": str(clock)},
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    def _until(self, predicate: Callable[[], Any], what: str, timeout: float = 120) -> None:
+        deadline = time.monotonic() + timeout
+        while not predicate():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {timeout} s; see {self.directory}")
+            self.wait(0.1)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,169 @@
+"""Draws `results.json` into docs/battle.md and docs/battle/*.svg. A test checks that the page is current."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.page import fill, markdown
+
+from .app import CONTENDERS, OURS
+from .scenarios import SCENARIOS
+
+RESULTS = Path(__file__).with_name("results.json")
+LOAD = Path(__file__).with_name("load.json")
+PAGE = Path(__file__).parents[1] / "docs" / "battle.md"
+
+COUNTS = {
+    "confirmed": "confirmed",
+    "lost": "lost",
+    "early": "early",
+    "expired": "ran after expiry",
+    "duplicated": "ran twice, by a fault",
+    "unexplained": "ran twice else",
+}
+LATENESS = ("p50", "p99", "p100")
+TITLES = [*COUNTS.values(), "seconds late: half, 99 %, all"]
+
+#: RabbitMQ -> scenario, or kind of load -> contender -> figures.
+Results = dict[str, dict[str, dict[str, dict[str, Any]]]]
+
+
+def read(path: Path = RESULTS) -> Results:
+    found: Results = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def add(path: Path, broker: str, row: str, contender: str, figures: dict[str, Any]) -> None:
+    results = read(path)
+    results.setdefault(broker, {}).setdefault(row, {})[contender] = figures
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def cells(figures: dict[str, Any]) -> list[str]:
+    """A battle's, under `TITLES`."""
+    return [*(f"{figures[name]:,}" for name in COUNTS), ", ".join(f"{figures[name]:.1f}" for name in LATENESS)]
+
+
+def machine(results: Results) -> str:
+    found = {broker: next(iter(next(iter(scenarios.values())).values())) for broker, scenarios in results.items()}
+    brokers = " and ".join(about["rabbitmq"] for about in found.values())
+    last = list(found.values())[-1]
+    return (
+        f"Fought on {last['date']} on RabbitMQ {brokers}, Celery {last['celery']}, Kombu {last['kombu']}, py-amqp "
+        f"{last['amqp']} and Python {last['python']}, on one virtual machine of {last['cpus']} shared CPUs."
+    )
+
+
+def totals(results: Results) -> str:
+    lines = []
+    for contender in CONTENDERS:
+        for broker, scenarios in results.items():
+            mine = [contenders[contender] for contenders in scenarios.values() if contender in contenders]
+            sums = [f"{sum(figures[name] for figures in mine):,}" for name in COUNTS]
+            lines.append([contender, broker, str(len(mine)), *sums])
+    return markdown(["", "RabbitMQ", "battles", *COUNTS.values()], lines)
+
+
+def verdicts(results: Results) -> str:
+    lines = []
+    for scenario in SCENARIOS:
+        for broker, scenarios in results.items():
+            for contender, figures in scenarios.get(scenario, {}).items():
+                lines.append([scenario, broker, contender, *cells(figures)])
+    return markdown(["scenario", "RabbitMQ", "contender", *TITLES], lines)
+
+
+def scenarios() -> str:
+    return markdown(["scenario", "what is done"], [[name, s.play.__doc__ or ""] for name, s in SCENARIOS.items()])
+
+
+def load(results: Results) -> str:
+    """What waiting tasks cost."""
+    lines = []
+    for broker, rows in results.items():
+        for row, contenders in rows.items():
+            for contender, figures in contenders.items():
+                if "broker" in figures:
+                    latency = [", ".join(map(milliseconds, figures[name])) for name in ("alone", "beside")]
+                    memory = [f"{figures[name]:,.0f}" for name in ("broker", "worker")]
+                    rates = [f"{figures[name]:,.0f}" for name in ("rate of one", "rate of eight")]
+                    lines.append([row, broker, contender, *memory, *latency, *rates])
+    titles = ["broker's memory, bytes a task", "worker's", "immediate tasks alone, ms, half and 99 %", "beside them"]
+    rates = ["sent per second by one process", "by eight"]
+    return markdown(["", "RabbitMQ", "contender", *titles, *rates], lines)
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else "never"
+
+
+def bursts(results: Results) -> str:
+    lines = []
+    for broker, rows in results.items():
+        for row, contenders in rows.items():
+            for contender, figures in contenders.items():
+                if "seconds" in figures:
+                    lines.append([row, broker, contender, f"{figures['seconds']:,.0f}"])
+    return markdown(["", "RabbitMQ", "contender", "seconds until the last has run"], lines)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "machine": lambda: machine(read()),
+    "totals": lambda: totals(read()),
+    "scenarios": scenarios,
+    "verdicts": lambda: verdicts(read()),
+    "load": lambda: load(read(LOAD)),
+    "bursts": lambda: bursts(read(LOAD)),
+}
+
+
+def page(text: str) -> str:
+    return fill(text, SECTIONS)
+
+
+def draw(results: Results, file: Path) -> None:
+    """How late tasks were: half of them, and the last; and how many were lost or early. Needs matplotlib."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.rcParams.update({"svg.hashsalt": "celery-rabbit-delay", "font.size": 8, "figure.constrained_layout.use": True})
+    names = [name for name in SCENARIOS if any(name in found for found in results.values())]
+    shown = {name for found in results.values() for contenders in found.values() for name in contenders}
+    contenders = [name for name in CONTENDERS if name in shown]
+    height = 1 + 0.14 * len(names) * (1 + len(contenders))
+    figure, [axes] = plt.subplots(1, len(results), figsize=(10, height), sharey=True, sharex=True, squeeze=False)
+    for axis, (broker, found) in zip(axes, results.items(), strict=True):
+        for number, contender in enumerate(contenders):
+            rows = [(n, found[name][contender]) for n, name in enumerate(names) if contender in found.get(name, {})]
+            offset = (number - (len(contenders) - 1) / 2) / (1 + len(contenders))
+            places = [n + offset for n, _ in rows]
+            color = "tab:green" if contender == OURS else f"C{number + 3}"
+            # No logarithm of 0; and nan where none has run.
+            half, most = ([max(0.01, figures[key]) for _, figures in rows] for key in ("p50", "p100"))
+            axis.hlines(places, half, most, color=color, label=contender)
+            axis.plot(half, places, "|", color=color)
+            for place, late, (_, figures) in zip(places, most, rows, strict=True):
+                wrong = [f"{figures[key]} {key}" for key in ("lost", "early") if figures[key]]
+                axis.text(late * 1.2, place, ", ".join(wrong), color="tab:red", va="center", fontsize=6)
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xscale("log")
+        axis.set_xlim(0.01, 1000)
+        axis.set_title(f"RabbitMQ {broker}")
+        axis.set_xlabel("seconds late: half of the tasks, and the last")
+    axes[0].invert_yaxis()
+    axes[0].legend(fontsize=6, loc="lower right")
+    file.parent.mkdir(exist_ok=True)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    PAGE.write_text(page(PAGE.read_text()))
+    draw(read(), PAGE.with_suffix("") / "lateness.svg")
+
+
+if __name__ == "__main__":
+    main()

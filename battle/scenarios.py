@@ -1,0 +1,308 @@
+"""What is done to brokers, workers and publishers while tasks are on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import kombu
+
+import celery_rabbit_delay
+from benchmarks.meter import about
+from celery_rabbit_delay import operate
+from tests.proxy import Proxy, proxy
+from tools.node import GET_RABBITMQ, Node, NodeFailed, cluster
+
+from .app import CONTENDERS, QUEUE
+from .arena import Arena, Clocks, kill
+from .verdict import Verdict
+
+#: Seconds after which RabbitMQ tries again to pass on a message, and its default.
+AGAIN, DEFAULT_AGAIN = 10, 180
+
+RATE = 30  # tasks a second
+
+
+class Stage(NamedTuple):
+    arena: Arena
+    nodes: list[Node]
+    between: Proxy  # before the first node
+    rounds: int
+
+    @property
+    def node(self) -> Node:
+        return self.nodes[0]
+
+
+def crash(stage: Stage, node: Node) -> None:
+    """SIGKILL to a broker, and a restart."""
+    with stage.arena.fault("broker killed"):
+        node.kill()
+        stage.arena.wait(1)
+        node.start()
+
+
+def broker_killed(stage: Stage) -> None:
+    """The broker is killed while tasks wait and while they pass from queue to queue."""
+    for _ in range(stage.rounds):
+        stage.arena.wait(5)
+        crash(stage, stage.node)
+
+
+def worker_killed(stage: Stage) -> None:
+    """Workers are killed in the middle of tasks."""
+    for number in range(4 * stage.rounds):
+        stage.arena.wait(2)
+        stage.arena.kill_worker(number % 2)
+
+
+def publisher_killed(stage: Stage) -> None:
+    """Publishers are killed in the middle of publishing, and others take their place."""
+    for _ in range(4 * stage.rounds):
+        victim = stage.arena.publish(RATE, 60)
+        stage.arena.wait(3)
+        with stage.arena.fault("publisher killed"):
+            kill(victim)
+
+
+def connection_cut(stage: Stage) -> None:
+    """Connections are cut, now and then just after a message was sent and before it is confirmed."""
+    chosen = random.Random(1)
+    for _ in range(4 * stage.rounds):
+        with stage.arena.fault("connections cut"):
+            stage.between.cut_after = lambda data: b"battle.run" in data and chosen.random() < 0.2
+            stage.arena.wait(1)
+            stage.between.cut_after = lambda data: False
+            stage.between.cut()
+        stage.arena.wait(2)
+
+
+def alarm(stage: Stage) -> None:
+    """The broker runs out of memory and of disk: whoever publishes has to wait."""
+    for _ in range(stage.rounds):
+        for broken, mended in (
+            (("set_vm_memory_high_watermark", "absolute", "1"), ("set_vm_memory_high_watermark", "0.4")),
+            (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", "50MB")),
+        ):
+            stage.arena.wait(3)
+            with stage.arena.fault(broken[0]):
+                stage.node.ctl(*broken)
+                stage.arena.wait(5)
+                stage.node.ctl(*mended)
+
+
+def everything(stage: Stage) -> None:
+    """Broker, workers and publishers are killed and connections cut, again and again."""
+    for number in range(stage.rounds):
+        victim = stage.arena.publish(RATE, 60)
+        stage.arena.wait(2)
+        with stage.arena.fault("publisher killed"):
+            kill(victim)
+        stage.arena.kill_worker(number % 2)
+        stage.arena.wait(3)
+        crash(stage, stage.node)
+        stage.arena.wait(3)
+        with stage.arena.fault("connections cut"):
+            stage.between.cut()
+        stage.arena.wait(4)
+
+
+def queue_deleted(stage: Stage) -> None:
+    """The destination is deleted while all tasks for it wait, and workers declare it again."""
+    for _ in range(stage.rounds):
+        publisher = stage.arena.publish(RATE, 6, 15, 20)
+        while publisher.poll() is None:
+            stage.arena.wait(2)
+            with stage.arena.fault("queue deleted"), kombu.Connection(stage.node.url()) as connection:
+                connection.default_channel.queue_delete(QUEUE)
+        stage.arena.wait(20)
+
+
+def queue_gone(stage: Stage) -> None:
+    """The destination is gone, and so are the workers, when tasks are due; it comes back, and orphans are replayed."""
+    stage.arena.publish(RATE, 10 * stage.rounds, 12, 15)
+    stage.arena.wait(3)
+    with stage.arena.fault("queue gone"):
+        stage.arena.stop_workers()
+        with kombu.Connection(stage.node.url()) as connection:
+            connection.default_channel.queue_delete(QUEUE)
+        stage.arena.wait_for_publishers()
+        stage.arena.wait(20)
+        stage.arena.start_workers()
+        stage.arena.ready()
+    replay(stage)
+
+
+def replay(stage: Stage) -> None:
+    options = CONTENDERS[stage.arena.contender]
+    if options is not None:
+        url = stage.node.url().replace("amqp", "rabbit-delay", 1)
+        with kombu.Connection(url, transport_options={"rabbit_delay": options}) as connection:
+            list(operate.replay(connection, 1_000_000))
+
+
+def orphans_beside(stage: Stage) -> None:
+    """1,000 tasks whose queue is gone are due beside those of others."""
+    options = CONTENDERS[stage.arena.contender]
+    if options is not None:
+        url = stage.node.url().replace("amqp", "rabbit-delay", 1)
+        with kombu.Connection(url, transport_options={"rabbit_delay": options}) as connection:
+            kombu.Queue("gone")(connection.default_channel).declare()
+            with celery_rabbit_delay.batch(connection.Producer()) as producer:
+                for number in range(1000):
+                    producer.publish("x", routing_key="gone", headers={"x-delay": 8000 + 4 * number})
+            connection.default_channel.queue_delete("gone")
+    stage.arena.wait(15 * stage.rounds)
+
+
+def node_killed(stage: Stage) -> None:
+    """One node of three after the other is killed."""
+    for number in range(2 * stage.rounds):
+        stage.arena.wait(6)
+        crash(stage, stage.nodes[number % 3])
+
+
+def node_partitioned(stage: Stage) -> None:
+    """One node of three after the other stops answering, for longer than the others wait for it."""
+    for number in range(2 * stage.rounds):
+        stage.arena.wait(6)
+        node = stage.nodes[number % 3]
+        with stage.arena.fault("node partitioned"):
+            node.suspend(True)
+            stage.arena.wait(12)
+            node.suspend(False)
+            stage.arena.wait(8)
+    stage.arena.wait_for_publishers()
+    heal(stage)
+
+
+def heal(stage: Stage) -> None:
+    """What an operator does when nodes stay apart, as those of RabbitMQ 3.10 do at times: starts all of them again."""
+    if not all(map(is_whole, stage.nodes)):
+        with stage.arena.fault("nodes restarted"), ThreadPoolExecutor() as pool:
+            for node in stage.nodes:
+                node.kill()
+            list(pool.map(Node.start, stage.nodes))
+
+
+def is_whole(node: Node) -> bool:
+    """Whether a node sees all others of its cluster."""
+    try:
+        status = json.loads(node.ctl("cluster_status", "--formatter", "json"))
+    except NodeFailed:
+        return False
+    return len(status["running_nodes"]) == len(status["disk_nodes"])
+
+
+def rolling_restart(stage: Stage) -> None:
+    """Node after node is stopped in order and started again."""
+    for node in stage.nodes * stage.rounds:
+        stage.arena.wait(4)
+        with stage.arena.fault("node restarted"):
+            node.stop()
+            node.start()
+
+
+def level_full(stage: Stage) -> None:
+    """A policy leaves levels room for a few messages: no more may enter, from publishers or from levels above."""
+    for _ in range(2 * stage.rounds):
+        stage.arena.wait(3)
+        with stage.arena.fault("levels full"):
+            stage.node.ctl("set_policy", "full", "delay", '{"max-length": 3}', "--apply-to", "queues")
+            stage.arena.wait(4)
+            stage.node.ctl("clear_policy", "full")
+    stage.arena.wait_for_publishers()
+    if about(stage.node)["rabbitmq"].startswith("3."):  # a level above a full one may never go on by itself
+        with stage.arena.fault("broker restarted"):
+            stage.node.stop()
+            stage.node.start()
+
+
+def peace(stage: Stage) -> None:
+    """Nothing happens; clocks may be wrong all the while."""
+
+
+class Scenario(NamedTuple):
+    play: Callable[[Stage], None]
+    seconds: float = 15  # of publishing, for each round
+    nodes: int = 1
+    clocks: Clocks = Clocks()
+    mode: str = "plain"
+    again: int = AGAIN
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "everything": Scenario(everything, 18),
+    "broker killed": Scenario(broker_killed),
+    "broker killed, RabbitMQ's own settings": Scenario(broker_killed, again=DEFAULT_AGAIN),
+    "workers killed": Scenario(worker_killed),
+    "publishers killed": Scenario(publisher_killed),
+    "connections cut": Scenario(connection_cut),
+    "memory and disk alarms": Scenario(alarm, 20),
+    "levels full": Scenario(level_full),
+    "queue deleted": Scenario(queue_deleted, 0),
+    "queue gone": Scenario(queue_gone, 0),
+    "1,000 orphans": Scenario(orphans_beside),
+    "a node of three killed": Scenario(node_killed, 30, nodes=3),
+    "a node of three partitioned": Scenario(node_partitioned, 55, nodes=3),
+    "rolling restart of three": Scenario(rolling_restart, 60, nodes=3),
+    "priorities and expiry": Scenario(peace, mode="mixed"),
+    "workers' clocks 30 s ahead": Scenario(peace, clocks=Clocks(worker=30)),
+    "workers' clocks 30 s behind": Scenario(peace, clocks=Clocks(worker=-30)),
+    "publisher's clock 30 s ahead": Scenario(peace, clocks=Clocks(publisher=30)),
+    "publisher's clock 30 s behind": Scenario(peace, clocks=Clocks(publisher=-30)),
+}
+
+
+def server(name: str) -> Path:
+    """The `rabbitmq-server` of a RabbitMQ."""
+    answer = subprocess.run([GET_RABBITMQ, name], check=True, capture_output=True, text=True)
+    return Path(answer.stdout.strip())
+
+
+@contextmanager
+def brokers(server: Path, amount: int, again: int) -> Iterator[list[Node]]:
+    advanced = f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {again * 1000}}}]}}]."
+    if amount == 1:
+        with Node(server, advanced=advanced) as node:
+            yield [node]
+    else:
+        with cluster(amount, server=server, advanced=advanced) as nodes:
+            yield nodes
+
+
+def leave_evidence(nodes: list[Node], directory: Path) -> None:
+    """What each node says of the queues, and its log."""
+    for number, node in enumerate(nodes):
+        shutil.copy(node.log, directory / f"node-{number}.log")
+        with contextlib.suppress(NodeFailed):
+            queues = node.ctl("list_queues", "name", "messages", "messages_ready", "consumers", "state")
+            (directory / f"queues-{number}").write_text(node.ctl("cluster_status") + queues)
+
+
+def fight(name: str, contender: str, server: Path, directory: Path, rounds: int) -> tuple[Verdict, dict[str, Any]]:
+    """One battle from beginning to end: how it ended, and what was in it."""
+    scenario = SCENARIOS[name]
+    with brokers(server, scenario.nodes, scenario.again) as nodes, proxy(nodes[0].port) as between:
+        ports = [between.port, *(node.port for node in nodes[1:])]
+        urls = ";".join(f"amqp://guest:guest@127.0.0.1:{port}//" for port in ports)
+        arena = Arena(contender, urls, directory, scenario.clocks)
+        try:
+            arena.ready()
+            arena.publish(RATE, scenario.seconds * rounds, mode=scenario.mode)
+            arena.wait(3)
+            scenario.play(Stage(arena, nodes, between, rounds))
+            verdict = arena.finish(50 + scenario.again)
+            if verdict.lost:
+                leave_evidence(nodes, directory)
+            return verdict, {"rounds": rounds, **about(nodes[0])}
+        finally:
+            arena.close()

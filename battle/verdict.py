@@ -1,0 +1,76 @@
+"""Judges a battle by its two ledgers: what was published, and what ran. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from benchmarks.meter import percentile
+
+
+class Fault(NamedTuple):
+    name: str
+    began: float  # seconds since 1970, as all times here
+    ended: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Ids of tasks, and how late each ran for the first time, in seconds."""
+
+    confirmed: int
+    lost: list[str]
+    early: list[str]
+    duplicated: list[str]  # where a fault explains it: it struck while the task was on its way
+    unexplained: list[str]  # duplicates
+    expired: list[str]  # ran although they had expired
+    lateness: list[float]
+
+    @property
+    def good(self) -> bool:
+        return not (self.lost or self.early or self.expired)
+
+    def figures(self) -> dict[str, Any]:
+        """Numbers of tasks, and seconds of lateness."""
+        names = ("lost", "early", "expired", "duplicated", "unexplained")
+        counts = {name: len(getattr(self, name)) for name in names}
+        late = {f"p{percent}": percentile(self.lateness or [math.nan], percent) for percent in (50, 99, 100)}
+        return {"confirmed": self.confirmed, **counts, **late}
+
+
+def judge(
+    published: Iterable[Mapping[str, Any]],
+    ran: Iterable[Mapping[str, Any]],
+    faults: Iterable[Fault] = (),
+    tolerance: float = 0.0,
+) -> Verdict:
+    """`published` has {"id", "sent", "due"}, perhaps "expires", for each task and {"id", "confirmed"} for each that the
+    broker confirmed; `ran` has {"id", "at"} for each run. A task is lost that was confirmed and never ran, unless it
+    expired before it was due, and early that ran more than `tolerance` seconds before it was due.
+    """
+    tasks: dict[str, dict[str, Any]] = {}
+    for entry in published:
+        tasks.setdefault(entry["id"], {}).update(entry)
+    runs: dict[str, list[float]] = {}
+    for entry in ran:
+        runs.setdefault(entry["id"], []).append(entry["at"])
+    confirmed = [name for name, task in tasks.items() if "confirmed" in task]
+    expired = {name for name, task in tasks.items() if task.get("expires", math.inf) < task["due"]}
+    twice = {name: times for name, times in runs.items() if len(times) > 1}
+
+    def explained(name: str) -> bool:
+        sent, last = tasks[name]["sent"], max(twice[name])
+        return any(fault.began <= last and fault.ended >= sent for fault in faults)
+
+    faults = list(faults)
+    return Verdict(
+        confirmed=len(confirmed),
+        lost=[name for name in confirmed if name not in runs and name not in expired],
+        early=[name for name, times in runs.items() if min(times) < tasks[name]["due"] - tolerance],
+        duplicated=[name for name in twice if explained(name)],
+        unexplained=[name for name in twice if not explained(name)],
+        expired=[name for name in runs if name in expired],
+        lateness=[min(times) - tasks[name]["due"] for name, times in runs.items()],
+    )

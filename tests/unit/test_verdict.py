@@ -1,0 +1,61 @@
+"""What a battle is judged by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from battle import report
+from battle.verdict import Fault, judge
+from tools.page import drawn
+
+PUBLISHED: list[dict[str, Any]] = [
+    {"id": "a", "sent": 0.0, "due": 10.0},
+    {"id": "a", "confirmed": 0.1},
+    {"id": "b", "sent": 1.0, "due": 5.0},
+    {"id": "b", "failed": "no"},
+    {"id": "c", "sent": 2.0, "due": 4.0},  # its publisher was killed
+]
+
+
+def test_a_confirmed_task_that_never_ran_is_lost_and_no_other() -> None:
+    verdict = judge(PUBLISHED, [])
+    assert (verdict.confirmed, verdict.lost, verdict.good) == (1, ["a"], False)
+
+
+def test_an_unconfirmed_task_may_run_or_not() -> None:
+    verdict = judge(PUBLISHED, [{"id": "a", "at": 10.0}, {"id": "c", "at": 4.5}])
+    assert verdict.good
+    assert verdict.lateness == [0.0, 0.5]
+
+
+def test_a_task_that_runs_before_it_is_due_is_early_whatever_else_it_is() -> None:
+    runs = [{"id": "b", "at": 4.9}, {"id": "a", "at": 11.0}, {"id": "a", "at": 9.9}]
+    assert judge(PUBLISHED, runs).early == ["b", "a"]
+    assert judge(PUBLISHED, runs, tolerance=0.2).good
+
+
+def test_a_fault_explains_a_duplicate_that_it_struck_on_its_way() -> None:
+    runs = [{"id": "a", "at": 10.0}, {"id": "a", "at": 12.0}, {"id": "c", "at": 4.0}, {"id": "c", "at": 4.1}]
+    verdict = judge(PUBLISHED, runs, [Fault("broker killed", 5.0, 7.0)])
+    assert (verdict.duplicated, verdict.unexplained) == (["a"], ["c"])
+    assert verdict.good
+
+
+def test_a_task_that_expired_before_it_was_due_is_not_lost_and_must_not_run() -> None:
+    published = [{"id": "a", "sent": 0.0, "due": 10.0, "expires": 5.0}, {"id": "a", "confirmed": 0.1}]
+    assert judge(published, []).good
+    verdict = judge(published, [{"id": "a", "at": 10.0}])
+    assert (verdict.expired, verdict.good) == (["a"], False)
+
+
+def test_percentiles_are_of_first_runs() -> None:
+    published = [{"id": n, "sent": 0.0, "due": 0.0} for n in range(100)]
+    figures = judge(published, [{"id": n, "at": float(n)} for n in range(100)] + [{"id": 0, "at": 500.0}]).figures()
+    assert [figures[name] for name in ("p50", "p99", "p100")] == [50.0, 99.0, 99.0]
+    assert figures["unexplained"] == 1
+
+
+def test_the_page_is_drawn_from_the_results() -> None:
+    text = report.PAGE.read_text()
+    assert text == report.page(text)
+    assert drawn(text) == set(report.SECTIONS)
