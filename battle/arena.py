@@ -68,7 +68,7 @@ class Arena:
     def ready(self) -> None:
         """Returns when all workers are."""
         logs = self.logs[-self.amount :]
-        self._until(lambda: all(" ready." in log.read_text() for log in logs), "all workers are ready")
+        self.until(lambda: all(" ready." in log.read_text() for log in logs), "all workers are ready")
 
     def publish(
         self, rate: float, seconds: float, shortest: float = 1, longest: float = 12, mode: str = "plain"
@@ -154,12 +154,13 @@ class Arena:
                 start_new_session=True,
             )
 
-    def _until(self, predicate: Callable[[], Any], what: str, timeout: float = 120) -> None:
+    def until(self, predicate: Callable[[], Any], what: str, timeout: float = 120) -> None:
+        """Waits for it. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout
         while not predicate():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: not within {timeout} s; see {self.directory}")
-            self.wait(0.1)
+            self.wait(0.5)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

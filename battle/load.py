@@ -106,8 +106,7 @@ def burst(node: Node, contender: str, amount: int) -> float:
         if contender != NOTHING:
             assert time.time() < due, "it took too long to send them"
         arena.wait(max(0.0, due - time.time()))
-        while len({entry["id"] for entry in ledger.read(arena.ran)}) < amount:
-            arena.wait(2)
+        arena.until(lambda: len(ledger.read(arena.ran)) >= amount, "all have run", timeout=1800)
         times = [entry["at"] for entry in ledger.read(arena.ran)]
         assert min(times) >= due - 1, "early"
         return float(max(times) - due)

@@ -129,7 +129,9 @@ def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_a
         with celery_rabbit_delay.batch(app) as producer:
             for n in range(500):
                 app.send_task("t", (n,), countdown=2, producer=producer)
-    assert set(names(vhost.take("celery", 501))) == set(range(-1, 500))
+    missing = set(range(-1, 500))
+    while missing:  # some may come twice
+        missing -= set(names(vhost.take("celery", 1)))
 
 
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
