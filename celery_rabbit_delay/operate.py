@@ -117,12 +117,13 @@ def compare(
     for binding in sorted(existing - topology.bindings.keys()):
         if binding.source in inner:
             yield Part("binding", _described(binding), "unexpected", "messages may arrive twice: remove it")
-    for name, row in management.queues().items():
+    rows = management.queues()
+    for name in topology.queues:
+        row = rows.get(name, {})
+        who = row.get("policy") or row.get("operator_policy")
         for limit in sorted(_LIMITS.intersection(row.get("effective_policy_definition") or {})):
-            if name in topology.queues:
-                who = row.get("policy") or row.get("operator_policy")
-                detail = f"{who!r} sets its {limit}: give our queues a policy of higher priority without that"
-                yield Part("policy", name, "unexpected", detail)
+            detail = f"{who!r} sets its {limit}: give our queues a policy of higher priority without that"
+            yield Part("policy", name, "unexpected", detail)
 
 
 def _compared(channel: Any, kind: Any, part: Exchange | Queue, exists: Any, declare_again: Any) -> Part:
