@@ -95,6 +95,11 @@ class Vhost:
         found: dict[str, Any] = self.broker.api("GET", f"/{kind}/{self.name}/{quote(name, safe='')}")["arguments"]
         return found
 
+    def policy(self, name: str, definition: dict[str, Any], pattern: str = ".*", priority: int = 0) -> None:
+        """For queues. The broker takes a while to put it in force."""
+        policy = {"pattern": pattern, "priority": priority, "apply-to": "queues", "definition": definition}
+        self.broker.api("PUT", f"/policies/{self.name}/{name}", policy)
+
     def delete_exchange(self, name: str) -> None:
         self.broker.api("DELETE", f"/exchanges/{self.name}/{quote(name, safe='')}")
 

@@ -122,8 +122,7 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
 
 def fill_levels(vhost: Vhost) -> None:
     """By a policy that leaves them no room, which the broker takes a while to put in force."""
-    limit = {"pattern": r"\.delay\.", "apply-to": "queues", "definition": {"max-length": 0}}
-    vhost.broker.api("PUT", f"/policies/{vhost.name}/full", limit)
+    vhost.policy("full", {"max-length": 0}, pattern=r"\.delay\.")
 
 
 def refusal(producer: kombu.Producer) -> str:
