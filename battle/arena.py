@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -103,18 +102,17 @@ class Arena:
     def finish(self, patience: float) -> Verdict:
         """Waits until the publishers end and all that was confirmed has run, or nothing has for `patience` seconds."""
         self.wait_for_publishers()
-        entries = ledger.read(self.published)
-        expired = {entry["id"] for entry in entries if entry.get("expires", math.inf) < entry.get("due", 0)}
-        confirmed = {entry["id"] for entry in entries if "confirmed" in entry} - expired
-        last_due = max(entry["due"] for entry in entries if "due" in entry)
-        amount, last = -1, time.monotonic()
-        while confirmed - {entry["id"] for entry in ledger.read(self.ran)}:
-            if time.time() > last_due and time.monotonic() > last + patience:
-                break
+        last_due = max(entry["due"] for entry in ledger.read(self.published) if "due" in entry)
+        lost, last = self.verdict().lost, time.monotonic()
+        while lost and (time.time() <= last_due or time.monotonic() <= last + patience):
             self.wait(0.5)
-            if (now := len(ledger.read(self.ran))) != amount or time.time() < last_due:
-                amount, last = now, time.monotonic()
+            if (now := self.verdict().lost) != lost or time.time() < last_due:
+                lost, last = now, time.monotonic()
         self.wait(3)  # for duplicates
+        return self.verdict()
+
+    def verdict(self) -> Verdict:
+        """As the ledgers are now: what is still to come counts as lost."""
         return judge(ledger.read(self.published), ledger.read(self.ran), self.faults)
 
     def wait_for_publishers(self, patience: float = 300) -> None:

@@ -18,14 +18,14 @@ from typing import Any
 
 from benchmarks.meter import about, memory, percentile, pid
 from tools import ledger
-from tools.node import Node
+from tools.node import Node, find_server
 
 from .app import CONTENDERS, OURS
 from .arena import Arena, Clocks
 from .report import LOAD, add
-from .scenarios import server
 
 FILLERS = 4
+FILLING = 3600.0  # seconds, at most: those who fill write nothing into their ledger until the end
 HOURS = 3600, 7200  # of waiting
 NOTHING = "no delay"  # only in a burst: what is due in that second is sent in that second
 
@@ -72,7 +72,7 @@ def waiting(node: Node, contender: str, amount: int) -> dict[str, Any]:
         began = time.monotonic()
         for _ in range(FILLERS):
             arena.publish(1e6, amount / FILLERS / 1e6, *HOURS, mode="batch")
-        arena.wait_for_publishers()
+        arena.wait_for_publishers(FILLING)
         found["seconds to send"] = time.monotonic() - began
         if CONTENDERS[contender] is None:
             time.sleep(30)  # a worker that prefetches goes on for a while
@@ -102,7 +102,7 @@ def burst(node: Node, contender: str, amount: int) -> float:
         for _ in range(FILLERS):
             eta = 0 if contender == NOTHING else due
             arena.publish(1e6, amount / FILLERS / 1e6, eta, 0, mode="at once")
-        arena.wait_for_publishers()
+        arena.wait_for_publishers(FILLING)
         if contender != NOTHING:
             assert time.time() < due, "it took too long to send them"
         arena.wait(max(0.0, due - time.time()))
@@ -124,10 +124,10 @@ def main() -> None:
     for name in arguments.rabbitmq:
         for contender in arguments.contender:
             for amount in arguments.waiting:
-                with Node(server(name)) as node:
+                with Node(find_server(name)) as node:
                     keep(name, f"{amount:,} wait", contender, {**waiting(node, contender, amount), **about(node)})
         for contender in [*arguments.contender, NOTHING] if arguments.burst else []:
-            with Node(server(name)) as node:
+            with Node(find_server(name)) as node:
                 seconds = burst(node, contender, arguments.burst)
                 keep(name, f"{arguments.burst:,} due at once", contender, {"seconds": seconds, **about(node)})
 
