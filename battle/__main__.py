@@ -21,9 +21,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tools.node import find_server
+
 from .app import CONTENDERS, OURS
 from .report import RESULTS, TITLES, add, cells, draw, read
-from .scenarios import SCENARIOS, fight, server
+from .scenarios import SCENARIOS, fight
 from .verdict import Verdict
 
 PLACE = Path(".battle")
@@ -53,7 +55,7 @@ def main() -> int:
         print(" | ".join([*battle, *cells(figures)]), file=sys.stderr, flush=True)
         return verdict, figures
 
-    servers = {name: server(name) for name in arguments.rabbitmq}
+    servers = {name: find_server(name) for name in arguments.rabbitmq}
     battles = list(product(arguments.rabbitmq, scenarios, contenders))
     table = Table("RabbitMQ", "scenario", "contender", *TITLES)
     good = True

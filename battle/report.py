@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tools.page import fill, markdown
+from tools.page import fill, machine, markdown
 
 from .app import CONTENDERS, OURS
 from .scenarios import SCENARIOS
@@ -48,32 +49,31 @@ def cells(figures: dict[str, Any]) -> list[str]:
     return [*(f"{figures[name]:,}" for name in COUNTS), ", ".join(f"{figures[name]:.1f}" for name in LATENESS)]
 
 
-def machine(results: Results) -> str:
-    found = {broker: next(iter(next(iter(scenarios.values())).values())) for broker, scenarios in results.items()}
-    brokers = " and ".join(about["rabbitmq"] for about in found.values())
-    last = list(found.values())[-1]
-    return (
-        f"Fought on {last['date']} on RabbitMQ {brokers}, Celery {last['celery']}, Kombu {last['kombu']}, py-amqp "
-        f"{last['amqp']} and Python {last['python']}, on one virtual machine of {last['cpus']} shared CPUs."
-    )
+def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Each scenario, or kind of load, with a RabbitMQ, a contender and the figures."""
+    for broker, found in results.items():
+        for row, contenders in found.items():
+            for contender, figures in contenders.items():
+                yield row, broker, contender, figures
+
+
+def brokers(results: Results) -> list[dict[str, Any]]:
+    """Figures of one battle on each RabbitMQ."""
+    return list({broker: figures for _, broker, _, figures in rows(results)}.values())
 
 
 def totals(results: Results) -> str:
     lines = []
-    for contender in CONTENDERS:
-        for broker, scenarios in results.items():
-            mine = [contenders[contender] for contenders in scenarios.values() if contender in contenders]
-            sums = [f"{sum(figures[name] for figures in mine):,}" for name in COUNTS]
-            lines.append([contender, broker, str(len(mine)), *sums])
+    for contender, broker in product(CONTENDERS, results):
+        mine = [figures for _, *who, figures in rows(results) if who == [broker, contender]]
+        sums = [f"{sum(figures[name] for figures in mine):,}" for name in COUNTS]
+        lines.append([contender, broker, str(len(mine)), *sums])
     return markdown(["", "RabbitMQ", "battles", *COUNTS.values()], lines)
 
 
 def verdicts(results: Results) -> str:
-    lines = []
-    for scenario in SCENARIOS:
-        for broker, scenarios in results.items():
-            for contender, figures in scenarios.get(scenario, {}).items():
-                lines.append([scenario, broker, contender, *cells(figures)])
+    order = list(SCENARIOS)
+    lines = [[*who, *cells(figures)] for *who, figures in sorted(rows(results), key=lambda row: order.index(row[0]))]
     return markdown(["scenario", "RabbitMQ", "contender", *TITLES], lines)
 
 
@@ -84,14 +84,11 @@ def scenarios() -> str:
 def load(results: Results) -> str:
     """What waiting tasks cost."""
     lines = []
-    for broker, rows in results.items():
-        for row, contenders in rows.items():
-            for contender, figures in contenders.items():
-                if "broker" in figures:
-                    latency = [", ".join(map(milliseconds, figures[name])) for name in ("alone", "beside")]
-                    memory = [f"{figures[name]:,.0f}" for name in ("broker", "worker")]
-                    rates = [f"{figures[name]:,.0f}" for name in ("rate of one", "rate of eight")]
-                    lines.append([row, broker, contender, *memory, *latency, *rates])
+    for *who, figures in rows(results):
+        if "broker" in figures:
+            latency = [", ".join(map(milliseconds, figures[name])) for name in ("alone", "beside")]
+            counts = [f"{figures[name]:,.0f}" for name in ("broker", "worker", "rate of one", "rate of eight")]
+            lines.append([*who, *counts[:2], *latency, *counts[2:]])
     titles = ["broker's memory, bytes a task", "worker's", "immediate tasks alone, ms, half and 99 %", "beside them"]
     rates = ["sent per second by one process", "by eight"]
     return markdown(["", "RabbitMQ", "contender", *titles, *rates], lines)
@@ -102,17 +99,12 @@ def milliseconds(value: float) -> str:
 
 
 def bursts(results: Results) -> str:
-    lines = []
-    for broker, rows in results.items():
-        for row, contenders in rows.items():
-            for contender, figures in contenders.items():
-                if "seconds" in figures:
-                    lines.append([row, broker, contender, f"{figures['seconds']:,.0f}"])
+    lines = [[*who, f"{figures['seconds']:,.0f}"] for *who, figures in rows(results) if "seconds" in figures]
     return markdown(["", "RabbitMQ", "contender", "seconds until the last has run"], lines)
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "machine": lambda: machine(read()),
+    "machine": lambda: machine("Fought", brokers(read())),
     "totals": lambda: totals(read()),
     "scenarios": scenarios,
     "verdicts": lambda: verdicts(read()),

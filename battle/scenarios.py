@@ -6,9 +6,7 @@ import contextlib
 import json
 import random
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +17,7 @@ import celery_rabbit_delay
 from benchmarks.meter import about
 from celery_rabbit_delay import operate
 from tests.proxy import Proxy, proxy
-from tools.node import GET_RABBITMQ, Node, NodeFailed, cluster
+from tools.node import Node, NodeFailed, cluster, start_all
 
 from .app import CONTENDERS, QUEUE
 from .arena import Arena, Clocks, kill
@@ -138,23 +136,27 @@ def queue_gone(stage: Stage) -> None:
         stage.arena.wait(20)
         stage.arena.start_workers()
         stage.arena.ready()
-    replay(stage)
-
-
-def replay(stage: Stage) -> None:
-    options = CONTENDERS[stage.arena.contender]
-    if options is not None:
-        url = stage.node.url().replace("amqp", "rabbit-delay", 1)
-        with kombu.Connection(url, transport_options={"rabbit_delay": options}) as connection:
+    with ours(stage) as connection:
+        if connection is not None:
             list(operate.replay(connection, 1_000_000))
+
+
+@contextmanager
+def ours(stage: Stage) -> Iterator[kombu.Connection | None]:
+    """A connection with our transport and the contender's options; None if the contender is not us."""
+    options = CONTENDERS[stage.arena.contender]
+    if options is None:
+        yield None
+        return
+    url = stage.node.url().replace("amqp", "rabbit-delay", 1)
+    with kombu.Connection(url, transport_options={"rabbit_delay": options}) as connection:
+        yield connection
 
 
 def orphans_beside(stage: Stage) -> None:
     """1,000 tasks whose queue is gone are due beside those of others."""
-    options = CONTENDERS[stage.arena.contender]
-    if options is not None:
-        url = stage.node.url().replace("amqp", "rabbit-delay", 1)
-        with kombu.Connection(url, transport_options={"rabbit_delay": options}) as connection:
+    with ours(stage) as connection:
+        if connection is not None:
             kombu.Queue("gone")(connection.default_channel).declare()
             with celery_rabbit_delay.batch(connection.Producer()) as producer:
                 for number in range(1000):
@@ -187,10 +189,10 @@ def node_partitioned(stage: Stage) -> None:
 def heal(stage: Stage) -> None:
     """What an operator does when nodes stay apart, as those of RabbitMQ 3.10 do at times: starts all of them again."""
     if not all(map(is_whole, stage.nodes)):
-        with stage.arena.fault("nodes restarted"), ThreadPoolExecutor() as pool:
+        with stage.arena.fault("nodes restarted"):
             for node in stage.nodes:
                 node.kill()
-            list(pool.map(Node.start, stage.nodes))
+            start_all(stage.nodes)
 
 
 def is_whole(node: Node) -> bool:
@@ -260,12 +262,6 @@ SCENARIOS: dict[str, Scenario] = {
     "publisher's clock 30 s ahead": Scenario(peace, clocks=Clocks(publisher=30)),
     "publisher's clock 30 s behind": Scenario(peace, clocks=Clocks(publisher=-30)),
 }
-
-
-def server(name: str) -> Path:
-    """The `rabbitmq-server` of a RabbitMQ."""
-    answer = subprocess.run([GET_RABBITMQ, name], check=True, capture_output=True, text=True)
-    return Path(answer.stdout.strip())
 
 
 @contextmanager

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 
-from tools.node import GET_RABBITMQ, Node
+from tools.node import Node, find_server
 
 from .meter import about
 from .report import RESULTS
@@ -34,8 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for name in arguments.rabbitmq:
-        server = subprocess.run([GET_RABBITMQ, name], check=True, capture_output=True, text=True).stdout.strip()
-        with Node(Path(server), ("rabbitmq_management",), CONF) as node:
+        with Node(find_server(name), ("rabbitmq_management",), CONF) as node:
             found = results.setdefault(name, {"rows": {}})
             found["about"] = about(node)
             for row in arguments.row:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.page import fill, markdown
+from tools.page import fill, machine, markdown
 
 from .contenders import Contender, MessageTTL, Native, Ours, QueuePerDelay
 from .rows import HORIZONS, ROWS, SLACKS, WHOLE_SECONDS, WORKERS
@@ -220,18 +220,8 @@ def per_hop(results: dict[str, Any]) -> str:
     return table(results, names, cell)
 
 
-def machine(results: dict[str, Any]) -> str:
-    about = [found["about"] for found in results.values()]
-    brokers = " and ".join(one["rabbitmq"] for one in about)
-    last = about[-1]
-    return (
-        f"Measured on {last['date']} on RabbitMQ {brokers}, Celery {last['celery']}, Kombu {last['kombu']}, py-amqp "
-        f"{last['amqp']} and Python {last['python']}, on one virtual machine of {last['cpus']} shared CPUs."
-    )
-
-
 SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "machine": machine,
+    "machine": lambda results: machine("Measured", [found["about"] for found in results.values()]),
     "goals": goals,
     "broker_cpu": lambda results: medians(results, "broker_cpu"),
     "broker_cpu_confirmed": lambda results: medians(results, "broker_cpu_confirmed"),

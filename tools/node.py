@@ -28,9 +28,10 @@ GET_RABBITMQ = Path(__file__).with_name("get-rabbitmq")
 
 
 @functools.cache
-def find_server() -> Path:
-    """The `rabbitmq-server` to run: what tools/get-rabbitmq gives for the name in `RABBITMQ`."""
-    answer = subprocess.run([GET_RABBITMQ, os.environ.get("RABBITMQ", "")], capture_output=True, text=True)
+def find_server(name: str | None = None) -> Path:
+    """The `rabbitmq-server` to run: what tools/get-rabbitmq gives for a name, or for that in `RABBITMQ`."""
+    name = os.environ.get("RABBITMQ", "") if name is None else name
+    answer = subprocess.run([GET_RABBITMQ, name], capture_output=True, text=True)
     if answer.returncode:
         raise NodeFailed(answer.stderr[-3000:].strip())
     return Path(answer.stdout.strip())
@@ -215,6 +216,12 @@ class Node:
         shutil.rmtree(self.data, ignore_errors=True)
 
 
+def start_all(nodes: list[Node]) -> None:
+    """At the same time: the nodes of a cluster wait for each other."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Node.start, nodes))
+
+
 @contextlib.contextmanager
 def cluster(amount: int, conf: str = "", **options: Any) -> Iterator[list[Node]]:
     """So many nodes that know each other. Whoever has no majority stops, as quorum queues would have it."""
@@ -227,8 +234,7 @@ def cluster(amount: int, conf: str = "", **options: Any) -> Iterator[list[Node]]
         node.cookie, node.epmd_port = cookie, nodes[0].epmd_port
         node.conf = "\n".join([conf, *lines])
     try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(Node.start, nodes))
+        start_all(nodes)
         yield nodes
     finally:
         for node in nodes:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 
 def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
     """A table."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines])
+
+
+def machine(done: str, about: list[dict[str, Any]]) -> str:
+    """When and with what something was `done`: one sentence for results, by RabbitMQ (`benchmarks.meter.about`)."""
+    brokers = " and ".join(one["rabbitmq"] for one in about)
+    last = about[-1]
+    return (
+        f"{done} on {last['date']} on RabbitMQ {brokers}, Celery {last['celery']}, Kombu {last['kombu']}, py-amqp "
+        f"{last['amqp']} and Python {last['python']}, on one virtual machine of {last['cpus']} shared CPUs."
+    )
 
 
 def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
