@@ -2,16 +2,18 @@
 
 Pure: may know AMQP's routing-key syntax, must not know a broker, a clock or Celery.
 
-    @.b0.b1.….bL.destination        b0 = 1 tick, bL = the highest set bit (always 1), destination = one word
+    @.^6.^3.^0.destination          2^6 + 2^3 + 2^0 = 73 ticks, highest first; destination = one word
 
-The sentinel keeps a user's own routing keys, which travel along in the CC header, from matching a level. The least
-significant bit comes first, so that a short delay has a short key: topic matching costs about three look-ups a word.
+The sentinel keeps a user's own routing keys, which travel along in the CC header, from matching a level. Only bits that
+are set have a word, so that patterns are short: a node that starts brings bindings back word by word, and what is due
+until it has them all is late.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -20,8 +22,8 @@ SENTINEL = "@"
 #: Bytes that AMQP 0-9-1 allows a routing key (clause 4.2.5.3, short string).
 MAX_LENGTH = 255
 
-#: Bytes of a destination word that leave room for 64 levels in `MAX_LENGTH`.
-_MAX_WORD = 120
+#: Bytes of a destination word that leave room for 40 levels, ten years of milliseconds, in `MAX_LENGTH`.
+_MAX_WORD = 100
 
 
 class Destination(NamedTuple):
@@ -38,17 +40,19 @@ class Destination(NamedTuple):
 
 def encode(ticks: int, destination: Destination) -> str:
     """The routing key of a message that is due in `ticks` ≥ 1."""
-    bits = reversed(f"{ticks:b}")
-    return ".".join([SENTINEL, *bits, word(destination)])
+    levels = range(ticks.bit_length() - 1, -1, -1)
+    return ".".join([SENTINEL, *(f"^{level}" for level in levels if ticks >> level & 1), word(destination)])
 
 
 def decode(key: str) -> tuple[int, str]:
     """The ticks and the destination word of a cascade key. Raises `ValueError` for any other key."""
-    words = key.split(".")
-    bits = words[1:-1]
-    if words[0] != SENTINEL or not bits or bits[-1] != "1" or not set(bits) <= {"0", "1"}:
-        raise ValueError(f"{key!r} is not the routing key of a delayed message")
-    return int("".join(reversed(bits)), 2), words[-1]
+    sentinel, *powers = key.split(".")
+    if sentinel == SENTINEL and len(powers) > 1:
+        *powers, word = powers
+        levels = {int(power[1:]) for power in powers if re.fullmatch(r"\^[0-9]{1,2}", power)}
+        if [f"^{level}" for level in sorted(levels, reverse=True)] == powers:
+            return sum(1 << level for level in levels), word
+    raise ValueError(f"{key!r} is not the routing key of a delayed message")
 
 
 def is_reserved(key: str) -> bool:
@@ -76,18 +80,18 @@ def destination(word: str) -> Destination | None:
 
 
 def entry_pattern(level: int) -> str:
-    """Ingest to the queue of `level`: keys whose highest bit it is, told by their length."""
-    return ".".join([SENTINEL, *"*" * level, "1", "*"])
+    """Ingest to the queue of `level`: keys whose highest bit it is."""
+    return f"{SENTINEL}.^{level}.#"
 
 
 def next_pattern(level: int, lower: int) -> str:
     """From `level` to the queue of `lower`: the next set bit below."""
-    return ".".join([SENTINEL, *"*" * lower, "1", *"0" * (level - 1 - lower), "#"])
+    return f"{SENTINEL}.#.^{level}.^{lower}.#"
 
 
 def last_pattern(level: int) -> str:
-    """From `level` to the done exchange: no set bit below."""
-    return ".".join([SENTINEL, *"0" * level, "#"])
+    """From `level` to the done exchange: no set bit below, only the destination."""
+    return f"{SENTINEL}.#.^{level}.*"
 
 
 def destination_pattern(destination: Destination) -> str:

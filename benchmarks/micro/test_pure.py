@@ -53,5 +53,5 @@ def test_restore(benchmark: Any) -> None:
     headers = message.divert(HEADERS, prefix, "", "celery", NOW)
     death = {"queue": f"{prefix}.delay.1000", "exchange": f"{prefix}.ingest", "reason": "expired", "count": 1}
     headers |= {"x-death": [death], "x-first-death-queue": death["queue"], "x-last-death-queue": death["queue"]}
-    delivery = Delivery(f"{prefix}.delay.1000.done", "@.0.0.0.1.+celery", headers)
+    delivery = Delivery(f"{prefix}.delay.1000.done", "@.^3.+celery", headers)
     assert benchmark(message.restore, delivery) == Delivery("", "celery", HEADERS)
