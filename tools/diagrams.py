@@ -57,7 +57,7 @@ def _alias(name: str) -> str:
 
 
 def _matches(pattern: str, key: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+").replace(r"\#", ".*"), key) is not None
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+").replace(r"\.\#", r"(\..*)?"), key) is not None
 
 
 DIAGRAMS = {"topology": topology, "journey": journey}
