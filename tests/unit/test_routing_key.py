@@ -25,6 +25,11 @@ def test_patterns_read_one_bit_and_the_next() -> None:
     assert routing_key.destination_pattern(Destination("", ("a.b",))) == "@.#.+a%2Eb"
 
 
+def test_patterns_of_any_level_are_short_for_a_restarted_broker_brings_them_back_word_by_word() -> None:
+    patterns = [routing_key.entry_pattern(39), routing_key.next_pattern(39, 38), routing_key.last_pattern(39)]
+    assert max(pattern.count(".") for pattern in patterns) < 5
+
+
 @given(st.integers(1, (1 << 40) - 1), destinations)
 @example((1 << 40) - 1, Destination("", ("x" * 200,)))
 def test_encode_and_decode_are_inverse_and_fit_into_amqp(ticks: int, destination: Destination) -> None:
@@ -54,7 +59,7 @@ def test_names_that_use_our_separators_do_not_collide(one: Destination, other: D
 
 
 @pytest.mark.parametrize(
-    "key", ["", "celery", "@", "@.x", "@.0.x", "@.^x.x", "y.^1.x", "@.^1.^2.x", "@.^1.^1.x", "@.^01.x", "@.^1."[:4]]
+    "key", ["", "celery", "@", "@.x", "@.0.x", "@.^x.x", "y.^1.x", "@.^1.^2.x", "@.^1.^1.x", "@.^01.x", "@.^1"]
 )
 def test_decode_refuses_what_is_not_a_cascade_key(key: str) -> None:
     with pytest.raises(ValueError, match="not the routing key of a delayed message"):
