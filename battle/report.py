@@ -95,7 +95,7 @@ def load(results: Results) -> str:
 
 
 def milliseconds(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else "never"
+    return f"{value:,.0f}" if math.isfinite(value) else "not in 3 s"
 
 
 def bursts(results: Results) -> str:
