@@ -292,6 +292,19 @@ def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
     assert f"BLOCKED, or in a burst: {CASCADE.delay(3)}; `verify` tells" in asked.out
 
 
+def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(vhost: Vhost) -> None:
+    vhost.declare("q")
+    publish(vhost, "q", 0.01)
+    vhost.take("q", 1)
+    unbind(vhost, 3)
+    publish(vhost, "q", *[0.08] * 40)
+    wait_until(lambda: vhost.count(CASCADE.delay(3)) == 0, "all are due")
+    assert run(vhost.url("amqp"), "setup").code == 0
+    assert vhost.count("q") == 0
+    vhost.policy("again", {"delivery-limit": 1_000_000}, r"^celery-rabbit-delay\.")
+    vhost.take("q", 40)  # by itself within three minutes
+
+
 def test_status_watches_until_interrupted(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
     program = Path(sys.executable).with_name("celery-rabbit-delay")
