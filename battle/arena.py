@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tools import ledger
+from tools.background import kill, start
 
 from .verdict import Fault, Verdict, judge
 
@@ -141,16 +140,7 @@ class Arena:
         return self._start([*command, "-n", f"w{number}@localhost"], self.logs[-1], self.clocks.worker)
 
     def _start(self, command: list[str], log: Path, clock: float) -> subprocess.Popen[bytes]:
-        with log.open("ab") as file:
-            return subprocess.Popen(
-                command,
-                env={**self.environment, "BATTLE_CLOCK": str(clock)},
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+        return start(command, log, self.directory, {**self.environment, "BATTLE_CLOCK": str(clock)})
 
     def until(self, predicate: Callable[[], Any], what: str, timeout: float = 120) -> None:
         """Waits for it. Raises `TimeoutError`."""
@@ -159,9 +149,3 @@ class Arena:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: not within {timeout} s; see {self.directory}")
             self.wait(0.5)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -17,10 +17,11 @@ import celery_rabbit_delay
 from benchmarks.meter import about
 from celery_rabbit_delay import operate
 from tests.proxy import Proxy, proxy
+from tools.background import kill
 from tools.node import Node, NodeFailed, cluster, start_all
 
 from .app import CONTENDERS, QUEUE
-from .arena import Arena, Clocks, kill
+from .arena import Arena, Clocks
 from .verdict import Verdict
 
 #: Seconds after which RabbitMQ tries again to pass on a message, and its default.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +21,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import Options
 from tests.frames import frames
 from tests.proxy import proxy
+from tools.background import kill, start
 from tools.node import Node
 
 from . import meter
@@ -372,16 +371,12 @@ def running_worker(url: str, kind: str, directory: Path) -> Iterator[int]:
     log = directory / "worker.log"
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.worker_app"]
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, "worker", "-P", "solo", "-Q", "idle", "-l", "INFO", *quiet],
-            env={**os.environ, "BENCH_BROKER": url, "BENCH_KIND": kind},
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
+    process = start(
+        [*command, "worker", "-P", "solo", "-Q", "idle", "-l", "INFO", *quiet],
+        log,
+        Path(__file__).parents[1],
+        {**os.environ, "BENCH_BROKER": url, "BENCH_KIND": kind},
+    )
     try:
         while " ready." not in log.read_text():
             if process.poll() is not None:
@@ -389,8 +384,7 @@ def running_worker(url: str, kind: str, directory: Path) -> Iterator[int]:
             time.sleep(0.05)
         yield process.pid
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill(process)
 
 
 @contextmanager

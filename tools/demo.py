@@ -7,8 +7,6 @@ they wait, the table when they ran.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,7 +21,7 @@ from rich.text import Text
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
-from tools import ledger
+from tools import background, ledger
 from tools.node import Node, NodeFailed
 
 ROOT = Path(__file__).parents[1]
@@ -46,19 +44,11 @@ class Side:
         self.app.conf.task_default_queue = name
         if name == "with":
             celery_rabbit_delay.install(self.app)
-        environment = {"DEMO_BROKER": broker, "DEMO_SIDE": name, "DEMO_LEDGER": str(self.ledger)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment |= {"DEMO_BROKER": broker, "DEMO_SIDE": name, "DEMO_LEDGER": str(self.ledger)}
         self.log = directory / f"{name}.log"
         command = [sys.executable, "-m", "celery", "-A", "tools.demo_app", "worker", "-c", "2", "-n", f"{name}@demo"]
-        with self.log.open("wb") as log:
-            self.worker = subprocess.Popen(
-                [*command, "--loglevel", "INFO"],
-                cwd=directory,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self.worker = background.start([*command, "--loglevel", "INFO"], self.log, directory, environment)
 
     def is_ready(self) -> bool:
         if self.worker.poll() is not None:
@@ -74,9 +64,7 @@ class Side:
         return {name: at - self.due[name] for name, at in ledger.read(self.ledger)}
 
     def close(self) -> None:
-        if self.worker.poll() is None:
-            os.killpg(self.worker.pid, signal.SIGKILL)
-        self.worker.wait()
+        background.kill(self.worker)
         self.app.close()
 
 

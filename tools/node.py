@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tools import background
+
 GET_RABBITMQ = Path(__file__).with_name("get-rabbitmq")
 
 
@@ -132,16 +134,7 @@ class Node:
         if self.cookie and not cookie.exists():
             cookie.write_text(self.cookie)
             cookie.chmod(0o400)
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(self.server)],
-                env=self.environment(),
-                cwd=self.data,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self.process = background.start([str(self.server)], self.log, self.data, self.environment())
         deadline = time.monotonic() + timeout
         while not self.is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -193,9 +186,7 @@ class Node:
     def kill(self) -> None:
         """SIGKILL, as a crash would: nothing is flushed, `start()` recovers from the disk."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            background.kill(self.process)
             self.process = None
             kill = self.data / "kill"  # left by a container, which outlives its client: see tools/get-rabbitmq
             if kill.exists():

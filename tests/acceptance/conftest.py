@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from celery import Celery
 import celery_rabbit_delay
 from tests.broker import QUICK, Vhost
 from tests.wait import wait_until
-from tools import ledger
+from tools import background, ledger
 
 from .queues import KINDS
 
@@ -65,16 +64,8 @@ class Shop:
         """Starts `celery worker -c 2` with these arguments and waits until it is ready."""
         log = self.directory / f"{name}.log"
         command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "worker", "-c", "2", "-l", "INFO"]
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                [*command, "-n", f"{name}@localhost", *arguments],
-                cwd=self.directory,
-                env={**os.environ, **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+        command += ["-n", f"{name}@localhost", *arguments]
+        process = background.start(command, log, self.directory, {**os.environ, **self.environment})
         self.processes.append(process)
         worker = Worker(process, log)
         wait_until(lambda: " ready." in worker.output() or process.poll() is not None, "the worker is ready")
@@ -92,9 +83,7 @@ class Shop:
 
     def close(self) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            background.kill(process)
         self.app.close()
         kombu.pools.reset()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from tests.broker import Vhost
 from tests.wait import wait_until
+from tools import background
 
 from .conftest import ROOT, Worker
 
@@ -27,15 +27,7 @@ def run_worker(vhost: Vhost, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
         log = tmp_path / "log"
         command = [sys.executable, "-m", "celery", "-A", app, "worker", *arguments]
         conf = {"CELERY_BROKER_URL": vhost.url("amqp"), "PYTHONUNBUFFERED": "1"}
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT / "examples" / example,
-                env={**os.environ, **conf},
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+        process = background.start(command, log, ROOT / "examples" / example, {**os.environ, **conf})
         processes.append(process)
         worker = Worker(process, log)
         wait_until(lambda: "celery" in vhost.names("queues"), "the worker is up")
@@ -43,8 +35,7 @@ def run_worker(vhost: Vhost, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
 
     yield run
     for process in processes:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        background.kill(process)
 
 
 def script(vhost: Vhost, example: str, name: str) -> str:

@@ -1,0 +1,33 @@
+"""Programs that run beside: nodes, workers, publishers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def start(
+    command: Sequence[str], log: Path, directory: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that `kill` reaches its children. What it prints goes to the end of `log`."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to it and its children, if there are any left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
