@@ -279,10 +279,11 @@ def test_undelayed_publishes_are_the_same_bytes_on_the_wire(vhost: Vhost, confir
                 for headers in ({}, None, {"a": 1}, {"task": "t", "id": "1", "eta": None}, {"eta": "x", "CC": ["q"]}):
                     producer.publish({"n": 1}, routing_key="q", exchange="x", headers=headers, expiration=9, priority=3)
                 assert len(take(connection, "q", 5)) == 5
-                wire.append(bytes(proxying.sent).split(b"basic.consume")[0])
-    consume = b"\x00\x3c\x00\x14"  # what follows has consumer tags in it
-    assert wire[0].split(consume)[0] == wire[1].split(consume)[0]
-    assert wire[0].count(b'{"n": 1}') == 5
+                wire.append(bytes(proxying.sent))
+    # basic.consume differs: there are consumer tags in it, and their length is in its frame's seven bytes before.
+    plain, ours = (sent.split(b"\x00\x3c\x00\x14")[0][:-7] for sent in wire)
+    assert plain == ours
+    assert plain.count(b'{"n": 1}') == 5
 
 
 def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends_again(vhost: Vhost) -> None:
