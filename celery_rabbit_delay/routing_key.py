@@ -40,19 +40,21 @@ class Destination(NamedTuple):
 
 def encode(ticks: int, destination: Destination) -> str:
     """The routing key of a message that is due in `ticks` ≥ 1."""
-    levels = range(ticks.bit_length() - 1, -1, -1)
-    return ".".join([SENTINEL, *(f"^{level}" for level in levels if ticks >> level & 1), word(destination)])
+    return _key(ticks, word(destination))
 
 
 def decode(key: str) -> tuple[int, str]:
     """The ticks and the destination word of a cascade key. Raises `ValueError` for any other key."""
-    sentinel, *powers = key.split(".")
-    if sentinel == SENTINEL and len(powers) > 1:
-        *powers, word = powers
-        levels = {int(power[1:]) for power in powers if re.fullmatch(r"\^[0-9]{1,2}", power)}
-        if [f"^{level}" for level in sorted(levels, reverse=True)] == powers:
-            return sum(1 << level for level in levels), word
-    raise ValueError(f"{key!r} is not the routing key of a delayed message")
+    *powers, word = key.split(".")
+    ticks = sum(1 << int(power[1:]) for power in powers if re.fullmatch(r"\^[0-9]{1,2}", power))
+    if not ticks or key != _key(ticks, word):
+        raise ValueError(f"{key!r} is not the routing key of a delayed message")
+    return ticks, word
+
+
+def _key(ticks: int, word: str) -> str:
+    levels = range(ticks.bit_length() - 1, -1, -1)
+    return ".".join([SENTINEL, *(f"^{level}" for level in levels if ticks >> level & 1), word])
 
 
 def is_reserved(key: str) -> bool:
