@@ -13,6 +13,7 @@ from pathlib import Path
 from celery_rabbit_delay import export, routing_key
 from celery_rabbit_delay.routing_key import Destination
 from celery_rabbit_delay.topology import Cascade, Topology
+from tests.unit.broker_model import topic_matches
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -35,7 +36,7 @@ def journey(ticks: int = 10) -> str:
     lines = [f"    publisher->>{_alias(CASCADE.ingest)}: {key}<br/>CC: celery"]
     exchange = CASCADE.ingest
     while True:
-        [binding] = [b for b in bindings if b.source == exchange and _matches(b.routing_key, key)]
+        [binding] = [b for b in bindings if b.source == exchange and topic_matches(b.routing_key, key)]
         here, there = names[-1], binding.target
         bit = "highest set bit" if exchange == CASCADE.ingest else "next set bit"
         why = "destination" if there == "celery" else "no bit left" if binding.kind == "exchange" else bit
@@ -54,10 +55,6 @@ def journey(ticks: int = 10) -> str:
 
 def _alias(name: str) -> str:
     return name.replace(".", "_")
-
-
-def _matches(pattern: str, key: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+").replace(r"\.\#", r"(\..*)?"), key) is not None
 
 
 DIAGRAMS = {"topology": topology, "journey": journey}
