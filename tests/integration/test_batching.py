@@ -131,7 +131,7 @@ def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_a
                 app.send_task("t", (n,), countdown=2, producer=producer)
     missing = set(range(-1, 500))
     while missing:  # some may come twice
-        missing -= set(names(vhost.take("celery", 1)))
+        missing -= set(names(vhost.take("celery", len(missing))))
 
 
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
