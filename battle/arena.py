@@ -69,11 +69,11 @@ class Arena:
         self.until(lambda: all(" ready." in log.read_text() for log in logs), "all workers are ready")
 
     def publish(
-        self, rate: float, seconds: float, shortest: float = 1, longest: float = 12, mode: str = "plain"
+        self, amount: int, rate: float, shortest: float = 1, longest: float = 12, mode: str = "plain"
     ) -> subprocess.Popen[bytes]:
         """Starts a publisher. See `battle.publisher`."""
         number = len(self.publishers)
-        numbers = map(str, (rate, seconds, shortest, longest))
+        numbers = map(str, (amount, rate, shortest, longest))
         command = [sys.executable, "-m", "battle.publisher", str(self.published), f"p{number}", *numbers, mode]
         self.publishers.append(self._start(command, self.directory / f"publisher-{number}.log", self.clocks.publisher))
         return self.publishers[-1]
@@ -84,6 +84,11 @@ class Arena:
         began = time.time()
         yield
         self.faults.append(Fault(name, began, time.time()))
+
+    def kill_publisher(self, publisher: subprocess.Popen[bytes]) -> None:
+        """SIGKILL to a publisher, in the middle of whatever it does."""
+        with self.fault("publisher killed"):
+            kill(publisher)
 
     def kill_worker(self, number: int) -> None:
         """SIGKILL to a worker and its pool, in the middle of whatever they do."""

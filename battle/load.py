@@ -39,7 +39,7 @@ def arena_of(node: Node, contender: str) -> Arena:
 def immediate(arena: Arena) -> list[float]:
     """Milliseconds until half and 99 % of undelayed tasks ran, 20 a second; infinite if they did not."""
     before = len(ledger.read(arena.ran))
-    arena.publish(20, 15, 0, 0)
+    arena.publish(300, 20, 0, 0)
     arena.wait_for_publishers()
     arena.wait(3)
     sent = {entry["id"]: entry["sent"] for entry in ledger.read(arena.published) if "sent" in entry}
@@ -52,7 +52,7 @@ def rate(arena: Arena, publishers: int, amount: int) -> float:
     """Delayed tasks a second that so many processes send, each confirmed before the next."""
     known = len(ledger.read(arena.published))
     for _ in range(publishers):
-        arena.publish(1e6, amount / publishers / 1e6, *HOURS)
+        arena.publish(amount // publishers, math.inf, *HOURS)
     arena.wait_for_publishers()
     times: dict[str, list[float]] = {}
     for entry in ledger.read(arena.published)[known:]:
@@ -71,7 +71,7 @@ def waiting(node: Node, contender: str, amount: int) -> dict[str, Any]:
         broker, worker = settled(lambda: memory(pid(node))), memory(arena.workers[0].pid)
         began = time.monotonic()
         for _ in range(FILLERS):
-            arena.publish(1e6, amount / FILLERS / 1e6, *HOURS, mode="batch")
+            arena.publish(amount // FILLERS, math.inf, *HOURS, mode="batch")
         arena.wait_for_publishers(FILLING)
         found["seconds to send"] = time.monotonic() - began
         if CONTENDERS[contender] is None:
@@ -101,7 +101,7 @@ def burst(node: Node, contender: str, amount: int) -> float:
         due = time.time() + (0 if contender == NOTHING else 60 + amount / 400)
         for _ in range(FILLERS):
             eta = 0 if contender == NOTHING else due
-            arena.publish(1e6, amount / FILLERS / 1e6, eta, 0, mode="at once")
+            arena.publish(amount // FILLERS, math.inf, eta, 0, mode="at once")
         arena.wait_for_publishers(FILLING)
         if contender != NOTHING:
             assert time.time() < due, "it took too long to send them"

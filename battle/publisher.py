@@ -1,6 +1,6 @@
 """A publisher of a battle, in a process of its own, so that it can be killed at any point.
 
-    python -m battle.publisher LEDGER NAME RATE SECONDS SHORTEST LONGEST MODE
+    python -m battle.publisher LEDGER NAME AMOUNT RATE SHORTEST LONGEST MODE
 
 Writes into the ledger that a task is about to be sent, and when it is due; and again when that is confirmed. MODE is
 "plain", or "mixed": tasks have priorities, and of four one expires long after it is due and one before. Or it is for
@@ -26,12 +26,10 @@ from tools import ledger
 from .app import CONTENDER, CONTENDERS, app
 
 
-def main(
-    path: str, name: str, rate: float, seconds: float, shortest: float, longest: float, mode: str = "plain"
-) -> None:
+def main(path: str, name: str, amount: int, rate: float, shortest: float, longest: float, mode: str = "plain") -> None:
     chosen = random.Random(name)
     started = time.monotonic()
-    for number in range(round(rate * seconds)):
+    for number in range(amount):
         time.sleep(max(0.0, started + number / rate - time.monotonic()))
         countdown = chosen.randint(int(shortest), int(longest))  # whole seconds: all that native delayed delivery knows
         task, sent, options = f"{name}-{number}", freezegun.api.real_time(), dict[str, Any]()
@@ -58,13 +56,13 @@ def fill(path: str, name: str, amount: int, options: Callable[[], dict[str, Any]
 
 
 if __name__ == "__main__":
-    path, name, *numbers, mode = sys.argv[1:]
-    rate, seconds, shortest, longest = map(float, numbers)
-    amount = round(rate * seconds)
+    path, name, number, *numbers, mode = sys.argv[1:]
+    amount = int(number)
+    rate, shortest, longest = map(float, numbers)
     if mode == "batch":
         fill(path, name, amount, lambda: {"countdown": random.uniform(shortest, longest)})
     elif mode == "at once":
         eta = datetime.fromtimestamp(shortest, timezone.utc) if shortest else None
         fill(path, name, amount, lambda: {"eta": eta})
     else:
-        main(path, name, rate, seconds, shortest, longest, mode)
+        main(path, name, amount, rate, shortest, longest, mode)

@@ -17,7 +17,6 @@ import celery_rabbit_delay
 from benchmarks.meter import about
 from celery_rabbit_delay import operate
 from tests.proxy import Proxy, proxy
-from tools.background import kill
 from tools.node import Node, NodeFailed, cluster, start_all
 
 from .app import CONTENDERS, QUEUE
@@ -66,10 +65,9 @@ def worker_killed(stage: Stage) -> None:
 def publisher_killed(stage: Stage) -> None:
     """Publishers are killed in the middle of publishing, and others take their place."""
     for _ in range(4 * stage.rounds):
-        victim = stage.arena.publish(RATE, 60)
+        victim = stage.arena.publish(60 * RATE, RATE)
         stage.arena.wait(3)
-        with stage.arena.fault("publisher killed"):
-            kill(victim)
+        stage.arena.kill_publisher(victim)
 
 
 def connection_cut(stage: Stage) -> None:
@@ -101,10 +99,9 @@ def alarm(stage: Stage) -> None:
 def everything(stage: Stage) -> None:
     """Broker, workers and publishers are killed and connections cut, again and again."""
     for number in range(stage.rounds):
-        victim = stage.arena.publish(RATE, 60)
+        victim = stage.arena.publish(60 * RATE, RATE)
         stage.arena.wait(2)
-        with stage.arena.fault("publisher killed"):
-            kill(victim)
+        stage.arena.kill_publisher(victim)
         stage.arena.kill_worker(number % 2)
         stage.arena.wait(3)
         crash(stage, stage.node)
@@ -117,7 +114,7 @@ def everything(stage: Stage) -> None:
 def queue_deleted(stage: Stage) -> None:
     """The destination is deleted while all tasks for it wait, and workers declare it again."""
     for _ in range(stage.rounds):
-        publisher = stage.arena.publish(RATE, 6, 15, 20)
+        publisher = stage.arena.publish(6 * RATE, RATE, 15, 20)
         while publisher.poll() is None:
             stage.arena.wait(2)
             with stage.arena.fault("queue deleted"), kombu.Connection(stage.node.url()) as connection:
@@ -127,7 +124,7 @@ def queue_deleted(stage: Stage) -> None:
 
 def queue_gone(stage: Stage) -> None:
     """The destination is gone, and so are the workers, when tasks are due; it comes back, and orphans are replayed."""
-    stage.arena.publish(RATE, 10 * stage.rounds, 12, 15)
+    stage.arena.publish(10 * stage.rounds * RATE, RATE, 12, 15)
     stage.arena.wait(3)
     with stage.arena.fault("queue gone"):
         stage.arena.stop_workers()
@@ -235,7 +232,7 @@ def peace(stage: Stage) -> None:
 
 class Scenario(NamedTuple):
     play: Callable[[Stage], None]
-    seconds: float = 15  # of publishing, for each round
+    seconds: int = 15  # of publishing, for each round
     nodes: int = 1
     clocks: Clocks = Clocks()
     mode: str = "plain"
@@ -294,7 +291,7 @@ def fight(name: str, contender: str, server: Path, directory: Path, rounds: int)
         arena = Arena(contender, urls, directory, scenario.clocks)
         try:
             arena.ready()
-            arena.publish(RATE, scenario.seconds * rounds, mode=scenario.mode)
+            arena.publish(scenario.seconds * rounds * RATE, RATE, mode=scenario.mode)
             arena.wait(3)
             scenario.play(Stage(arena, nodes, between, rounds))
             verdict = arena.finish(50 + scenario.again)
