@@ -29,14 +29,12 @@ matrix: $(VENV)/ready
 	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done
 	$(BIN)/tox run $(ARGS)
 
-bench: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+bench: $(VENV)/ready-to-measure
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m pytest benchmarks/micro
 
-battle: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+battle: $(VENV)/ready-to-measure
 	$(BIN)/python -m battle $(if $(LONG),--long) $(ARGS)
 	$(if $(LONG),$(BIN)/python -m battle.load && $(BIN)/python -m battle.report)
 
@@ -49,6 +47,10 @@ broker:
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/ready-to-measure: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	touch $@
 
 clean:
