@@ -18,7 +18,7 @@ demo: $(VENV)/ready broker
 	$(BIN)/python -m tools.demo
 
 test: $(VENV)/ready broker
-	$(BIN)/python -m pytest -n 3 $(ARGS)
+	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -27,7 +27,7 @@ lint: $(VENV)/ready
 
 matrix: $(VENV)/ready
 	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done
-	$(BIN)/tox run $(ARGS)
+	$(BIN)/tox run-parallel --parallel 2 $(ARGS)
 
 bench: $(VENV)/ready-to-measure
 	$(BIN)/python -m benchmarks $(ARGS)
