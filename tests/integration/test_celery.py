@@ -27,12 +27,18 @@ from .conftest import MakeApp
 
 def waiting(vhost: Vhost, amount: int = 1, *arrived: str) -> list[Any]:
     """Raw messages in the levels of the cascade, and in the queues of those that `arrived`; taking them stops them."""
-    found = []
-    with vhost.plain() as connection:
-        for name in (*reversed([vhost.cascade.delay(level) for level in range(vhost.cascade.levels)]), *arrived):
+    names = [*reversed([vhost.cascade.delay(level) for level in range(vhost.cascade.levels)]), *arrived]
+    found: list[Any] = []
+
+    def all_found() -> bool:  # not at once: between two levels a message is nowhere to be seen
+        for name in names:
             queue = kombu.Queue(name, no_declare=True)(connection.default_channel)
             while message := queue.get(no_ack=True):
                 found.append(message)
+        return len(found) >= amount
+
+    with vhost.plain() as connection:
+        wait_until(all_found, f"{amount} messages wait")
     assert len(found) == amount
     return found
 
