@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,16 @@ HOURS = 3600, 7200  # of waiting
 NOTHING = "no delay"  # only in a burst: what is due in that second is sent in that second
 
 
-def arena_of(node: Node, contender: str) -> Arena:
+@contextmanager
+def arena_of(node: Node, contender: str) -> Iterator[Arena]:
+    """Its directory stays, with the logs, after an error."""
     arena = Arena(contender, node.url(), Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-load-")), Clocks(), 1, 0.0)
-    arena.ready()
-    return arena
+    try:
+        arena.ready()
+        yield arena
+    finally:
+        arena.close()
+    shutil.rmtree(arena.directory)
 
 
 def immediate(arena: Arena) -> list[float]:
@@ -64,8 +72,7 @@ def rate(arena: Arena, publishers: int, amount: int) -> float:
 
 def waiting(node: Node, contender: str, amount: int) -> dict[str, Any]:
     """Memory in bytes for each task that waits, of the broker and of the worker; latency in milliseconds."""
-    arena = arena_of(node, contender)
-    try:
+    with arena_of(node, contender) as arena:
         found: dict[str, Any] = {"alone": immediate(arena)}
         found |= {"rate of one": rate(arena, 1, 3000), "rate of eight": rate(arena, 8, 8000)}
         broker, worker = settled(lambda: memory(pid(node))), memory(arena.workers[0].pid)
@@ -80,8 +87,6 @@ def waiting(node: Node, contender: str, amount: int) -> dict[str, Any]:
         found["worker"] = (memory(arena.workers[0].pid) - worker) / amount
         found["beside"] = immediate(arena)
         return found
-    finally:
-        arena.close()
 
 
 def settled(measure: Callable[[], int]) -> int:
@@ -96,8 +101,7 @@ def settled(measure: Callable[[], int]) -> int:
 
 def burst(node: Node, contender: str, amount: int) -> float:
     """Seconds from the second in which `amount` tasks are due until the last has run."""
-    arena = arena_of(node, OURS if contender == NOTHING else contender)
-    try:
+    with arena_of(node, OURS if contender == NOTHING else contender) as arena:
         due = time.time() + (0 if contender == NOTHING else 60 + amount / 400)
         for _ in range(FILLERS):
             eta = 0 if contender == NOTHING else due
@@ -110,8 +114,6 @@ def burst(node: Node, contender: str, amount: int) -> float:
         times = [entry["at"] for entry in ledger.read(arena.ran)]
         assert min(times) >= due - 1, "early"
         return float(max(times) - due)
-    finally:
-        arena.close()
 
 
 def main() -> None:
