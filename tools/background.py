@@ -13,12 +13,14 @@ from pathlib import Path
 def start(
     command: Sequence[str], log: Path, directory: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that `kill` reaches its children. What it prints goes to the end of `log`."""
+    """In a session of its own, so that `kill` reaches its children. What it prints goes to the end of `log`, and what a
+    killed process leaves of temporary files is beside it.
+    """
     with log.open("ab") as file:
         return subprocess.Popen(
             command,
             cwd=directory,
-            env=environment,
+            env={**environment, "TMPDIR": str(log.parent)},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
