@@ -204,7 +204,8 @@ def test_orphans_are_listed_as_often_as_one_likes(vhost: Vhost) -> None:
     listed = run(vhost.url("amqp"), "orphans", "list").out
     assert re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ  queue 'gone'  shop\.review\[id-\d\]\n){3}", listed)
     one = json.loads(run(vhost.url("amqp"), "orphans", "list", "--json", "--limit", "1").out)
-    assert (one["exchange"], one["routing_key"], one["task"], one["task_id"]) == ("", "gone", "shop.review", "id-0")
+    assert (one["exchange"], one["routing_key"], one["task"]) == ("", "gone", "shop.review")
+    assert one["task_id"] in {"id-0", "id-1", "id-2"}  # whichever became an orphan first
     with vhost.connection() as connection:
         for _ in range(30):
             found = wait_until(lambda: operate.orphans(connection, 10), "they are given back")
