@@ -72,7 +72,7 @@ def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
 
 def test_a_queue_declared_again_receives_what_still_waits_for_it(make_shop: MakeShop) -> None:
     shop = make_shop()
-    shop.send("note", "patient", countdown=5)
+    shop.send("note", "patient", countdown=8)
     shop.vhost.delete_queue("celery")
     shop.worker()
     shop.wait_for(1, "patient")
