@@ -22,15 +22,15 @@ def tls_broker(tmp_path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     port = free_port()
-    with Node(conf=f"listeners.ssl.default = 127.0.0.1:{port}") as node:
-        node.stop()
-        # In the node's own directory, which is all that a RabbitMQ in a root directory of its own can see.
-        files = {name: str(node.data / f"{name}.pem") for name in ("cacertfile", "certfile", "keyfile")}
-        authority.cert_pem.write_to_path(files["cacertfile"])
-        certificate.cert_chain_pems[0].write_to_path(files["certfile"])
-        certificate.private_key_pem.write_to_path(files["keyfile"])
-        node.conf += "".join(f"\nssl_options.{name} = {path}" for name, path in files.items())
-        node.start()
+    node = Node()
+    # In the node's own directory, which is all that a RabbitMQ in a root directory of its own can see.
+    files = {name: str(node.data / f"{name}.pem") for name in ("cacertfile", "certfile", "keyfile")}
+    authority.cert_pem.write_to_path(files["cacertfile"])
+    certificate.cert_chain_pems[0].write_to_path(files["certfile"])
+    certificate.private_key_pem.write_to_path(files["keyfile"])
+    node.conf = f"listeners.ssl.default = 127.0.0.1:{port}"
+    node.conf += "".join(f"\nssl_options.{name} = {path}" for name, path in files.items())
+    with node:
         verify = {"ca_certs": files["cacertfile"], "cert_reqs": ssl.CERT_REQUIRED, "server_hostname": "localhost"}
         yield f"amqps://guest:guest@127.0.0.1:{port}//", verify
 
