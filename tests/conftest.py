@@ -4,10 +4,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.broker import Broker, Vhost
 from tests.wait import wait_until
 from tools.node import Node
+
+# A busy machine is no reason to fail.
+settings.register_profile("without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("without a clock")
 
 
 @pytest.fixture(scope="session")
