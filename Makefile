@@ -1,7 +1,7 @@
 # make demo    the main job, on a private RabbitMQ node
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
 # make lint    ruff and mypy
-# make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (hours)
+# make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (two hours)
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make diagrams   redraws docs from the topology
