@@ -46,7 +46,7 @@ def arena_of(node: Node, contender: str) -> Iterator[Arena]:
 
 def immediate(arena: Arena) -> list[float]:
     """Milliseconds until half and 99 % of undelayed tasks ran, 20 a second; infinite if they did not."""
-    before = len(ledger.read(arena.ran))
+    before = ledger.count(arena.ran)
     arena.publish(300, 20, 0, 0)
     arena.wait_for_publishers()
     arena.wait(3)
@@ -58,7 +58,7 @@ def immediate(arena: Arena) -> list[float]:
 
 def rate(arena: Arena, publishers: int, amount: int) -> float:
     """Delayed tasks a second that so many processes send, each confirmed before the next."""
-    known = len(ledger.read(arena.published))
+    known = ledger.count(arena.published)
     for _ in range(publishers):
         arena.publish(amount // publishers, math.inf, *HOURS)
     arena.wait_for_publishers()
@@ -110,7 +110,7 @@ def burst(node: Node, contender: str, amount: int) -> float:
         if contender != NOTHING:
             assert time.time() < due, "it took too long to send them"
         arena.wait(max(0.0, due - time.time()))
-        arena.until(lambda: len(ledger.read(arena.ran)) >= amount, "all have run", timeout=1800)
+        arena.until(lambda: ledger.count(arena.ran) >= amount, "all have run", timeout=1800)
         times = [entry["at"] for entry in ledger.read(arena.ran)]
         assert min(times) >= due - 1, "early"
         return float(max(times) - due)
@@ -120,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m battle.load", description=__doc__.splitlines()[0])
     parser.add_argument("--rabbitmq", nargs="+", default=["3.10", "4.3"], help="names for tools/get-rabbitmq")
     parser.add_argument("--contender", nargs="+", default=[OURS, "native delayed delivery", "plain eta"])
-    parser.add_argument("--waiting", nargs="+", type=int, default=[100_000, 1_000_000])
+    parser.add_argument("--waiting", nargs="*", type=int, default=[100_000, 1_000_000])
     parser.add_argument("--burst", type=int, default=50_000)
     arguments = parser.parse_args()
     for name in arguments.rabbitmq:

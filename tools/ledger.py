@@ -17,3 +17,8 @@ def read(path: str | Path) -> list[Any]:
     """All entries so far, without one that is just being written."""
     complete, _, _ = Path(path).read_text().rpartition("\n")
     return [json.loads(line) for line in complete.splitlines()]
+
+
+def count(path: str | Path) -> int:
+    """How many entries there are so far, without parsing them."""
+    return Path(path).read_bytes().count(b"\n")
