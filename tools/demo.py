@@ -29,6 +29,7 @@ SIDES = ("without", "with")
 COUNTDOWNS = [8 + n / 2 for n in range(10)]
 IMMEDIATE = 3
 LIMIT = 45.0  # seconds until the demo gives up
+LEVELS = range(7, -1, -1)  # downwards, as the messages go: none is on its way while one looks
 
 
 class Side:
@@ -86,7 +87,7 @@ def picture(sides: list[Side], channel: Any, started: float) -> Table:
         table.add_column(f"{side.name} celery-rabbit-delay", min_width=30)
         ran = side.ran()
         queued = count(channel, side.name)
-        waiting = sum(count(channel, cascade.delay(level)) for level in range(8)) if side.name == "with" else 0
+        waiting = sum(count(channel, cascade.delay(level)) for level in LEVELS) if side.name == "with" else 0
         not_due = sum(due > time.time() for due in side.due.values())
         behind = sum(name not in ran for name in side.due if name.startswith("immediate"))
         held = max(0, not_due - waiting - max(0, queued - behind))
@@ -115,7 +116,7 @@ def verdict(sides: list[Side]) -> Table:
             cells.append(Text("never" if late is None else f"{1000 * late:+,.0f} ms", color))
         table.add_row(name, *cells)
     table.add_section()
-    held = [Text(str(side.most_held), "red" if side.most_held > 2 else "green") for side in sides]
+    held = [Text(str(side.most_held), "red" if side.most_held > IMMEDIATE else "green") for side in sides]
     table.add_row("tasks the worker held at most", *held)
     return table
 
@@ -149,11 +150,14 @@ def demo(console: Console, node: Node) -> bool:
                         live.console.print(table)
                     time.sleep(0.1)
         console.print(verdict(sides))
-        ours = sides[1].ran()
-        good = len(ours) == len(sides[1].due) and all(0 <= late < 1 for late in ours.values())
+        ours = sides[1]
+        late = list(ours.ran().values())
+        # Held by the worker may seem as many as are on their way at once.
+        good = len(late) == len(ours.due) and min(late) >= 0 and ours.most_held <= IMMEDIATE
         console.print(
-            "[green]With the package, every task ran when it was due; none waited in the worker.[/]"
-            if good and sides[1].most_held <= IMMEDIATE  # which may reach it all at once
+            "[green]With the package, every task ran, none before it was due and none more than "
+            f"{1000 * max(late):,.0f} ms after; none waited in the worker.[/]"
+            if good
             else "[red]That is not what should have happened: please report it.[/]"
         )
         if int(version.split(".")[0]) < 4:
