@@ -52,14 +52,23 @@ def create(channel: Channel, cascade: Cascade) -> None:
     Nothing is waited for but that one, so it takes about as long as the broker needs to store ~600 entities.
     """
     with translated(cascade):
-        *exchanges, complete = cascade.exchanges()
-        for exchange in exchanges:
-            declare_exchange(channel, exchange, nowait=True)
-        for queue in cascade.queues():
-            declare_queue(channel, queue, nowait=True)
-        for binding in cascade.bindings():
-            bind(channel, binding, nowait=True)
-        declare_exchange(channel, complete)
+        try:
+            _declare(channel, cascade)
+        except NotFound:
+            # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. One that somebody else creates
+            # in between is, it says, on a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
+            _declare(channel, cascade)
+
+
+def _declare(channel: Channel, cascade: Cascade) -> None:
+    *exchanges, complete = cascade.exchanges()
+    for exchange in exchanges:
+        declare_exchange(channel, exchange, nowait=True)
+    for queue in cascade.queues():
+        declare_queue(channel, queue, nowait=True)
+    for binding in cascade.bindings():
+        bind(channel, binding, nowait=True)
+    declare_exchange(channel, complete)
 
 
 def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:

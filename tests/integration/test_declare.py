@@ -6,8 +6,9 @@ import threading
 from typing import Any
 
 import pytest
+from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, declare
 from tests.broker import QUICK, Vhost
 from tests.frames import frames
 
@@ -93,6 +94,33 @@ def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
         thread.join()
     assert failures == []
     assert len(vhost.take("q", 12)) == 12
+
+
+def test_a_queue_that_somebody_else_is_just_creating(vhost: Vhost, q: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment it is in one of RabbitMQ's two tables of queues only, and "on a node that is down"."""
+    node = vhost.broker.node
+    if vhost.broker.version >= (4, 2):
+        pytest.skip("RabbitMQ keeps queues in one table, with Khepri")
+    publish(vhost)
+    vhost.delete_exchange(vhost.cascade.complete)
+    name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{vhost.cascade.delay(3)}">>),'
+    node.ctl("eval", f"{name} ok = mnesia:dirty_delete(rabbit_queue, Name).")
+    declare_once = declare._declare
+    answers = []
+
+    def moment(*args: Any) -> None:
+        try:
+            declare_once(*args)
+        except NotFound as exc:
+            answers.append(exc.reply_text)
+            row = "[Queue] = mnesia:dirty_read(rabbit_durable_queue, Name)"
+            node.ctl("eval", f"{name} {row}, ok = mnesia:dirty_write(rabbit_queue, Queue).")
+            raise
+
+    monkeypatch.setattr(declare, "_declare", moment)
+    publish(vhost)
+    assert [" is down or inaccessible" in answer for answer in answers] == [True]
+    assert len(vhost.take("q", 2)) == 2
 
 
 @pytest.mark.parametrize("other", [{"tick": 0.02}, {"max_delay": 5}, {"queue_type": "classic"}])
