@@ -155,8 +155,8 @@ def demo(console: Console, node: Node) -> bool:
         # Held by the worker may seem as many as are on their way at once.
         good = len(late) == len(ours.due) and min(late) >= 0 and ours.most_held <= IMMEDIATE
         console.print(
-            "[green]With the package, every task ran, none before it was due and none more than "
-            f"{1000 * max(late):,.0f} ms after; none waited in the worker.[/]"
+            f"[green]With the package, every task ran, none early, none over {1000 * max(late):,.0f} ms late; "
+            "none waited in the worker.[/]"
             if good
             else "[red]That is not what should have happened: please report it.[/]"
         )
