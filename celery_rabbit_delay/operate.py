@@ -359,6 +359,9 @@ def _unacknowledged(channel: Any, queue: str, limit: int | None = None) -> Itera
     for _ in range(there if limit is None else min(limit, there)):
         message = channel.basic_get(queue)
         if message is None:
+            # RabbitMQ 3.10 and 4.0 dead-letter what expires just when it is asked for only once something else happens
+            # in the queue (rabbit_fifo, dequeue): a consumer comes and goes.
+            channel.basic_cancel(channel.basic_consume(queue, callback=lambda message: None))
             return
         yield message
 

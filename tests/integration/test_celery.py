@@ -16,7 +16,7 @@ from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 from freezegun import freeze_time
 
-from celery_rabbit_delay import DestinationNotFound, InvalidDelay, routing_key
+from celery_rabbit_delay import DestinationNotFound, InvalidDelay, declare, routing_key
 from celery_rabbit_delay.message import HEADER
 from tests.broker import Vhost
 from tests.wait import wait_until
@@ -27,18 +27,15 @@ from .conftest import MakeApp
 
 def waiting(vhost: Vhost, amount: int = 1, *arrived: str) -> list[Any]:
     """Raw messages in the levels of the cascade, and in the queues of those that `arrived`; taking them stops them."""
-    names = [*reversed([vhost.cascade.delay(level) for level in range(vhost.cascade.levels)]), *arrived]
+    names = [*[vhost.cascade.delay(level) for level in range(vhost.cascade.levels)], *arrived]
+    queues = [kombu.Queue(name, no_declare=True) for name in names]
     found: list[Any] = []
-
-    def all_found() -> bool:  # not at once: between two levels a message is nowhere to be seen
-        for name in names:
-            queue = kombu.Queue(name, no_declare=True)(connection.default_channel)
-            while message := queue.get(no_ack=True):
-                found.append(message)
-        return len(found) >= amount
-
     with vhost.plain() as connection:
-        wait_until(all_found, f"{amount} messages wait")
+        # Not basic.get: up to RabbitMQ 4.0, it may stop a message that expires in this moment.
+        with connection.Consumer(queues, no_ack=True, on_message=found.append, auto_declare=False):
+            while len(found) < amount:
+                connection.drain_events(timeout=60)
+        assert [declare.ready(connection.default_channel, name) for name in names] == [0] * len(names)
     assert len(found) == amount
     return found
 
