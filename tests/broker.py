@@ -12,6 +12,7 @@ from urllib.parse import quote
 import kombu
 
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.routing_key import Destination
 from tools.node import Node
 
 #: Short ticks make timing tests short and honest; few levels are quick to declare.
@@ -121,8 +122,8 @@ class Vhost:
         return Options(**QUICK).cascade
 
 
-def take(connection: kombu.Connection, queue: str, amount: int, timeout: float = 60) -> list[Any]:
-    """Messages from a queue through a connection, acknowledged: so many, or more if more came along with the last."""
+def take(connection: kombu.Connection, queue: str | list[str], amount: int, timeout: float = 60) -> list[Any]:
+    """Messages from queues through a connection, acknowledged: so many, or more if more came along with the last."""
     messages: list[Any] = []
     channel = connection.channel()
 
@@ -130,7 +131,8 @@ def take(connection: kombu.Connection, queue: str, amount: int, timeout: float =
         message.ack()
         messages.append(message)
 
-    with kombu.Consumer(channel, [kombu.Queue(queue, no_declare=True)], on_message=on_message, auto_declare=False):
+    queues = [kombu.Queue(name, no_declare=True) for name in ([queue] if isinstance(queue, str) else queue)]
+    with kombu.Consumer(channel, queues, on_message=on_message, auto_declare=False):
         while len(messages) < amount:
             try:
                 connection.drain_events(timeout=timeout)
@@ -138,3 +140,8 @@ def take(connection: kombu.Connection, queue: str, amount: int, timeout: float =
                 raise AssertionError(f"{len(messages)} of {amount} messages came to {queue!r}") from None
     channel.close()
     return messages
+
+
+def lead(connection: kombu.Connection, queue: str, priority: int | None = None) -> None:
+    """The first message of a connection waits for this, and has fewer ticks left then: it might take another way."""
+    connection.connection.delayed(priority).bind(Destination("", (queue,)))

@@ -18,7 +18,7 @@ from freezegun import freeze_time
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDelay, declare, routing_key
 from celery_rabbit_delay.message import HEADER
-from tests.broker import Vhost
+from tests.broker import Vhost, lead, take
 from tests.wait import wait_until
 from tools.node import free_port
 
@@ -27,14 +27,10 @@ from .conftest import MakeApp
 
 def waiting(vhost: Vhost, amount: int = 1, *arrived: str) -> list[Any]:
     """Raw messages in the levels of the cascade, and in the queues of those that `arrived`; taking them stops them."""
-    names = [*[vhost.cascade.delay(level) for level in range(vhost.cascade.levels)], *arrived]
-    queues = [kombu.Queue(name, no_declare=True) for name in names]
-    found: list[Any] = []
+    names = [*map(vhost.cascade.delay, range(vhost.cascade.levels)), *arrived]
     with vhost.plain() as connection:
         # Not basic.get: up to RabbitMQ 4.0, it may stop a message that expires in this moment.
-        with connection.Consumer(queues, no_ack=True, on_message=found.append, auto_declare=False):
-            while len(found) < amount:
-                connection.drain_events(timeout=60)
+        found = take(connection, names, amount)
         assert [declare.ready(connection.default_channel, name) for name in names] == [0] * len(names)
     assert len(found) == amount
     return found
@@ -84,7 +80,7 @@ def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf:
     with app.connection_for_write() as connection:
         connection.connect()
         app.amqp.queues["celery"](connection.default_channel).declare()
-        connection.connection.delayed().bind(connection.connection.destination("", {"CC": ["celery"]}))
+        lead(connection, "celery")
         with freeze_time(NOW):
             app.tasks["t"].apply_async(countdown=countdown, connection=connection)
     [message] = waiting(vhost, 1, "celery")

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import hcl2
-import kombu
 import pytest
 
 from celery_rabbit_delay import Options, operate
-from celery_rabbit_delay.routing_key import Destination
 from celery_rabbit_delay.topology import Cascade, Topology
-from tests.broker import QUICK, Vhost
+from tests.broker import QUICK, Vhost, lead
 from tests.wait import wait_until
 
 CASCADE = Options(**QUICK).cascade
@@ -41,11 +39,6 @@ def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result
 
 def management(vhost: Vhost) -> tuple[str, str]:
     return "--management", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
-
-
-def lead(connection: kombu.Connection, queue: str, priority: int | None = None) -> None:
-    """The first message of a connection waits for this, and has fewer ticks left then: it might take another way."""
-    connection.connection.delayed(priority).bind(Destination("", (queue,)))
 
 
 def publish(vhost: Vhost, queue: str, *delays: float, **options: Any) -> None:
