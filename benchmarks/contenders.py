@@ -86,8 +86,9 @@ class Ours(Contender):
     def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
         options: Options = self.connection.transport.delay_options
         due = datetime.now(timezone.utc) + timedelta(seconds=delay)
-        key = routing_key.encode(options.ticks(round(delay * 1_000_000)), Destination("", (QUEUE,)))
-        return options.cascade.ingest, key, message.divert({}, options.cascade.track, "", QUEUE, due)
+        headers = message.divert({}, options.cascade.track, "", QUEUE, due)
+        key = routing_key.encode(options.ticks(round(delay * 1_000_000)))
+        return options.cascade.ingest, key, message.addressed(headers, Destination("", (QUEUE,)))
 
 
 class Native(Contender):

@@ -80,8 +80,8 @@ class Batch:
     def _send(self, publisher: DelayedPublisher, names: list[int]) -> None:
         unsent = {}
         for name in names:
-            message, due, destination, *timeouts = self._pending[name]
-            unsent[name] = message, routing_key.encode(_ticks(publisher, due), destination)
+            message, due, _, *timeouts = self._pending[name]
+            unsent[name] = message, routing_key.encode(_ticks(publisher, due))
         try:
             with suppress(DelayError):
                 publisher.publish_all(unsent, *timeouts)

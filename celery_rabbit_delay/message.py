@@ -1,6 +1,6 @@
 """The headers of a message on its way through the cascade. Pure: dicts in, dicts out.
 
-The original routing key travels in the CC header (sender-selected distribution,
+The original routing key and the destination's address travel in the CC header (sender-selected distribution,
 https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
 `x-dead-letter-routing-key` is set. What else `restore` needs travels in a header of our own.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .eta import microseconds_until, parse_eta, parse_x_delay
 from .exceptions import InvalidDestination
-from .routing_key import SENTINEL, is_reserved
+from .routing_key import SENTINEL, Destination, address, is_reserved
 
 #: {"prefix": of the levels, "exchange": it was sent to, "due": milliseconds since 1970 in UTC},
 #: and "deaths": headers, if there are any
@@ -84,6 +84,11 @@ def divert(headers: Headers, prefix: str, exchange: str, routing_key: str, due: 
     return diverted
 
 
+def addressed(diverted: Headers, destination: Destination) -> dict[str, Any]:
+    """The headers of a diverted message with what leads it from `done` to its destination."""
+    return {**diverted, "CC": [*diverted["CC"], address(destination)]}
+
+
 def copies(headers: Headers, name: str) -> Sequence[str]:
     """The routing keys in a sender's own CC or BCC header. Raises `InvalidDestination` where RabbitMQ would."""
     value = headers.get(name)
@@ -107,7 +112,7 @@ def restore(delivery: Delivery) -> Delivery:
     sent_to = str(ours.get("exchange", ""))
     original, *cc = _items(headers.get("CC")) or [routing_key]
     restored = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
-    if cc:
+    if cc := [key for key in cc if not is_reserved(str(key))]:
         restored["CC"] = cc
     earlier = ours.get("deaths")
     earlier = earlier if isinstance(earlier, Mapping) else {}

@@ -21,7 +21,7 @@ from amqp.exceptions import AccessRefused, ChannelError, MessageNacked, Precondi
 from . import declare, routing_key
 from .exceptions import DestinationNotFound, NotPermitted, NotRouted
 from .management import Management
-from .message import HEADER, Delivery, divert, restore
+from .message import HEADER, Delivery, addressed, divert, restore
 from .options import Options
 from .publish import ConfirmedChannel, DelayedPublisher
 from .routing_key import Destination
@@ -188,6 +188,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     publisher = DelayedPublisher(connection.connection, cascade, passive)
     levels = [level for level in range(cascade.levels) if cascade.ttl(level) <= seconds * 1000]
     wanted = {1 << level for level in levels} | {1 << a | 1 << b for a, b in combinations(levels, 2)}
+    headers = {"CC": [routing_key.address(destination)]}
     arrived: dict[int, float] = {}
 
     def on_message(message: Message) -> None:
@@ -198,7 +199,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     for ticks in sorted(wanted):
         sent[ticks] = time.monotonic()
         try:
-            publisher.publish(Message(str(ticks), application_headers={"CC": [queue]}), ticks, destination)
+            publisher.publish(Message(str(ticks), application_headers=headers), ticks, destination)
         except NotRouted:
             yield f"ingest takes no message for {_levels(cascade, ticks)}"
             del sent[ticks]
@@ -323,11 +324,10 @@ def _move(message: Message, target: kombu.Connection) -> None:
     restored = restore(Delivery(info["exchange"], info["routing_key"], message.headers))
     publisher = target.connection.delayed(message.properties.get("priority"))
     headers = divert(restored.headers, publisher.cascade.track, restored.exchange, restored.routing_key, due)
-    _, word = routing_key.decode(info["routing_key"])
     # A hash tells no queues. For the default exchange they are the keys; for another one they are safe to leave out.
     keys = () if restored.exchange else tuple(headers["CC"])
-    destination = routing_key.destination(word) or Destination(restored.exchange, keys)
-    headers = {key: value for key, value in headers.items() if key not in _COUNTS}
+    destination = routing_key.destination(message.headers["CC"][-1]) or Destination(restored.exchange, keys)
+    headers = addressed({key: value for key, value in headers.items() if key not in _COUNTS}, destination)
     copy = Message(message.body, **{**message.properties, "application_headers": headers})
     publisher.publish(copy, publisher.options.ticks_until(due, datetime.now(timezone.utc)), destination)
 

@@ -145,7 +145,7 @@ class DelayedPublisher:
         Raises `DelayError` when the broker refuses it, `amqp.exceptions.MessageNacked` when it cannot store it now, and
         connection errors and time-outs (seconds) as py-amqp does. The next publish starts afresh after any of them.
         """
-        key = routing_key.encode(ticks, destination)
+        key = routing_key.encode(ticks)
         with self._connection.holding_deliveries():
             try:
                 self._publish(message, key, destination, timeout, confirm_timeout)

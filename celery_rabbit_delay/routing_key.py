@@ -1,12 +1,13 @@
-"""Ticks and a destination <-> the dotted-binary routing key, and the binding patterns that read it.
+"""Ticks <-> the dotted-binary routing key, a destination <-> its address, and the binding patterns that read them.
 
 Pure: may know AMQP's routing-key syntax, must not know a broker, a clock or Celery.
 
-    @.^6.^3.^0.destination          2^6 + 2^3 + 2^0 = 73 ticks, highest first; destination = one word
+    @.^6.^3.^0          2^6 + 2^3 + 2^0 = 73 ticks, highest first
+    @.orders+new        the exchange "orders", where the queue "new" is bound
 
-The sentinel keeps a user's own routing keys, which travel along in the CC header, from matching a level. Only bits that
-are set have a word, so that patterns are short: a node that starts brings bindings back word by word, and what is due
-until it has them all is late.
+The former is the routing key of a message. The latter travels in its CC header beside the user's own keys, which the
+sentinel keeps from matching a level. Only bits that are set have a word, so that patterns are short: a node that starts
+brings bindings back word by word, and what is due until it has them all is late.
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ SENTINEL = "@"
 #: Bytes that AMQP 0-9-1 allows a routing key (clause 4.2.5.3, short string).
 MAX_LENGTH = 255
 
-#: Bytes of a destination word that leave room for 40 levels, ten years of milliseconds, in `MAX_LENGTH`.
-_MAX_WORD = 100
-
 
 class Destination(NamedTuple):
     """Where a message goes when it is due.
@@ -38,23 +36,18 @@ class Destination(NamedTuple):
     queues: tuple[str, ...]
 
 
-def encode(ticks: int, destination: Destination) -> str:
+def encode(ticks: int) -> str:
     """The routing key of a message that is due in `ticks` ≥ 1."""
-    return _key(ticks, word(destination))
-
-
-def decode(key: str) -> tuple[int, str]:
-    """The ticks and the destination word of a cascade key. Raises `ValueError` for any other key."""
-    *powers, word = key.split(".")
-    ticks = sum(1 << int(power[1:]) for power in powers if re.fullmatch(r"\^[0-9]{1,2}", power))
-    if not ticks or key != _key(ticks, word):
-        raise ValueError(f"{key!r} is not the routing key of a delayed message")
-    return ticks, word
-
-
-def _key(ticks: int, word: str) -> str:
     levels = range(ticks.bit_length() - 1, -1, -1)
-    return ".".join([SENTINEL, *(f"^{level}" for level in levels if ticks >> level & 1), word])
+    return ".".join([SENTINEL, *(f"^{level}" for level in levels if ticks >> level & 1)])
+
+
+def decode(key: str) -> int:
+    """The ticks of a cascade key. Raises `ValueError` for any other key."""
+    ticks = sum(1 << int(power[1:]) for power in key.split(".") if re.fullmatch(r"\^[0-9]{1,2}", power))
+    if not ticks or key != encode(ticks):
+        raise ValueError(f"{key!r} is not the routing key of a delayed message")
+    return ticks
 
 
 def is_reserved(key: str) -> bool:
@@ -63,18 +56,21 @@ def is_reserved(key: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def word(destination: Destination) -> str:
-    """One word of a topic key for a destination: readable, injective, without `.`, `*` or `#`; a hash if too long.
+def address(destination: Destination) -> str:
+    """A routing key for a destination: readable, injective, two words without `*` or `#`; a hash if too long.
 
     Never just a name, for the target exchange sees the key too, and a user's topic binding may end in that name.
     """
     names = [destination.exchange, *(destination.queues or ("",))]
-    readable = "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
-    return readable if len(readable) <= _MAX_WORD else "!" + hashlib.sha256(readable.encode()).hexdigest()
+    readable = f"{SENTINEL}." + "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
+    if len(readable) <= MAX_LENGTH:
+        return readable
+    return f"{SENTINEL}.!{hashlib.sha256(readable.encode()).hexdigest()}"
 
 
-def destination(word: str) -> Destination | None:
-    """The destination that a word stands for; None for a hash."""
+def destination(address: str) -> Destination | None:
+    """The destination that an address stands for; None for a hash."""
+    word = address.removeprefix(f"{SENTINEL}.")
     if word.startswith("!"):
         return None
     exchange, *queues = map(unquote, word.split("+"))
@@ -92,10 +88,5 @@ def next_pattern(level: int, lower: int) -> str:
 
 
 def last_pattern(level: int) -> str:
-    """From `level` to the done exchange: no set bit below, only the destination."""
-    return f"{SENTINEL}.#.^{level}.*"
-
-
-def destination_pattern(destination: Destination) -> str:
-    """From the done exchange to a destination."""
-    return f"{SENTINEL}.#.{word(destination)}"
+    """From `level` to the done exchange: no set bit below."""
+    return f"{SENTINEL}.#.^{level}"

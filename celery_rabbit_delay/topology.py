@@ -114,8 +114,10 @@ class Cascade:
         for level in range(self.levels):
             yield Exchange(self.level_done(level))
         yield Exchange(self.orphans, "fanout")
-        yield Exchange(self.guard, arguments={"alternate-exchange": self.orphans})
-        yield Exchange(self.done, arguments={"alternate-exchange": self.orphans})  # after all that it can lead to
+        # Direct ones, whose bindings are in force once they exist: RabbitMQ with Mnesia says of one to a topic exchange
+        # that somebody else is creating that it exists before it is in force, and a short delay may end meanwhile.
+        yield Exchange(self.guard, "direct", {"alternate-exchange": self.orphans})
+        yield Exchange(self.done, "direct", {"alternate-exchange": self.orphans})  # after all that it can lead to
         yield Exchange(self.complete, "fanout")
 
     def queues(self) -> Iterator[Queue]:
@@ -154,7 +156,7 @@ class Cascade:
         makes it an orphan; or, if none is known, to a queue that keeps nothing, as an undelayed message without a
         route would be dropped.
         """
-        key = routing_key.destination_pattern(destination)
+        key = routing_key.address(destination)
         source = self.done
         if destination.exchange:
             yield Binding(self.done, destination.exchange, "exchange", key)

@@ -64,8 +64,6 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         due = now + timedelta(microseconds=delay)
         delayed: DelayedPublisher = self.connection.delayed(msg.properties.get("priority"))
         headers = headers_.divert(headers, delayed.cascade.track, exchange, routing_key, due)
-        diverted = _with_headers(msg, headers)
-        diverted.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
         destination = self.connection.destination(exchange, headers)
         if not delayed.leads_to(destination):
             try:
@@ -77,6 +75,8 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
                 destination = Destination(exchange, ())
                 delayed.bind(destination)
             ticks = options.ticks_until(due, datetime.now(timezone.utc))  # declaring the cascade took a while
+        diverted = _with_headers(msg, headers_.addressed(headers, destination))
+        diverted.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
         batch: Batch | None = getattr(self.connection.client, "delayed_batch", None)
         if batch is None:
             delayed.publish(diverted, ticks, destination, timeout, confirm_timeout)

@@ -29,14 +29,16 @@ def topology() -> str:
 
 def journey(ticks: int = 10) -> str:
     """What one message passes through, followed from binding to binding."""
-    key = routing_key.encode(ticks, QUEUE)
+    keys = routing_key.encode(ticks), routing_key.address(QUEUE)
     bindings = [*CASCADE.bindings(), *CASCADE.destination_bindings(QUEUE)]
     queues = {queue.name: queue.arguments for queue in CASCADE.queues()}
     names = ["publisher", CASCADE.ingest]
-    lines = [f"    publisher->>{_alias(CASCADE.ingest)}: {key}<br/>CC: celery"]
+    lines = [f"    publisher->>{_alias(CASCADE.ingest)}: {keys[0]}<br/>CC: celery, {keys[1]}"]
     exchange = CASCADE.ingest
     while True:
-        [binding] = [b for b in bindings if b.source == exchange and topic_matches(b.routing_key, key)]
+        [binding] = [
+            b for b in bindings if b.source == exchange and any(topic_matches(b.routing_key, key) for key in keys)
+        ]
         here, there = names[-1], binding.target
         bit = "highest set bit" if exchange == CASCADE.ingest else "next set bit"
         why = "destination" if there == "celery" else "no bit left" if binding.kind == "exchange" else bit

@@ -19,6 +19,11 @@ CASCADE = Cascade("t", timedelta(milliseconds=10), levels=11)
 SHOP = Destination("", ("shop",))
 
 
+def keys(ticks: int, destination: Destination, *users: str) -> tuple[str, ...]:
+    """The routing keys of a delayed message: its own, and those in its CC header."""
+    return routing_key.encode(ticks), *users, routing_key.address(destination)
+
+
 def model_with_queues(*names: str, cascade: Cascade = CASCADE) -> BrokerModel:
     model = BrokerModel(cascade)
     for name in names:
@@ -30,7 +35,7 @@ def test_every_delay_arrives_once_on_time_with_one_hop_per_set_bit() -> None:
     model = model_with_queues("shop")
     model.bind(CASCADE.destination_bindings(SHOP))
     for ticks in range(1, CASCADE.max_ticks + 1):
-        arrived, visited = model.publish(CASCADE.ingest, routing_key.encode(ticks, SHOP), "shop")
+        arrived, visited = model.publish(CASCADE.ingest, *keys(ticks, SHOP, "shop"))
         assert arrived == [(ticks * 10, "shop")]
         assert len(visited) == ticks.bit_count()
 
@@ -40,7 +45,7 @@ def test_any_delay_of_the_default_cascade_arrives_once_on_time(ticks: int) -> No
     cascade = Cascade("t", timedelta(milliseconds=125), levels=31)
     model = model_with_queues("shop", cascade=cascade)
     model.bind(cascade.destination_bindings(SHOP))
-    arrived, visited = model.publish(cascade.ingest, routing_key.encode(ticks, SHOP), "shop")
+    arrived, visited = model.publish(cascade.ingest, *keys(ticks, SHOP, "shop"))
     assert arrived == [(ticks * 125, "shop")]
     assert len(visited) == ticks.bit_count()
 
@@ -50,7 +55,7 @@ def test_a_users_routing_key_that_looks_like_bits_matches_no_level(key: str) -> 
     model = model_with_queues("shop")
     model.bind(CASCADE.destination_bindings(SHOP))
     for ticks in range(1, 256):
-        arrived, _ = model.publish(CASCADE.ingest, routing_key.encode(ticks, SHOP), key, f"{key}.{key}")
+        arrived, _ = model.publish(CASCADE.ingest, *keys(ticks, SHOP, key, f"{key}.{key}"))
         assert arrived == [(ticks * 10, "shop")]
 
 
@@ -58,7 +63,7 @@ def test_a_message_whose_queue_is_gone_becomes_an_orphan() -> None:
     model = model_with_queues("shop")
     model.bind(CASCADE.destination_bindings(SHOP))
     model.delete_queue("shop")
-    arrived, _ = model.publish(CASCADE.ingest, routing_key.encode(5, SHOP), "shop")
+    arrived, _ = model.publish(CASCADE.ingest, *keys(5, SHOP, "shop"))
     assert arrived == [(50, CASCADE.orphans)]
 
 
@@ -74,7 +79,7 @@ def test_a_named_exchange_routes_and_each_of_its_queues_gets_one_copy(known: tup
     named_exchange(model, "shop", "audit")
     destination = Destination("orders", known)
     model.bind(CASCADE.destination_bindings(destination))
-    arrived, _ = model.publish(CASCADE.ingest, routing_key.encode(6, destination), "new")
+    arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
     assert sorted(arrived) == [(60, "audit"), (60, "shop")]
 
 
@@ -84,7 +89,7 @@ def test_a_message_for_a_named_exchange_without_the_known_queue_becomes_an_orpha
     destination = Destination("orders", ("shop",))
     model.bind(CASCADE.destination_bindings(destination))
     model.delete_queue("shop")
-    arrived, _ = model.publish(CASCADE.ingest, routing_key.encode(6, destination), "new")
+    arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
     assert arrived == [(60, CASCADE.orphans)]
 
 
@@ -93,7 +98,7 @@ def test_a_message_that_no_queue_wants_blocks_no_level() -> None:
     named_exchange(model)
     destination = Destination("orders", ())
     model.bind(CASCADE.destination_bindings(destination))
-    arrived, visited = model.publish(CASCADE.ingest, routing_key.encode(6, destination), "new")
+    arrived, visited = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
     assert arrived == []  # as without a delay; the model asserts that it is not stuck
     assert len(visited) == 2
 
@@ -108,7 +113,7 @@ def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
     model.bind(high.bindings())
     model.bind(CASCADE.destination_bindings(SHOP))
     for cascade in (CASCADE, high):
-        arrived, visited = model.publish(cascade.ingest, routing_key.encode(11, SHOP), "shop")
+        arrived, visited = model.publish(cascade.ingest, *keys(11, SHOP, "shop"))
         assert arrived == [(110, "shop")]
         assert visited == [cascade.delay(level) for level in (3, 1, 0)]
     assert list(high.destination_bindings(SHOP)) == list(CASCADE.destination_bindings(SHOP))
@@ -117,7 +122,7 @@ def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
 
 def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
     model = model_with_queues("shop")
-    assert model.route(CASCADE.ingest, (routing_key.encode(CASCADE.max_ticks + 1, SHOP),)) == set()
+    assert model.route(CASCADE.ingest, keys(CASCADE.max_ticks + 1, SHOP, "shop")) == set()
 
 
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
