@@ -1,4 +1,4 @@
-"""Ticks <-> the dotted-binary routing key, a destination <-> its address, and the binding patterns that read them.
+"""Ticks -> the dotted-binary routing key, a destination <-> its address, and the binding patterns that read them.
 
 Pure: may know AMQP's routing-key syntax, must not know a broker, a clock or Celery.
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -42,14 +41,6 @@ def encode(ticks: int) -> str:
     return ".".join([SENTINEL, *(f"^{level}" for level in levels if ticks >> level & 1)])
 
 
-def decode(key: str) -> int:
-    """The ticks of a cascade key. Raises `ValueError` for any other key."""
-    ticks = sum(1 << int(power[1:]) for power in key.split(".") if re.fullmatch(r"\^[0-9]{1,2}", power))
-    if not ticks or key != encode(ticks):
-        raise ValueError(f"{key!r} is not the routing key of a delayed message")
-    return ticks
-
-
 def is_reserved(key: str) -> bool:
     """Whether a routing key begins with the sentinel, so that it could match a level."""
     return key.split(".", 1)[0] == SENTINEL
@@ -68,13 +59,15 @@ def address(destination: Destination) -> str:
     return f"{SENTINEL}.!{hashlib.sha256(readable.encode()).hexdigest()}"
 
 
-def destination(address: str) -> Destination | None:
-    """The destination that an address stands for; None for a hash."""
-    word = address.removeprefix(f"{SENTINEL}.")
-    if word.startswith("!"):
+def destination(key: str) -> Destination | None:
+    """The destination that an address stands for; None for a hash. Raises `ValueError` for any other key."""
+    if key.startswith(f"{SENTINEL}.!"):
         return None
-    exchange, *queues = map(unquote, word.split("+"))
-    return Destination(exchange, tuple(queue for queue in queues if queue))
+    exchange, *queues = map(unquote, key.removeprefix(f"{SENTINEL}.").split("+"))
+    found = Destination(exchange, tuple(queue for queue in queues if queue))
+    if key != address(found):
+        raise ValueError(f"{key!r} is not the address of a delayed message")
+    return found
 
 
 def entry_pattern(level: int) -> str:

@@ -37,12 +37,14 @@ def test_patterns_of_any_level_are_short_for_a_restarted_broker_brings_them_back
     assert max(pattern.count(".") for pattern in patterns) < 5
 
 
-@given(st.integers(1, (1 << 49) - 1))
-@example((1 << 49) - 1)
-def test_encode_and_decode_are_inverse_and_fit_into_amqp(ticks: int) -> None:
-    key = routing_key.encode(ticks)
-    assert len(key.encode()) <= MAX_LENGTH
-    assert routing_key.decode(key) == ticks
+ticks = st.integers(1, (1 << 49) - 1)
+
+
+@given(ticks, ticks)
+@example((1 << 49) - 1, 1)
+def test_each_number_of_ticks_has_a_key_of_its_own_that_fits_into_amqp(one: int, other: int) -> None:
+    assert len(routing_key.encode(one).encode()) <= MAX_LENGTH
+    assert (routing_key.encode(one) == routing_key.encode(other)) == (one == other)
 
 
 @given(destinations, destinations)
@@ -87,11 +89,11 @@ def test_names_that_use_our_separators_do_not_collide(one: Destination, other: D
 
 
 @pytest.mark.parametrize(
-    "key", ["", "celery", "@", "@.x", "@.0", "@.^x", "y.^1", "@.^1.^2", "@.^1.^1", "@.^01", "@.^1.x", "@.+q"]
+    "key", ["", "celery", "@", "@.x", "@.^1", "@.^1.+q", "+q", "y.+q", "@.+a.b", "@.+q+", "@.a++b"]
 )
-def test_decode_refuses_what_is_not_a_cascade_key(key: str) -> None:
-    with pytest.raises(ValueError, match="not the routing key of a delayed message"):
-        routing_key.decode(key)
+def test_what_is_not_an_address_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="not the address of a delayed message"):
+        routing_key.destination(key)
 
 
 @pytest.mark.parametrize(("key", "reserved"), [("@", True), ("@.a", True), ("@a", False), ("a.@", False), ("", False)])
