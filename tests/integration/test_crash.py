@@ -16,7 +16,8 @@ DELAY = 8  # seconds, one level
 
 
 def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early() -> None:
-    with Node() as node:
+    # What is due before the bindings are back is tried again in this many milliseconds: docs/operations.md, Restarts.
+    with Node(advanced="[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 10000}]}].") as node:
         url = node.url().replace("amqp", "rabbit-delay")
         options = {"rabbit_delay": {"tick": 1, "max_delay": 15, "slack": 0}}
         with kombu.Connection(url, transport_options=options) as connection:
