@@ -64,7 +64,7 @@ def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> Non
 
 def test_what_waits_moves_to_another_broker(vhost: Vhost) -> None:
     vhost.declare("q")
-    publish(vhost, "q", 100, 100, 5)
+    publish(vhost, "q", 100, 100, 20)
     with vhost.broker.vhost() as other:
         other.declare("q")
         moved = run(vhost.url("amqp"), "migrate", "--to-broker", other.url("amqp"))
