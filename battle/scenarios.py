@@ -17,7 +17,7 @@ import celery_rabbit_delay
 from benchmarks.meter import about
 from celery_rabbit_delay import operate
 from tests.proxy import Proxy, proxy
-from tools.node import Node, NodeFailed, cluster, start_all
+from tools.node import Node, NodeFailed, cluster, dead_letters_again, start_all
 
 from .app import CONTENDERS, QUEUE
 from .arena import Arena, Clocks
@@ -264,7 +264,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 @contextmanager
 def brokers(server: Path, amount: int, again: int) -> Iterator[list[Node]]:
-    advanced = f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {again * 1000}}}]}}]."
+    advanced = dead_letters_again(again)
     if amount == 1:
         with Node(server, advanced=advanced) as node:
             yield [node]

@@ -58,6 +58,11 @@ def speaks_amqp(port: int) -> bool:
         return False
 
 
+def dead_letters_again(seconds: int) -> str:
+    """An advanced.config: how soon what could not be dead-lettered is tried again (docs/operations.md, Restarts)."""
+    return f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {seconds * 1000}}}]}}]."
+
+
 class NodeFailed(RuntimeError):
     pass
 

@@ -9,15 +9,14 @@ import kombu
 
 from tests.broker import take
 from tests.wait import wait_until
-from tools.node import Node
+from tools.node import Node, dead_letters_again
 
 AMOUNT = 200
 DELAY = 8  # seconds, one level
 
 
 def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early() -> None:
-    # What is due before the bindings are back is tried again in this many milliseconds: docs/operations.md, Restarts.
-    with Node(advanced="[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 10000}]}].") as node:
+    with Node(advanced=dead_letters_again(10)) as node:  # for what is due before the bindings are back
         url = node.url().replace("amqp", "rabbit-delay")
         options = {"rabbit_delay": {"tick": 1, "max_delay": 15, "slack": 0}}
         with kombu.Connection(url, transport_options=options) as connection:

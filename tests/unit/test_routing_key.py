@@ -11,6 +11,7 @@ from .broker_model import topic_matches
 
 names = st.text(min_size=1, max_size=255).filter(lambda s: len(s.encode("utf-8", "surrogatepass")) <= 255)
 destinations = st.builds(Destination, st.one_of(st.just(""), names), st.lists(names, max_size=3).map(tuple))
+ticks = st.integers(1, (1 << 49) - 1)
 
 
 def test_keys_name_the_set_bits_highest_first() -> None:
@@ -35,9 +36,6 @@ def test_patterns_read_one_bit_and_the_next() -> None:
 def test_patterns_of_any_level_are_short_for_a_restarted_broker_brings_them_back_word_by_word() -> None:
     patterns = [routing_key.entry_pattern(39), routing_key.next_pattern(39, 38), routing_key.last_pattern(39)]
     assert max(pattern.count(".") for pattern in patterns) < 5
-
-
-ticks = st.integers(1, (1 << 49) - 1)
 
 
 @given(ticks, ticks)
