@@ -98,9 +98,8 @@ def mermaid(topology: Topology) -> str:
     for queue in topology.queues.values():
         dead_letters = queue.arguments.get("x-dead-letter-exchange")
         if dead_letters is not None:
-            seconds = int(queue.arguments["x-message-ttl"]) / 1000
             lines.append(
-                f'    {_node(queue.name, "queue")} -. "{seconds:g} s" .-> {_node(str(dead_letters), "exchange")}'
+                f'    {_node(queue.name, "queue")} -. "{queue.seconds:g} s" .-> {_node(str(dead_letters), "exchange")}'
             )
     for exchange in topology.exchanges.values():
         alternate = exchange.arguments.get("alternate-exchange")

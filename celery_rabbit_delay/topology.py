@@ -21,6 +21,9 @@ QueueType = Literal["quorum", "classic"]
 #: Quorum queues take higher priorities first.
 NORMAL_PRIORITY = 4
 
+# The clock of quorum queues counts whole milliseconds, so they let go of a message up to one before its TTL has passed.
+_CLOCK_MS = 1
+
 
 class Exchange(NamedTuple):
     name: str
@@ -31,6 +34,11 @@ class Exchange(NamedTuple):
 class Queue(NamedTuple):
     name: str
     arguments: Mapping[str, str | int]
+
+    @property
+    def seconds(self) -> float:
+        """How long a message stays in this queue of a level, at least."""
+        return (int(self.arguments["x-message-ttl"]) - _CLOCK_MS) / 1000
 
 
 class Binding(NamedTuple):
@@ -57,7 +65,7 @@ class Cascade:
     high: bool = False
 
     def ttl(self, level: int) -> int:
-        """Milliseconds that a message stays in the queue of `level`."""
+        """Milliseconds that a message stays in the queue of `level`, at least."""
         return (self.tick // timedelta(milliseconds=1)) << level
 
     @property
@@ -127,7 +135,7 @@ class Cascade:
         for level in range(self.levels):
             arguments: dict[str, str | int] = {
                 "x-queue-type": self.queue_type,
-                "x-message-ttl": self.ttl(level),
+                "x-message-ttl": self.ttl(level) + _CLOCK_MS,
                 "x-dead-letter-exchange": self.level_done(level),
             }
             if self.queue_type == "quorum":

@@ -31,7 +31,7 @@ def journey(ticks: int = 10) -> str:
     """What one message passes through, followed from binding to binding."""
     keys = routing_key.encode(ticks), routing_key.address(QUEUE)
     bindings = [*CASCADE.bindings(), *CASCADE.destination_bindings(QUEUE)]
-    queues = {queue.name: queue.arguments for queue in CASCADE.queues()}
+    queues = {queue.name: queue for queue in CASCADE.queues()}
     names = ["publisher", CASCADE.ingest]
     lines = [f"    publisher->>{_alias(CASCADE.ingest)}: {keys[0]}<br/>CC: celery, {keys[1]}"]
     exchange = CASCADE.ingest
@@ -47,8 +47,8 @@ def journey(ticks: int = 10) -> str:
         if there not in queues and binding.kind == "queue":
             break
         if binding.kind == "queue":
-            lines.append(f"    Note over {_alias(there)}: {int(queues[there]['x-message-ttl']) / 1000:g} s")
-            exchange = str(queues[there]["x-dead-letter-exchange"])
+            lines.append(f"    Note over {_alias(there)}: {queues[there].seconds:g} s")
+            exchange = str(queues[there].arguments["x-dead-letter-exchange"])
         else:
             exchange = there
     participants = [f"    participant {_alias(name)} as {name}" for name in names]

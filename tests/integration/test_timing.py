@@ -6,6 +6,7 @@ import random
 import statistics
 import threading
 import time
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -43,6 +44,30 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
                 connection.drain_events(timeout=30)
     # What came while we were still publishing waited for us in the queue; that is not lateness of the cascade.
     assert min(lateness) >= 0
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, queue_type: str) -> None:
+    """A quorum queue lets go of some messages up to one before their TTL has passed, a few in a thousand of these."""
+    vhost.declare("q")
+    amount = 2000
+    seed = random.Random(7)
+    held = []
+
+    def on_message(message: kombu.Message) -> None:
+        held.append(time.monotonic() - message.payload)
+
+    queue = kombu.Queue("q", no_declare=True)
+    with vhost.connection(tick=0.01, max_delay=0.01, queue_type=queue_type) as connection:
+        producer = connection.Producer()
+        with kombu.Consumer(connection.channel(), [queue], on_message=on_message, no_ack=True):
+            for _ in range(amount):
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=seed.uniform(0.0001, 0.004))
+                producer.publish(time.monotonic(), routing_key="q", headers={"x-delay": 10})
+            while len(held) < amount:
+                connection.drain_events(timeout=30)
+    assert min(held) >= 0.01
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])

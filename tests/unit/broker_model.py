@@ -78,7 +78,7 @@ class BrokerModel:
             arguments = self.queues[name].arguments
             if "x-dead-letter-exchange" in arguments:
                 visited.append(name)
-                due = now + int(arguments["x-message-ttl"])
+                due = now + int(arguments["x-message-ttl"]) - 1  # as early as a quorum queue may
                 onward = self.route(str(arguments["x-dead-letter-exchange"]), keys)
                 assert onward, f"stuck in {name}"
                 moving += [(due, queue) for queue in onward]
