@@ -21,7 +21,7 @@ QueueType = Literal["quorum", "classic"]
 #: Quorum queues take higher priorities first.
 NORMAL_PRIORITY = 4
 
-# The clock of quorum queues counts whole milliseconds, so they let go of a message up to one before its TTL has passed.
+# The clock of quorum queues counts whole milliseconds: a message may leave up to one of them before its TTL has passed.
 _CLOCK_MS = 1
 
 

@@ -48,7 +48,7 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, queue_type: str) -> None:
-    """A quorum queue lets go of some messages up to one before their TTL has passed, a few in a thousand of these."""
+    """A quorum queue lets go of some messages, a few in a thousand of these, a little before their TTL has passed."""
     vhost.declare("q")
     amount = 2000
     seed = random.Random(7)
