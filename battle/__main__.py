@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tools.node import find_server
+from testkit.node import find_server
 
 from .app import CONTENDERS, OURS
 from .report import RESULTS, TITLES, add, cells, draw, read

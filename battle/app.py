@@ -17,7 +17,7 @@ from celery import Celery
 from freezegun import freeze_time
 
 import celery_rabbit_delay
-from tools import ledger
+from testkit import ledger
 
 QUEUE = "battle"
 

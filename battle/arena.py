@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools import ledger
-from tools.background import kill, start
+from testkit import ledger
+from testkit.background import kill, start
 
 from .verdict import Fault, Verdict, judge
 

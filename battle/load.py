@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.meter import about, memory, percentile, pid
-from tools import ledger
-from tools.node import Node, find_server
+from testkit import ledger
+from testkit.meter import about, memory, percentile, pid
+from testkit.node import Node, find_server
 
 from .app import CONTENDERS, OURS
 from .arena import Arena, Clocks

@@ -21,7 +21,7 @@ from typing import Any
 import freezegun.api
 
 import celery_rabbit_delay
-from tools import ledger
+from testkit import ledger
 
 from .app import CONTENDER, CONTENDERS, app
 

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tools.page import fill, machine, markdown
+from testkit.page import fill, machine, markdown
 
 from .app import CONTENDERS, OURS
 from .scenarios import SCENARIOS

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import kombu
 
 import celery_rabbit_delay
-from benchmarks.meter import about
 from celery_rabbit_delay import operate
-from tests.proxy import Proxy, proxy
-from tools.node import Node, NodeFailed, cluster, dead_letters_again, start_all
+from testkit.meter import about
+from testkit.node import Node, NodeFailed, cluster, dead_letters_again, start_all
+from testkit.proxy import Proxy, proxy
 
 from .app import CONTENDERS, QUEUE
 from .arena import Arena, Clocks

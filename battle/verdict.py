@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from benchmarks.meter import percentile
+from testkit.meter import percentile
 
 
 class Fault(NamedTuple):

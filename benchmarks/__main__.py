@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-from tools.node import Node, find_server
+from testkit.meter import about
+from testkit.node import Node, find_server
 
-from .meter import about
 from .report import RESULTS
 from .rows import ROWS
 

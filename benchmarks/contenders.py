@@ -11,10 +11,12 @@ from typing import Any
 import amqp
 import kombu
 
-from celery_rabbit_delay import Options, message, routing_key
-from celery_rabbit_delay.routing_key import Destination
-from tests.broker import Broker
-from tools.node import Node
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.core import headers as headers_
+from celery_rabbit_delay.core import routing_key
+from celery_rabbit_delay.core.routing_key import Destination
+from testkit.broker import Broker
+from testkit.node import Node
 
 QUEUE = "bench"
 BODY = "x" * 200  # about what Celery's protocol sends for a small task
@@ -86,9 +88,9 @@ class Ours(Contender):
     def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
         options: Options = self.connection.transport.delay_options
         due = datetime.now(timezone.utc) + timedelta(seconds=delay)
-        headers = message.divert({}, options.cascade.track, "", QUEUE, due)
-        key = routing_key.encode(options.ticks(round(delay * 1_000_000)))
-        return options.cascade.ingest, key, message.addressed(headers, Destination("", (QUEUE,)))
+        headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
+        key = routing_key.encode(options.route(options.cascade, round(delay * 1_000_000)))
+        return options.cascade.ingest, key, headers_.addressed(headers, Destination("", (QUEUE,)))
 
 
 class Native(Contender):

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.page import fill, machine, markdown
+from testkit.page import fill, machine, markdown
 
 from .contenders import Contender, MessageTTL, Native, Ours, QueuePerDelay
 from .rows import HORIZONS, ROWS, SLACKS, WHOLE_SECONDS, WORKERS

@@ -19,12 +19,12 @@ from celery import Celery, group
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
-from tests.frames import frames
-from tests.proxy import proxy
-from tools.background import kill, start
-from tools.node import Node
+from testkit import meter
+from testkit.background import kill, start
+from testkit.frames import frames
+from testkit.node import Node
+from testkit.proxy import proxy
 
-from . import meter
 from .contenders import QUEUE, Contender, MessageTTL, Native, Ours, QueuePerDelay, take, vhost
 
 Log = Callable[[str], None]
@@ -105,7 +105,8 @@ def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, A
         options = Options(slack=value)
         for horizon, seconds in HORIZONS.items():
             chosen = random.Random(1)
-            counts = [options.ticks(chosen.randint(1, seconds * 1_000_000)).bit_count() for _ in range(100_000)]
+            delays = (chosen.randint(1, seconds * 1_000_000) for _ in range(100_000))
+            counts = [len(options.route(options.cascade, delay)) for delay in delays]
             found[f"{slack}, {horizon}"] = {"mean": sum(counts) / len(counts), "most": max(counts)}
     return found
 
@@ -127,7 +128,7 @@ def hops_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
 def publish_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Messages a second with a delay of 64 s, unconfirmed, until the broker has the last one in its queue."""
     amount = max(50, int(10_000 * scale))
-    waits_in = {Contender: QUEUE, Ours: Options().cascade.delay(9), Native: "celery_delayed_6"}
+    waits_in = {Contender: QUEUE, Ours: Options().cascade.levels[9].queue, Native: "celery_delayed_6"}
 
     def run(make: type[Contender], through_kombu: bool) -> float:
         with vhost(node) as url:

@@ -2,16 +2,15 @@
 
     celery_rabbit_delay.install(app)
 
-Importing the package registers the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS) with Kombu.
+Importing the package registers the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS) with Kombu. It does not
+import Celery until `install` or `batch` is used.
 """
 
-from celery.signals import task_received, worker_init
-from kombu.connection import resolve_aliases
-from kombu.transport import TRANSPORT_ALIASES
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from .batching import batch
-from .exceptions import (
-    BatchFailed,
+from .amqp import schemes as _schemes  # noqa: F401  registers them
+from .core.errors import (
     CascadeConflict,
     CascadeMissing,
     DelayError,
@@ -19,13 +18,19 @@ from .exceptions import (
     InvalidDelay,
     InvalidDestination,
     InvalidOption,
+    LayoutMismatch,
     NotPermitted,
     NotRouted,
     UnsupportedConfiguration,
 )
-from .install import install
-from .options import Options
-from .worker import join_neighbours, run_what_is_due
+
+if TYPE_CHECKING:
+    from .amqp.batch import BatchFailed
+    from .app.batch import batch
+    from .app.install import install
+    from .core.options import Options
+
+    __version__: str
 
 __all__ = [
     "BatchFailed",
@@ -36,6 +41,7 @@ __all__ = [
     "InvalidDelay",
     "InvalidDestination",
     "InvalidOption",
+    "LayoutMismatch",
     "NotPermitted",
     "NotRouted",
     "Options",
@@ -44,11 +50,26 @@ __all__ = [
     "install",
 ]
 
-TRANSPORT_ALIASES["rabbit-delay"] = "celery_rabbit_delay.transport:Transport"
-TRANSPORT_ALIASES["rabbit-delays"] = "celery_rabbit_delay.transport:SSLTransport"
-# How a connection shows itself in logs and to tools such as Flower, which look for "amqp".
-resolve_aliases["rabbit-delay"] = "amqp"
-resolve_aliases["rabbit-delays"] = "amqps"
+_WHERE = {
+    "BatchFailed": ".amqp.batch",
+    "Options": ".core.options",
+    "batch": ".app.batch",
+    "install": ".app.install",
+}
 
-worker_init.connect(join_neighbours, weak=False)
-task_received.connect(run_what_is_due, weak=False)
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("celery-rabbit-delay")
+    elif name in _WHERE:
+        value = getattr(import_module(_WHERE[name], __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.broker import Broker, Vhost
-from tests.wait import wait_until
-from tools.node import Node
+from testkit.broker import Broker, Vhost
+from testkit.node import Node
+from testkit.wait import wait_until
 
 # A busy machine is no reason to fail.
 settings.register_profile("without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])

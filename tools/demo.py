@@ -21,8 +21,8 @@ from rich.text import Text
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
-from tools import background, ledger
-from tools.node import Node, NodeFailed
+from testkit import background, ledger
+from testkit.node import Node, NodeFailed
 
 ROOT = Path(__file__).parents[1]
 SIDES = ("without", "with")
@@ -87,7 +87,7 @@ def picture(sides: list[Side], channel: Any, started: float) -> Table:
         table.add_column(f"{side.name} celery-rabbit-delay", min_width=30)
         ran = side.ran()
         queued = count(channel, side.name)
-        waiting = sum(count(channel, cascade.delay(level)) for level in LEVELS) if side.name == "with" else 0
+        waiting = sum(count(channel, cascade.levels[level].queue) for level in LEVELS) if side.name == "with" else 0
         not_due = sum(due > time.time() for due in side.due.values())
         behind = sum(name not in ran for name in side.due if name.startswith("immediate"))
         held = max(0, not_due - waiting - max(0, queued - behind))

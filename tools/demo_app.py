@@ -6,7 +6,7 @@ import time
 from celery import Celery
 
 import celery_rabbit_delay
-from tools import ledger
+from testkit import ledger
 
 side = os.environ["DEMO_SIDE"]
 app = Celery("demo", broker=os.environ["DEMO_BROKER"])

@@ -10,15 +10,16 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from celery_rabbit_delay import export, routing_key
-from celery_rabbit_delay.routing_key import Destination
-from celery_rabbit_delay.topology import Cascade, Topology
-from tests.unit.broker_model import topic_matches
+from celery_rabbit_delay.core import routing_key
+from celery_rabbit_delay.core.routing_key import Destination
+from celery_rabbit_delay.core.topology import Cascade, Topology
+from celery_rabbit_delay.operate import export
+from testkit.broker_model import topic_matches
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 #: Small enough to look at, with ticks of an eighth of a second as by default.
-CASCADE = Cascade("p", timedelta(milliseconds=125), levels=4)
+CASCADE = Cascade("p", timedelta(milliseconds=125), powers=4)
 QUEUE = Destination("", ("celery",))
 
 
@@ -29,7 +30,7 @@ def topology() -> str:
 
 def journey(ticks: int = 10) -> str:
     """What one message passes through, followed from binding to binding."""
-    keys = routing_key.encode(ticks), routing_key.address(QUEUE)
+    keys = routing_key.encode(CASCADE.route(ticks, 0)), routing_key.encode_destination(QUEUE)
     bindings = [*CASCADE.bindings(), *CASCADE.destination_bindings(QUEUE)]
     queues = {queue.name: queue for queue in CASCADE.queues()}
     names = ["publisher", CASCADE.ingest]
@@ -39,14 +40,14 @@ def journey(ticks: int = 10) -> str:
         [binding] = [
             b for b in bindings if b.source == exchange and any(topic_matches(b.routing_key, key) for key in keys)
         ]
-        here, there = names[-1], binding.target
-        bit = "highest set bit" if exchange == CASCADE.ingest else "next set bit"
-        why = "destination" if there == "celery" else "no bit left" if binding.kind == "exchange" else bit
+        here, there = names[-1], binding.destination
+        bit = "first level" if exchange == CASCADE.ingest else "next level"
+        why = "destination" if there == "celery" else "no level left" if binding.destination_type == "exchange" else bit
         lines.append(f"    {_alias(here)}->>{_alias(there)}: {why}")
         names.append(there)
-        if there not in queues and binding.kind == "queue":
+        if there not in queues and binding.destination_type == "queue":
             break
-        if binding.kind == "queue":
+        if binding.destination_type == "queue":
             lines.append(f"    Note over {_alias(there)}: {queues[there].seconds:g} s")
             exchange = str(queues[there].arguments["x-dead-letter-exchange"])
         else:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay import Options, eta, message, routing_key
-from celery_rabbit_delay.message import Delivery
-from celery_rabbit_delay.routing_key import Destination
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.core import due, routing_key
+from celery_rabbit_delay.core import headers as headers_
+from celery_rabbit_delay.core.headers import Delivery
+from celery_rabbit_delay.core.routing_key import Destination
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 QUEUE = Destination("", ("celery",))
@@ -27,31 +29,34 @@ HEADERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("ticks", [1, 8 * 90, (1 << 31) - 1])
 def test_encode(benchmark: Any, ticks: int) -> None:
-    assert benchmark(routing_key.encode, ticks).startswith("@.^")
+    levels = Options().cascade.route(ticks, 0)
+    assert benchmark(routing_key.encode, levels).startswith("@.^")
 
 
 @pytest.mark.parametrize("seconds", [1, 90, 86_400 * 30])
-def test_ticks(benchmark: Any, seconds: int) -> None:
-    assert benchmark(Options().ticks, seconds * 1_000_000) >= seconds * 8
+def test_route(benchmark: Any, seconds: int) -> None:
+    options = Options()
+    levels = benchmark(options.route, options.cascade, seconds * 1_000_000)
+    assert sum(level.ticks for level in levels) >= seconds * 8
 
 
 def test_parse_eta(benchmark: Any) -> None:
-    assert benchmark(eta.parse_eta, HEADERS["eta"]) == NOW + timedelta(seconds=90)
+    assert benchmark(due.parse_eta, HEADERS["eta"]) == NOW + timedelta(seconds=90)
 
 
 def test_delay_of(benchmark: Any) -> None:
-    assert benchmark(message.delay_of, HEADERS, NOW, timezone.utc)[0] == 90_000_000
+    assert benchmark(headers_.delay_of, HEADERS, NOW, timezone.utc)[0] == 90_000_000
 
 
-def test_divert(benchmark: Any) -> None:
-    diverted = benchmark(message.divert, HEADERS, "celery-rabbit-delay", "", "celery", NOW)
+def test_wrap(benchmark: Any) -> None:
+    diverted = benchmark(headers_.wrap, HEADERS, "celery-rabbit-delay", "", "celery", NOW)
     assert diverted["CC"] == ["celery"]
 
 
-def test_restore(benchmark: Any) -> None:
+def test_unwrap(benchmark: Any) -> None:
     prefix = "celery-rabbit-delay"
-    headers = message.addressed(message.divert(HEADERS, prefix, "", "celery", NOW), QUEUE)
+    headers = headers_.addressed(headers_.wrap(HEADERS, prefix, "", "celery", NOW), QUEUE)
     death = {"queue": f"{prefix}.delay.1000", "exchange": f"{prefix}.ingest", "reason": "expired", "count": 1}
     headers |= {"x-death": [death], "x-first-death-queue": death["queue"], "x-last-death-queue": death["queue"]}
     delivery = Delivery(f"{prefix}.delay.1000.done", "@.^3", headers)
-    assert benchmark(message.restore, delivery) == Delivery("", "celery", HEADERS)
+    assert benchmark(headers_.unwrap, delivery) == Delivery("", "celery", HEADERS)

@@ -15,9 +15,9 @@ import pytest
 from celery import Celery
 
 import celery_rabbit_delay
-from tests.broker import QUICK, Vhost
-from tests.wait import wait_until
-from tools import background, ledger
+from testkit import background, ledger
+from testkit.broker import QUICK, Vhost
+from testkit.wait import wait_until
 
 from .queues import KINDS
 

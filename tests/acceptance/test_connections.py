@@ -12,10 +12,10 @@ from urllib.parse import quote
 import celery
 import pytest
 
-from tests.broker import QUICK, Broker
-from tests.proxy import proxy
-from tests.wait import wait_until
-from tools.node import Node, free_port
+from testkit.broker import QUICK, Broker
+from testkit.node import Node, free_port
+from testkit.proxy import proxy
+from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import kombu
 import pytest
 
-from tests.broker import Vhost
-from tests.wait import wait_until
-from tools import background
+from testkit import background
+from testkit.broker import Vhost
+from testkit.wait import wait_until
 
 from .conftest import ROOT, Worker
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from celery import chain, chord
 
-from tests.broker import QUICK, Broker
-from tests.wait import wait_until
+from testkit.broker import QUICK, Broker
+from testkit.wait import wait_until
 
 from .conftest import Shop, signature
 from .test_queues import assert_nothing_went_wrong

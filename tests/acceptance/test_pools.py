@@ -9,8 +9,8 @@ from typing import Any
 import celery
 import pytest
 
-from tests.broker import QUICK
-from tests.wait import wait_until
+from testkit.broker import QUICK
+from testkit.wait import wait_until
 
 from .conftest import MakeShop
 from .test_queues import assert_nothing_went_wrong

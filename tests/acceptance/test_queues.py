@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 
 from celery_rabbit_delay import InvalidDestination
-from tests.wait import wait_until
+from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, Worker
 from .queues import KINDS, NAMES

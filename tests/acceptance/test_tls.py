@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trustme
 
-from tests.broker import QUICK
-from tools.node import Node, free_port
+from testkit.broker import QUICK
+from testkit.node import Node, free_port
 
 from .conftest import Shop
 

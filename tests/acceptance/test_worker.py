@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from celery import chain, chord, group
 
-from tests.broker import QUICK
+from testkit.broker import QUICK
+from testkit.wait import wait_until
 from tests.integration.test_permissions import documented
-from tests.wait import wait_until
 
 from .conftest import MakeShop, Shop, signature
 

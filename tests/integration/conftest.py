@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_rabbit_delay import install
-from tests.broker import QUICK, Vhost
+from testkit.broker import QUICK, Vhost
 
 MakeApp = Callable[..., Celery]
 

@@ -12,8 +12,8 @@ from celery import Celery, group
 
 import celery_rabbit_delay
 from celery_rabbit_delay import BatchFailed, NotPermitted, UnsupportedConfiguration
-from tests.broker import Vhost
-from tests.proxy import proxy
+from testkit.broker import Vhost
+from testkit.proxy import proxy
 
 from .conftest import MakeApp
 
@@ -139,7 +139,7 @@ def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app
     app.send_task("t", (-1,), countdown=2)
     vhost.take("celery", 1)
     for level in range(vhost.cascade.levels):
-        vhost.delete_queue(vhost.cascade.delay(level))
+        vhost.delete_queue(vhost.cascade.levels[level].queue)
     with celery_rabbit_delay.batch(app) as producer:
         for n in range(30):
             app.send_task("t", (n,), countdown=1, producer=producer)

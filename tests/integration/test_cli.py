@@ -15,9 +15,9 @@ import hcl2
 import pytest
 
 from celery_rabbit_delay import Options, operate
-from celery_rabbit_delay.topology import Cascade, Topology
-from tests.broker import QUICK, Vhost, lead
-from tests.wait import wait_until
+from celery_rabbit_delay.core.topology import Cascade, Topology
+from testkit.broker import QUICK, Vhost, lead
+from testkit.wait import wait_until
 
 CASCADE = Options(**QUICK).cascade
 QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
@@ -38,7 +38,7 @@ def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result
 
 
 def management(vhost: Vhost) -> tuple[str, str]:
-    return "--management", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
+    return "--management-url", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
 
 
 def publish(vhost: Vhost, queue: str, *delays: float, **options: Any) -> None:
@@ -50,9 +50,11 @@ def publish(vhost: Vhost, queue: str, *delays: float, **options: Any) -> None:
 
 def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
     """Takes away the way from a level to `done`."""
-    binding = next(b for b in cascade.bindings() if b.source == cascade.level_done(level) and b.target == cascade.done)
+    binding = next(
+        b for b in cascade.bindings() if b.source == cascade.levels[level].done and b.destination == cascade.done
+    )
     with vhost.plain() as connection:
-        connection.default_channel.exchange_unbind(binding.target, binding.source, binding.routing_key)
+        connection.default_channel.exchange_unbind(binding.destination, binding.source, binding.routing_key)
 
 
 def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost) -> None:
@@ -75,7 +77,7 @@ def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
     vhost.declare("here")
     done = run(vhost.url("amqp"), "--queue", "here", "--queue", "missing", "setup")
     assert done.code == 0
-    assert "nothing leads to queue 'missing', which is not there" in done.out
+    assert "skipped queue 'missing': it does not exist" in done.out
     assert (CASCADE.done, "here", "queue", "@.+here") in vhost.bindings()
     with vhost.connection(declare="passive") as connection:
         connection.Producer().publish("x", routing_key="here", headers={"x-delay": 30})
@@ -104,7 +106,7 @@ def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
     for more in ((), management(vhost)):
         verified = run(url, "verify", *more)
         assert verified.code == 0
-        assert "every message through the short levels came back, none early" in verified.out
+        assert "probe: all messages on time" in verified.out
     wait_until(lambda: not [name for name in vhost.names("queues") if "probe" in name], "the probe's queue is gone")
     assert not [binding for binding in vhost.bindings() if "probe" in str(binding)]
 
@@ -114,17 +116,19 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0
     if damage == "queue":
-        vhost.delete_queue(CASCADE.delay(3))
-        expected = rf"^missing    queue    {re.escape(CASCADE.delay(3))}$"
+        vhost.delete_queue(CASCADE.levels[3].queue)
+        expected = rf"^missing    queue    {re.escape(CASCADE.levels[3].queue)}$"
     elif damage == "exchange":
-        vhost.delete_exchange(CASCADE.level_done(3))
-        expected = rf"^missing    exchange {re.escape(CASCADE.level_done(3))}$"
+        vhost.delete_exchange(CASCADE.levels[3].done)
+        expected = rf"^missing    exchange {re.escape(CASCADE.levels[3].done)}$"
     elif damage == "binding":
         unbind(vhost, 3)
-        expected = rf"^missing    binding  {re.escape(CASCADE.level_done(3))} -> {re.escape(CASCADE.done)} "
+        expected = rf"^missing    binding  {re.escape(CASCADE.levels[3].done)} -> {re.escape(CASCADE.done)} "
     elif damage == "policy":
         put_in_force(vhost, "everything", {"message-ttl": 60_000, "delivery-limit": 20}, pattern="")
-        expected = rf"^unexpected policy   {re.escape(CASCADE.delay(3))}: 'everything' sets its message-ttl: give our"
+        expected = (
+            rf"^unexpected policy   {re.escape(CASCADE.levels[3].queue)}: 'everything' sets its message-ttl: give our"
+        )
     else:
         vhost.declare("stranger")
         with vhost.plain() as connection:
@@ -136,7 +140,7 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
     without = run(url, "verify")
     assert (without.code == 3) is (damage not in ("extra", "policy"))
     if damage == "binding":
-        assert f"a message through {CASCADE.delay(3)} has not come back" in without.out
+        assert f"a message through {CASCADE.levels[3].queue} has not come back" in without.out
 
 
 def test_a_policy_of_their_own_keeps_others_away_from_the_levels(vhost: Vhost) -> None:
@@ -286,12 +290,12 @@ def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
 
     def blocked() -> bool:
         found = json.loads(run(vhost.url("amqp"), "status", "--json", *management(vhost)).out)
-        return bool(found["blocked"] == [CASCADE.delay(3)])
+        return bool(found["blocked"] == [CASCADE.levels[3].queue])
 
     wait_until(blocked, "the management API has counted")  # every five seconds
     asked = run(vhost.url("amqp"), "status", *management(vhost))
     assert asked.code == 3
-    assert f"BLOCKED, or in a burst: {CASCADE.delay(3)}; `verify` tells" in asked.out
+    assert f"{CASCADE.levels[3].queue} may be blocked; run `verify`" in asked.out
 
 
 def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(vhost: Vhost) -> None:
@@ -300,7 +304,7 @@ def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(v
     vhost.take("q", 1)
     unbind(vhost, 3)
     publish(vhost, "q", *[0.08] * 40)
-    wait_until(lambda: vhost.count(CASCADE.delay(3)) == 0, "all are due")
+    wait_until(lambda: vhost.count(CASCADE.levels[3].queue) == 0, "all are due")
     assert run(vhost.url("amqp"), "setup").code == 0
     assert vhost.count("q") == 0
     vhost.policy("again", {"delivery-limit": 1_000_000}, r"^celery-rabbit-delay\.")

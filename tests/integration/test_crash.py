@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 
 import kombu
 
-from tests.broker import take
-from tests.wait import wait_until
-from tools.node import Node, dead_letters_again
+from testkit.broker import take
+from testkit.node import Node, dead_letters_again
+from testkit.wait import wait_until
 
 AMOUNT = 200
 DELAY = 8  # seconds, one level

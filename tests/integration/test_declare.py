@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, declare
-from tests.broker import QUICK, Vhost
-from tests.frames import frames
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted
+from celery_rabbit_delay.amqp import declare
+from testkit.broker import QUICK, Vhost
+from testkit.frames import frames
 
 
 def publish(vhost: Vhost, queue: str = "q", user: str = "guest", **options: Any) -> None:
@@ -36,7 +37,7 @@ def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> N
         assert vhost.arguments("exchanges", name) == exchange.arguments
     for name, queue in queues.items():
         assert vhost.arguments("queues", name) == queue.arguments
-    declared = {(b.source, b.target, b.kind, b.routing_key) for b in cascade.bindings()}
+    declared = {(b.source, b.destination, b.destination_type, b.routing_key) for b in cascade.bindings()}
     assert vhost.bindings() == declared | {(cascade.done, "q", "queue", "@.+q")}
 
 
@@ -69,11 +70,13 @@ def test_a_second_message_costs_nothing_but_itself(vhost: Vhost, q: str) -> None
 def test_declaring_half_a_cascade_again_completes_it(vhost: Vhost, q: str) -> None:
     publish(vhost)
     cascade = vhost.cascade
-    vhost.delete_exchange(cascade.complete)
-    vhost.delete_queue(cascade.delay(3))
-    vhost.delete_exchange(cascade.level_done(5))
+    vhost.delete_exchange(cascade.marker)
+    vhost.delete_queue(cascade.levels[3].queue)
+    vhost.delete_exchange(cascade.levels[5].done)
     publish(vhost)
-    assert {(b.source, b.target, b.kind, b.routing_key) for b in cascade.bindings()} <= vhost.bindings()
+    assert {
+        (b.source, b.destination, b.destination_type, b.routing_key) for b in cascade.bindings()
+    } <= vhost.bindings()
 
 
 def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
@@ -102,8 +105,8 @@ def test_a_queue_that_somebody_else_is_just_creating(vhost: Vhost, q: str, monke
     if vhost.broker.version >= (4, 2):
         pytest.skip("RabbitMQ keeps queues in one table, with Khepri")
     publish(vhost)
-    vhost.delete_exchange(vhost.cascade.complete)
-    name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{vhost.cascade.delay(3)}">>),'
+    vhost.delete_exchange(vhost.cascade.marker)
+    name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{vhost.cascade.levels[3].queue}">>),'
     node.ctl("eval", f"{name} ok = mnesia:dirty_delete(rabbit_queue, Name).")
     declare_once = declare._declare
     answers = []
@@ -154,8 +157,8 @@ def test_passive_uses_what_is_there(vhost: Vhost, q: str) -> None:
 
 def test_passive_names_the_one_part_that_is_missing(vhost: Vhost, q: str) -> None:
     publish(vhost)
-    vhost.delete_queue(vhost.cascade.delay(4))
-    vhost.delete_exchange(vhost.cascade.complete)
+    vhost.delete_queue(vhost.cascade.levels[4].queue)
+    vhost.delete_exchange(vhost.cascade.marker)
     with pytest.raises(
         CascadeMissing, match=r"lacks celery-rabbit-delay\.ingest\.10ms\S*, celery-rabbit-delay\.delay\.160"
     ):
@@ -177,7 +180,7 @@ def test_a_passive_publisher_needs_only_to_write_to_ingest(vhost: Vhost, q: str)
 
 def test_a_passive_publisher_that_may_see_no_more_than_ingest_is_told_what_is_missing(vhost: Vhost, q: str) -> None:
     publish(vhost)
-    vhost.delete_exchange(vhost.cascade.complete)
+    vhost.delete_exchange(vhost.cascade.marker)
     user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.ingest", read="^$")
     with pytest.raises(CascadeMissing, match=r"lacks .*celery-rabbit-delay\.ingest\.10ms"):
         publish(vhost, user=user, declare="passive")
@@ -185,7 +188,7 @@ def test_a_passive_publisher_that_may_see_no_more_than_ingest_is_told_what_is_mi
 
 def test_classic_levels_deliver_too(vhost: Vhost, q: str) -> None:
     publish(vhost, queue_type="classic")
-    assert vhost.arguments("queues", vhost.cascade.delay(0))["x-queue-type"] == "classic"
+    assert vhost.arguments("queues", vhost.cascade.levels[0].queue)["x-queue-type"] == "classic"
     assert len(vhost.take("q", 1)) == 1
 
 

@@ -9,8 +9,8 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
-from tests.broker import Vhost, take
-from tests.wait import wait_until
+from testkit.broker import Vhost, take
+from testkit.wait import wait_until
 
 DELAY = {"x-delay": 30}
 LONG = "ü" * 127 + "x"  # 255 bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker import Vhost
+from testkit.broker import Vhost
 from tools import diagrams
 
 ROOT = Path(__file__).parents[2]

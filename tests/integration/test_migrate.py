@@ -15,9 +15,9 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import Options, operate
-from celery_rabbit_delay.topology import Cascade
-from tests.broker import QUICK, Vhost, lead, take
-from tests.wait import wait_until
+from celery_rabbit_delay.core.topology import Cascade
+from testkit.broker import QUICK, Vhost, lead, take
+from testkit.wait import wait_until
 
 from .test_cli import CASCADE, QUICKLY, make_orphans, management, publish, run
 
@@ -27,7 +27,7 @@ TO_NEW = ("--to-prefix", "new", "--to-tick", "0.02")
 
 def waiting(vhost: Vhost, *cascades: Cascade) -> int:
     queues = set(vhost.names("queues"))
-    levels = {cascade.delay(level) for cascade in cascades for level in range(cascade.levels)}
+    levels = {level.queue for cascade in cascades for level in cascade.levels}
     return sum(vhost.count(queue) for queue in levels & queues)
 
 
@@ -89,9 +89,9 @@ def test_what_cannot_move_stays(vhost: Vhost, destination: str) -> None:
 
 
 def test_without_another_place_nothing_moves(vhost: Vhost) -> None:
-    refused = run(vhost.url("amqp"), "migrate", "--to-tick", "0.5")
+    refused = run(vhost.url("amqp"), "migrate", "--to-max-delay", "1000")
     assert refused.code == 2
-    assert "--to-prefix, --to-broker or both" in refused.err
+    assert "say where to: --to-prefix, --to-tick" in refused.err
 
 
 def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
@@ -112,8 +112,8 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
     assert waiting(vhost, old) == 0
     found: list[int] = []
     with vhost.plain() as connection:
-        for level in range(new.levels):
-            queue = kombu.Queue(new.delay(level), no_declare=True)(connection.default_channel)
+        for level in new.levels:
+            queue = kombu.Queue(level.queue, no_declare=True)(connection.default_channel)
             while message := queue.get(no_ack=True):
                 found.append(message.payload)
     assert set(found) == set(range(amount))
@@ -129,7 +129,7 @@ def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> N
         for _ in range(100):
             source.Producer().publish("x", routing_key="q", headers={"x-delay": QUICK["tick"] * 1000})
             time.sleep(pause)
-            moved = list(operate.migrate(source, target))
+            moved = list(operate.migrate(source, target, operate.cascades(source)))
             pause = max(0, pause + (0.0005 if moved else -0.0005))
             take(source, "q", 1)
 
@@ -146,17 +146,26 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     assert run(url, "teardown", "--yes").out == "0 exchanges and queues deleted\n"
 
 
-@pytest.mark.parametrize("command", [("teardown", "--yes"), ("migrate", *TO_NEW), ("status",)])
-def test_nothing_is_touched_whose_parameters_are_not_those_that_were_given(
-    vhost: Vhost, command: tuple[str, ...]
-) -> None:
+def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost) -> None:
+    vhost.declare("q")
+    publish(vhost, "q", 100)
+    short = ("--tick", str(QUICK["tick"]), "--max-delay", "1")
+    assert "1 wait" in run(vhost.url("amqp"), "status", options=short).out
+    moved = run(vhost.url("amqp"), "migrate", "--to-prefix", "new", "--to-max-delay", "120", options=short)
+    assert (moved.code, moved.out) == (0, "1 moved, 0 left\n")
+    assert run(vhost.url("amqp"), "teardown", "--yes", options=short).code == 0
+    left = [name for name in vhost.names("queues") + vhost.names("exchanges") if not name.startswith("new.")]
+    assert left == ["q"]
+
+
+def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
     vhost.declare("q")
     publish(vhost, "q", 100)
     before = vhost.names("queues"), vhost.names("exchanges")
-    refused = run(vhost.url("amqp"), *command, options=("--tick", "0.01", "--max-delay", "1"))
-    assert refused.code == 1
-    assert "is taken by a cascade with other parameters" in refused.err
+    for command in (("teardown", "--yes"), ("migrate", *TO_NEW), ("status",)):
+        run(vhost.url("amqp"), *command, options=("--tick", "0.5"))
     assert (vhost.names("queues"), vhost.names("exchanges")) == before
+    assert waiting(vhost, CASCADE) == 1
 
 
 @pytest.mark.parametrize("held", ["waiting", "orphan"])
@@ -172,5 +181,5 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
         assert refused.code == 1
         assert ("1 messages wait" if held == "waiting" else "1 are orphans") in refused.err
     assert (vhost.names("queues"), vhost.names("exchanges")) == before
-    assert run(vhost.url("amqp"), "teardown", "--yes", "--with-messages").code == 0
+    assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages").code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import DelayError, NotPermitted
-from tests.broker import Vhost
-from tests.wait import wait_until
+from testkit.broker import Vhost
+from testkit.wait import wait_until
 
 from .test_cli import make_orphans, run
 

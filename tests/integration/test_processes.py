@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.broker import Vhost
+from testkit.broker import Vhost
 
 from .conftest import MakeApp
 

@@ -10,11 +10,11 @@ from amqp import Message
 from amqp.exceptions import MessageNacked
 
 from celery_rabbit_delay import CascadeMissing, NotPermitted, NotRouted
-from celery_rabbit_delay.message import HEADER
-from celery_rabbit_delay.routing_key import Destination
-from tests.broker import QUICK, Vhost, take
-from tests.proxy import proxy
-from tests.wait import wait_until
+from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.routing_key import Destination
+from testkit.broker import QUICK, Vhost, take
+from testkit.proxy import proxy
+from testkit.wait import wait_until
 
 DELAY = {"x-delay": 30}
 SLOW = {"x-delay": 3000}  # long enough to delete something meanwhile
@@ -110,7 +110,7 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
         producer = connection.Producer()
         producer.publish("x", routing_key="q", headers=DELAY)
         take(connection, "q", 1)
-        for delete, name in ((vhost.delete_queue, cascade.delay(1)), (vhost.delete_exchange, cascade.ingest)):
+        for delete, name in ((vhost.delete_queue, cascade.levels[1].queue), (vhost.delete_exchange, cascade.ingest)):
             delete(name)
             if declared == "passive":
                 with pytest.raises((CascadeMissing, NotRouted)):
@@ -155,7 +155,7 @@ def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vho
             kombu.Connection(between.url(vhost.url()), transport_options=options) as connection,
         ):
             channel = connection.default_channel  # opened while the broker answers
-            connection.connection.delayed().bind(Destination("", ("q",)))
+            connection.connection.publisher_for().bind(Destination("", ("q",)))
 
             def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
                 message = Message(body, application_headers={"x-delay": 60_000})
@@ -167,7 +167,7 @@ def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vho
                     publish("late", confirm_timeout=0.3)
             finally:
                 between.flowing.set()
-            levels = [vhost.cascade.delay(level) for level in range(vhost.cascade.levels)]
+            levels = [level.queue for level in vhost.cascade.levels]
             wait_until(lambda: sum(map(vhost.count, levels)) == 1, "the message is stored after all")
             fill_levels(vhost)
             wait_until(lambda: refusal(other.Producer()), "the policy is in force")
@@ -259,8 +259,8 @@ def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pyte
         producer = connection.Producer()
         producer.publish("x", routing_key="q", headers=DELAY)
         take(connection, "q", 1)
-        vhost.delete_queue(vhost.cascade.delay(0))
-        vhost.delete_queue(vhost.cascade.delay(1))
+        vhost.delete_queue(vhost.cascade.levels[0].queue)
+        vhost.delete_queue(vhost.cascade.levels[1].queue)
         producer.publish("lost", routing_key="q", headers=DELAY)
         wait_until(lambda: connection.drain_events(timeout=5) or caplog.records, "the broker returned it")
     assert "RabbitMQ returned a delayed message, it is lost: NO_ROUTE" in caplog.text

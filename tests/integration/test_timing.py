@@ -14,8 +14,8 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import InvalidDelay
-from tests.broker import Vhost, take
-from tests.wait import wait_until
+from testkit.broker import Vhost, take
+from testkit.wait import wait_until
 
 
 def task(eta: object) -> dict[str, Any]:

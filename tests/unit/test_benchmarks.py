@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import report
-from tools.page import drawn
+from testkit.page import drawn
 
 
 def test_the_page_is_drawn_from_the_results() -> None:

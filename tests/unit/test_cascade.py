@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import routing_key
-from celery_rabbit_delay.routing_key import Destination
-from celery_rabbit_delay.topology import Cascade, Exchange, Queue
+from celery_rabbit_delay.core import routing_key
+from celery_rabbit_delay.core.routing_key import Destination
+from celery_rabbit_delay.core.topology import Cascade, Exchange, Queue, Topology
+from testkit.broker_model import BrokerModel, topic_matches
 
-from .broker_model import BrokerModel, topic_matches
-
-CASCADE = Cascade("t", timedelta(milliseconds=10), levels=11)
+CASCADE = Cascade("t", timedelta(milliseconds=10), powers=11)
+LONG = Cascade("t", timedelta(milliseconds=10), powers=49)
 SHOP = Destination("", ("shop",))
 
 
 def keys(ticks: int, destination: Destination, *users: str) -> tuple[str, ...]:
     """The routing keys of a delayed message: its own, and those in its CC header."""
-    return routing_key.encode(ticks), *users, routing_key.address(destination)
+    return routing_key.encode(LONG.route(ticks, 0)), *users, routing_key.encode_destination(destination)
 
 
 def model_with_queues(*names: str, cascade: Cascade = CASCADE) -> BrokerModel:
@@ -42,7 +42,7 @@ def test_every_delay_arrives_once_on_time_with_one_hop_per_set_bit() -> None:
 
 @given(st.integers(1, (1 << 31) - 1))
 def test_any_delay_of_the_default_cascade_arrives_once_on_time(ticks: int) -> None:
-    cascade = Cascade("t", timedelta(milliseconds=125), levels=31)
+    cascade = Cascade("t", timedelta(milliseconds=125), powers=31)
     model = model_with_queues("shop", cascade=cascade)
     model.bind(cascade.destination_bindings(SHOP))
     arrived, visited = model.publish(cascade.ingest, *keys(ticks, SHOP, "shop"))
@@ -115,7 +115,7 @@ def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
     for cascade in (CASCADE, high):
         arrived, visited = model.publish(cascade.ingest, *keys(11, SHOP, "shop"))
         assert arrived == [(110, "shop")]
-        assert visited == [cascade.delay(level) for level in (3, 1, 0)]
+        assert visited == [cascade.levels[level].queue for level in (3, 1, 0)]
     assert list(high.destination_bindings(SHOP)) == list(CASCADE.destination_bindings(SHOP))
     assert not {q.name for q in high.queues() if ".delay." in q.name} & {q.name for q in CASCADE.queues()}
 
@@ -126,7 +126,7 @@ def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
 
 
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
-    cascade = Cascade("p" * 200, timedelta(milliseconds=1), levels=49)
+    cascade = Cascade("p" * 200, timedelta(milliseconds=1), powers=49)
     names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()]
     assert len(names) == len(set(names)) + 1  # the orphans queue is named like its exchange
     assert all(name.startswith("p" * 200 + ".") and len(name) <= 255 for name in names)
@@ -142,14 +142,22 @@ def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_l
             assert queue.arguments["x-overflow"] == "reject-publish"
 
 
-def test_any_parameter_of_the_cascade_changes_what_ingest_is_declared_with() -> None:
+def test_cascades_that_are_declared_differently_share_no_name() -> None:
     others = [
         CASCADE,
         Cascade("t", timedelta(milliseconds=20), 11),
-        Cascade("t", timedelta(milliseconds=10), 12),
         Cascade("t", timedelta(milliseconds=10), 11, "classic"),
+        Cascade("u", timedelta(milliseconds=10), 11),
     ]
-    assert len({next(iter(c.exchanges())).arguments["alternate-exchange"] for c in others}) == 4
+    names = [name for c in others for t in [Topology.of([c])] for name in {*t.exchanges, *t.queues} - {"t.v2", "u.v2"}]
+    assert len(names) == len(set(names))
+
+
+def test_a_cascade_with_a_longer_maximum_adds_levels_and_changes_none() -> None:
+    short, long = Topology.of([CASCADE]), Topology.of([replace(CASCADE, powers=12)])
+    assert all(long.exchanges[name] == exchange for name, exchange in short.exchanges.items() if name != CASCADE.marker)
+    assert all(long.queues[name] == queue for name, queue in short.queues.items())
+    assert short.bindings.keys() < long.bindings.keys()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from celery.app.amqp import AMQP
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
-from celery_rabbit_delay.transport import SSLTransport, Transport
-from tools.node import free_port
+from celery_rabbit_delay.amqp.transport import SSLTransport, Transport
+from testkit.node import free_port
 
 AMQP_URL = "amqp://shop:p%40ss@rabbit.example:5673/orders"
 
@@ -135,7 +135,7 @@ def test_it_works_wherever_it_is_called(when: str) -> None:
     assert connection.hostname == "configured"
     options = connection.transport.delay_options
     assert options.tick == 0.5
-    assert str(options.naive_in) == "Europe/Berlin"
+    assert str(options.naive_timezone) == "Europe/Berlin"
 
 
 def test_settings_made_after_it_still_count() -> None:
@@ -184,7 +184,7 @@ def test_what_the_app_says_of_its_connection_is_json(conf: dict[str, Any]) -> No
     assert (options.tick, tuple(options.slack)) == (0.25, (0.01, 2))
     for moment in (datetime(2030, 1, 1), datetime(2030, 7, 1)):  # noqa: DTZ001
         expected = moment.replace(tzinfo=app.timezone).astimezone(timezone.utc)
-        assert moment.replace(tzinfo=options.naive_in).astimezone(timezone.utc) == expected
+        assert moment.replace(tzinfo=options.naive_timezone).astimezone(timezone.utc) == expected
 
 
 def test_twice_is_once() -> None:
@@ -317,10 +317,10 @@ def code_of(module):
     return found
 before = {module.__name__: code_of(module) for module in modules}
 import celery_rabbit_delay
-from celery_rabbit_delay.worker import join_neighbours
+from celery_rabbit_delay.app.signals import enable_mingle_and_gossip
 app = celery.app.base.Celery("shop", broker="amqp://")
 celery_rabbit_delay.install(app)
-join_neighbours()
+enable_mingle_and_gossip()
 app.connection().transport
 after = {module.__name__: code_of(module) for module in modules}
 changed = [(m, k) for m in before for k in before[m] if after[m].get(k) is not before[m][k]]
@@ -331,6 +331,6 @@ assert not changed, changed
 
 def test_the_public_names_are_these() -> None:
     assert sorted(celery_rabbit_delay.__all__) == celery_rabbit_delay.__all__
-    assert install.__module__ == "celery_rabbit_delay.install"
+    assert install.__module__ == "celery_rabbit_delay.app.install"
     assert all(hasattr(celery_rabbit_delay, name) for name in celery_rabbit_delay.__all__)
-    assert Options() == Options.of({})
+    assert Options() == Options.parse({})

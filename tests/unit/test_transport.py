@@ -9,7 +9,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import Options, UnsupportedConfiguration
-from celery_rabbit_delay.transport import Connection
+from celery_rabbit_delay.amqp.connection import Connection
 
 
 def test_quorum_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -> None:
@@ -20,7 +20,7 @@ def test_quorum_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -
         connection.server_properties = {"version": version}
         options = Options(queue_type=queue_type)  # type: ignore[arg-type]
         connection.client = SimpleNamespace(transport=SimpleNamespace(delay_options=options))
-        return connection.delayed()
+        return connection.publisher_for()
 
     with pytest.raises(UnsupportedConfiguration, match=r"came with RabbitMQ 3\.10.* This is 3\.9\.27: upgrade it"):
         delayed("3.9.27", "quorum")

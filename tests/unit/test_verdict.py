@@ -6,7 +6,7 @@ from typing import Any
 
 from battle import report
 from battle.verdict import Fault, judge
-from tools.page import drawn
+from testkit.page import drawn
 
 PUBLISHED: list[dict[str, Any]] = [
     {"id": "a", "sent": 0.0, "due": 10.0},

@@ -1,0 +1,27 @@
+"""What this package knows about a `kombu.Connection`, kept beside it, for it outlives the AMQP connections it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+
+@dataclass
+class Client:
+    #: Batches being collected, the innermost last.
+    batches: list[Batch] = field(default_factory=list)
+    #: Whether the app consumes from quorum queues. The app's queues may change later.
+    uses_quorum_queues: Callable[[], bool] = lambda: False
+
+
+_clients: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
+
+
+def client_of(connection: Any) -> Client:
+    """Return what is known about a `kombu.Connection`."""
+    return _clients.setdefault(connection, Client())

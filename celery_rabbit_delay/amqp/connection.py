@@ -1,0 +1,87 @@
+"""One AMQP connection and what it knows of the broker."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+from amqp import spec
+from amqp.exceptions import RecoverableConnectionError
+from kombu.transport import pyamqp
+from kombu.utils.text import version_string_as_tuple
+
+from .. import upstream
+from ..core.errors import UnsupportedConfiguration
+from ..core.options import Options
+from .deliveries import DeferredDeliveries, Delivery
+from .publisher import DelayedPublisher
+
+
+class Connection(pyamqp.Connection):  # type: ignore[misc]
+    """An `amqp.Connection` that can defer deliveries and has a publisher for each cascade."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._process = os.getpid()
+        self.bindings_seen: dict[tuple[str, str], str] = {}  # (exchange, binding key) -> queue, as bound here
+        self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
+        self._deliveries = DeferredDeliveries(self._deliver)
+
+    @property
+    def _is_inherited(self) -> bool:
+        return self._process != os.getpid()
+
+    def collect(self) -> None:
+        if self._is_inherited:
+            upstream.close_socket(self)  # py-amqp would shut it down, for the parent as well
+        super().collect()
+
+    def defer_deliveries(self) -> AbstractContextManager[None]:
+        """Keep messages for consumers on this connection back until the block ends."""
+        return self._deliveries.hold()
+
+    def _deliver(self, delivery: Delivery) -> None:
+        channel_id, *method = delivery
+        if channel_id in (self.channels or ()):  # or else it was closed: the broker delivers the message again
+            super().on_inbound_method(channel_id, *method)
+
+    def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
+        if method_sig == spec.Basic.Deliver and self._deliveries.offer((channel_id, method_sig, payload, content)):
+            return None
+        return super().on_inbound_method(channel_id, method_sig, payload, content)
+
+    def drain_events(self, timeout: float | None = None) -> Any:
+        if self._deliveries.flush():  # left behind by a consumer that raised an error
+            return None
+        return super().drain_events(timeout)
+
+    @property
+    def delay_options(self) -> Options:
+        options: Options = self.client.transport.delay_options
+        return options
+
+    def publisher_for(self, priority: int | None = None) -> DelayedPublisher:
+        """Return what publishes messages of a priority into their cascade.
+
+        Raises `UnsupportedConfiguration`; in a process that was forked since, `amqp.RecoverableConnectionError`, after
+        which Kombu connects again.
+        """
+        if self._is_inherited:  # parent and child would take the broker's answers from each other
+            raise RecoverableConnectionError("the connection is that of the process that forked this one")
+        cascade = self.delay_options.cascade_for(priority)
+        if cascade.high not in self._publishers:
+            if cascade.queue_type == "quorum" and server_version(self) < (3, 10):
+                raise UnsupportedConfiguration(
+                    "at-least-once dead lettering came with RabbitMQ 3.10, and without it delayed messages get lost. "
+                    f"This is {self.server_properties.get('version')}: upgrade it, or choose "
+                    'queue_type="classic" for throwaway work'
+                )
+            self._publishers[cascade.high] = DelayedPublisher(self, cascade, self.delay_options)
+        return self._publishers[cascade.high]
+
+
+def server_version(connection: Any) -> tuple[Any, ...]:
+    """Return the broker's version from an `amqp.Connection`."""
+    version: tuple[Any, ...] = version_string_as_tuple(connection.server_properties.get("version") or "0")
+    return version

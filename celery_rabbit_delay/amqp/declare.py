@@ -1,0 +1,195 @@
+"""Puts a `Cascade` on a broker: I/O over one AMQP channel.
+
+Every function takes a channel that the broker's answer may close and py-amqp open again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+
+from ..core.errors import (
+    CascadeConflict,
+    CascadeMissing,
+    DestinationNotFound,
+    InvalidDestination,
+    LayoutMismatch,
+    NotPermitted,
+)
+from ..core.layouts import Layout1
+from ..core.routing_key import Destination
+from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, layout_name
+
+Channel = Any  # an amqp.Channel; py-amqp has no type hints
+
+
+def require_cascade(channel: Channel, cascade: Cascade) -> None:
+    """Make sure that the cascade is there. Raises `CascadeMissing`, `LayoutMismatch`, `NotPermitted`."""
+    with translate_errors(cascade):
+        if exchange_exists(channel, cascade.marker):
+            return
+    lacking = list(missing(channel, cascade))
+    more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
+    others = other_layouts(channel, cascade)
+    if others:
+        raise LayoutMismatch(
+            f"the broker has layout {others[0]} of the cascade {cascade.prefix!r}, and this release of "
+            f'celery-rabbit-delay needs layout {LAYOUT}, which declare="passive" does not create: run `celery delay setup` '
+            "of this release; `celery delay migrate --from-layout` then moves what waits"
+        )
+    raise CascadeMissing(
+        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a worker or '
+        f'publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
+    )
+
+
+def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
+    """Return the layouts of other releases under the cascade's prefix, as far as this user may see them."""
+    names = {1: Layout1(cascade).ingest}
+    names |= {layout: layout_name(cascade.prefix, layout) for layout in range(2, LAYOUT + 5) if layout != LAYOUT}
+    found = []
+    for layout, name in names.items():
+        with suppress(AccessRefused):
+            if exchange_exists(channel, name):
+                found.append(layout)
+    return found
+
+
+def ensure_route(channel: Channel, cascade: Cascade, destination: Destination, check: bool) -> None:
+    """Make sure that a cascade leads to a destination, with `check` also that it exists: one round trip if it does.
+
+    Raises what `declare_cascade` and `bind_destination` do.
+    """
+    try:
+        if check:  # its answer, if there is one, comes before that to the binding
+            passive_declare(channel, cascade.marker, nowait=True)
+        bind_destination(channel, cascade, destination)
+    except CascadeMissing:
+        declare_cascade(channel, cascade)
+        bind_destination(channel, cascade, destination)
+
+
+def declare_cascade(channel: Channel, cascade: Cascade) -> None:
+    """Declare all of the cascade, whatever of it is there already. Raises `CascadeConflict`, `NotPermitted`.
+
+    Safe in many processes at once: declaring is idempotent, and the exchange `marker` comes last. It alone is waited for,
+    so this takes about as long as the broker needs to store ~600 entities.
+    """
+    with translate_errors(cascade):
+        try:
+            _declare(channel, cascade)
+        except NotFound:
+            # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. One that somebody else creates
+            # in between is, it says, on a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
+            _declare(channel, cascade)
+
+
+def _declare(channel: Channel, cascade: Cascade) -> None:
+    *exchanges, marker = cascade.exchanges()
+    for exchange in exchanges:
+        declare_exchange(channel, exchange, nowait=True)
+    for queue in cascade.queues():
+        declare_queue(channel, queue, nowait=True)
+    for binding in cascade.bindings():
+        bind(channel, binding, nowait=True)
+    declare_exchange(channel, marker)
+
+
+def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
+    """Lead what is due to a destination.
+
+    Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
+    """
+    with translate_errors(cascade):
+        *others, last = cascade.destination_bindings(destination)
+        for binding in others:
+            bind(channel, binding, nowait=True)
+        bind(channel, last)
+
+
+def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:
+    method = channel.queue_bind if binding.destination_type == "queue" else channel.exchange_bind
+    method(binding.destination, binding.source, binding.routing_key, nowait=nowait)
+
+
+def missing(channel: Channel, cascade: Cascade) -> Iterator[str]:
+    """Yield the names of exchanges and queues of the cascade that the broker lacks.
+
+    Bindings cannot be seen over AMQP, nor, from RabbitMQ 4.3, what the user has no permission on.
+    """
+    parts = [(exchange_exists, exchange.name) for exchange in cascade.exchanges()]
+    parts += [(queue_exists, queue.name) for queue in cascade.queues()]
+    for exists, name in parts:
+        with suppress(AccessRefused):
+            if not exists(channel, name):
+                yield name
+
+
+def exchange_exists(channel: Channel, name: str) -> bool:
+    try:
+        passive_declare(channel, name)
+    except NotFound:
+        return False
+    return True
+
+
+def passive_declare(channel: Channel, exchange: str, nowait: bool = False) -> None:
+    channel.exchange_declare(exchange, "topic", passive=True, durable=True, auto_delete=False, nowait=nowait)
+
+
+def queue_exists(channel: Channel, name: str) -> bool:
+    return message_count(channel, name) is not None
+
+
+def message_count(channel: Channel, name: str) -> int | None:
+    """Return how many messages are ready in a queue; None if it does not exist."""
+    try:
+        return int(channel.queue_declare(name, passive=True).message_count)
+    except NotFound:
+        return None
+
+
+def declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False) -> None:
+    channel.exchange_declare(
+        exchange.name,
+        exchange.type,
+        durable=True,
+        auto_delete=False,
+        arguments=dict(exchange.arguments),
+        nowait=nowait,
+    )
+
+
+def declare_queue(channel: Channel, queue: Queue, nowait: bool = False) -> None:
+    channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=nowait)
+
+
+@contextmanager
+def translate_errors(cascade: Cascade) -> Iterator[None]:
+    """Raise the broker's refusals to declare or route as errors that say what to do."""
+    try:
+        yield
+    except PreconditionFailed as exc:
+        raise CascadeConflict(
+            f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another prefix, "
+            "or delete what has that name if it is not needed"
+        ) from exc
+    except AccessRefused as exc:
+        raise NotPermitted(
+            f"permission denied ({exc.reply_text}): grant the permission, see docs/operations.md#permissions, or create "
+            'everything as another user with `celery delay setup` and set declare="passive"'
+        ) from exc
+    except ResourceLocked as exc:
+        raise InvalidDestination(
+            f"the queue is exclusive to another connection, which alone may bind it ({exc.reply_text}): "
+            "bind it to your own exchange, and send the message there"
+        ) from exc
+    except NotFound as exc:
+        if f"'{cascade.prefix}." in exc.reply_text:
+            raise CascadeMissing(f"a part of the cascade is gone ({exc.reply_text})") from exc
+        raise DestinationNotFound(
+            f"the message is for something that does not exist ({exc.reply_text}): declare it before you publish"
+        ) from exc

@@ -1,0 +1,51 @@
+"""The URL schemes of the transport, and the broker URLs that lead to it.
+
+Importing this module registers `rabbit-delay://` and `rabbit-delays://` (TLS) with Kombu.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.connection import resolve_aliases
+from kombu.transport import TRANSPORT_ALIASES
+
+from ..core.errors import UnsupportedConfiguration
+
+TRANSPORT_ALIASES["rabbit-delay"] = "celery_rabbit_delay.amqp.transport:Transport"
+TRANSPORT_ALIASES["rabbit-delays"] = "celery_rabbit_delay.amqp.transport:SSLTransport"
+# How a connection shows itself in logs and to tools such as Flower, which look for "amqp".
+resolve_aliases["rabbit-delay"] = "amqp"
+resolve_aliases["rabbit-delays"] = "amqps"
+
+#: Transports that ours replaces, by the name that a URL or `broker_transport` gives them.
+TRANSPORTS = {
+    "amqp": "rabbit-delay",
+    "pyamqp": "rabbit-delay",
+    "amqps": "rabbit-delays",
+    "rabbit-delay": "rabbit-delay",
+    "rabbit-delays": "rabbit-delays",
+}
+
+
+def delay_url(url: Any) -> Any:
+    """Return a broker URL, a `;` list or a list of them, with our schemes. Raises `UnsupportedConfiguration`."""
+    if isinstance(url, (list, tuple)):
+        return [delay_url(one) for one in url]
+    if not isinstance(url, str):
+        return url
+    if ";" in url:
+        return ";".join(map(delay_url, url.split(";")))
+    scheme, separator, rest = url.partition("://")
+    return delay_transport(scheme) + separator + rest if separator else url
+
+
+def delay_transport(name: Any) -> str:
+    """Return our transport's name for that of another one. Raises `UnsupportedConfiguration`."""
+    try:
+        return TRANSPORTS[str(name).lower()]
+    except KeyError:
+        raise UnsupportedConfiguration(
+            f"the broker's transport is {name!r}, but only RabbitMQ over AMQP can delay tasks: use a broker_url that "
+            "begins with amqp:// or amqps://, or leave install() out"
+        ) from None

@@ -1,0 +1,185 @@
+"""Kombu's AMQP transport, with delayed messages sent into the cascade and restored when they come out of it.
+
+Registered under the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from amqp import Message
+from amqp.exceptions import InternalError, RecoverableConnectionError
+from kombu.transport import pyamqp
+
+from ..core import headers as headers_
+from ..core.errors import DestinationNotFound, UnsupportedConfiguration
+from ..core.headers import Delivery
+from ..core.options import DRIVER_TYPE, OPTIONS, Options
+from ..core.routing_key import Destination
+from .batch import PublishBatch
+from .clients import client_of
+from .connection import Connection, server_version
+from .publisher import PendingMessage, now
+
+
+class Channel(pyamqp.Channel):  # type: ignore[misc]
+    """Delays what asks for a delay, and restores what comes back."""
+
+    def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
+        return self._publish(super().basic_publish, msg, exchange, routing_key, *args, **kwargs)
+
+    def basic_publish_confirm(
+        self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        # With confirm_publish, amqp.Channel.__init__ puts this in basic_publish's place on the instance.
+        return self._publish(super().basic_publish_confirm, msg, exchange, routing_key, *args, **kwargs)
+
+    def _publish(
+        self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        if headers_.is_delayed(msg.headers):
+            if self.connection is None:  # what py-amqp raises for a message without a delay
+                raise RecoverableConnectionError("basic_publish: connection closed")
+            options: Options = self.connection.delay_options
+            moment, sent = now(), datetime.now(timezone.utc)
+            delay, headers = headers_.delay_of(msg.headers, sent, options.naive_timezone)
+            if delay > 0:
+                options.check_delay(delay)  # before anything is declared
+                due = sent + timedelta(microseconds=delay)
+                root = options.cascade.root
+                wrapped = headers_.wrap(headers, root, exchange, routing_key, due)
+                return self._delay(msg, exchange, wrapped, moment + delay, **kwargs)
+            if headers is not msg.headers:
+                msg = with_headers(msg, headers)
+        return publish(msg, exchange, routing_key, *args, **kwargs)
+
+    def _delay(
+        self,
+        msg: Any,
+        exchange: str,
+        wrapped: dict[str, Any],
+        due: int,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Send a message into the cascade, or put it into the batch that is being collected."""
+        destination = self._bound_destination(exchange, wrapped, msg.properties.get("priority"))
+        message = with_headers(msg, headers_.addressed(wrapped, destination))
+        message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
+        pending = PendingMessage(message, due, destination, timeout, confirm_timeout)
+        batches = client_of(self.connection.client).batches
+        if batches:
+            batches[-1].add(self.connection, pending)
+        else:
+            self.connection.publisher_for(pending.priority).publish(pending)
+
+    def _bound_destination(self, exchange: str, wrapped: headers_.Headers, priority: int | None) -> Destination:
+        """Return where a wrapped message goes when it is due, once the cascade leads there."""
+        publisher = self.connection.publisher_for(priority)
+        destination = self._destination(exchange, wrapped)
+        try:
+            publisher.bind(destination)
+        except DestinationNotFound:
+            if not (exchange and destination.queues):
+                raise
+            # A queue that was bound here has been deleted since; the exchange may have others.
+            destination = Destination(exchange, ())
+            publisher.bind(destination)
+        return destination
+
+    def _destination(self, exchange: str, wrapped: headers_.Headers) -> Destination:
+        """Return where a wrapped message goes when it is due.
+
+        A queue bound to an exchange with just the message's routing key, without arguments, gets it from there for
+        sure, whatever the exchange's type.
+        """
+        keys = [*wrapped["CC"], *headers_.cc_keys(wrapped, "BCC")]
+        if exchange == "":
+            return Destination("", tuple(dict.fromkeys(keys)))
+        queues = (self.connection.bindings_seen.get((exchange, key)) for key in keys)
+        return Destination(exchange, tuple(dict.fromkeys(queue for queue in queues if queue)))
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """Return what `kombu.Producer.batch` collects messages in."""
+        return PublishBatch(self, max_size)
+
+    def message_to_python(self, raw_message: Any) -> Any:
+        headers = raw_message.headers
+        if headers and headers_.HEADER in headers:
+            info = raw_message.delivery_info
+            unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], headers))
+            info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
+            raw_message.properties["application_headers"] = unwrapped.headers
+        return super().message_to_python(raw_message)
+
+    def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().queue_declare(*args, **kwargs)
+        except InternalError as exc:
+            if "transient_nonexcl_queues" not in str(exc):
+                raise
+            # Kombu would take it for a lost connection, and the worker connect again and again.
+            raise UnsupportedConfiguration(
+                "this RabbitMQ permits no transient queue that several connections may share, and this Celery declares "
+                "one: use Celery 5.7; or Celery 5.6 with control_queue_exclusive = True, event_queue_exclusive = True "
+                "and no result_backend = 'rpc://'; or put deprecated_features.permit.transient_nonexcl_queues = true "
+                f"into rabbitmq.conf ({exc.reply_text})"
+            ) from exc
+
+    def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
+        bound = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
+        if exchange and not args and not kwargs.get("arguments"):
+            self.connection.bindings_seen[exchange, routing_key] = queue
+        return bound
+
+
+class DelayConnection(Connection):
+    Channel = Channel
+
+
+class Transport(pyamqp.Transport):  # type: ignore[misc]
+    Connection = DelayConnection
+
+    driver_type = DRIVER_TYPE
+    implements = pyamqp.Transport.implements.extend(batch_publish=True)
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        # Read here, so that a bad option is an error before anything is sent.
+        self.delay_options = Options.parse((client.transport_options or {}).get(OPTIONS))
+
+    def qos_semantics_matches_spec(self, connection: Any) -> bool:
+        """Return whether `basic.qos` is to be sent per consumer: RabbitMQ 4.3 and quorum queues know no other kind."""
+        return bool(
+            super().qos_semantics_matches_spec(connection)
+            or server_version(connection) >= (4, 0)
+            or client_of(self.client).uses_quorum_queues()
+        )
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        super().register_with_event_loop(connection, loop)
+        # Celery's event loop does this for the driver type "amqp" alone: read what came in with the answer to
+        # basic.consume, for a TLS socket will not be readable again for data that it has already buffered.
+        loop.call_soon(_drain_once, connection)
+
+
+class SSLTransport(Transport):
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        if not client.ssl:
+            client.ssl = True
+
+
+def _drain_once(connection: Any) -> None:
+    if connection.connected:  # a loop that is closed runs what it has not run yet
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.1)
+
+
+def with_headers(msg: Any, headers: headers_.Headers) -> Any:
+    """Return a copy of an `amqp.Message` with other headers; the user's own objects stay as they are."""
+    return Message(msg.body, **{**msg.properties, "application_headers": dict(headers)})

@@ -1,0 +1,1 @@
+"""What a Celery app sees: `install`, `batch`, its consumers and its signals."""

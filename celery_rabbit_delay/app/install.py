@@ -1,0 +1,108 @@
+"""The one call that puts the transport into a Celery app.
+
+A broker URL decides Kombu's transport, at the first connection and again at every failover. So that the URL in the
+app's configuration can stay as the user wrote it, `app.amqp`, which makes the app's connections, rewrites the schemes
+of the URLs that it is given.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import kombu
+from celery import Celery
+from celery.signals import task_received, worker_init
+from celery.utils.time import LocalTimezone
+from kombu.utils.imports import symbol_by_name
+
+from .. import upstream
+from ..amqp.clients import client_of
+from ..amqp.schemes import delay_transport, delay_url
+from ..core.errors import InvalidOption, UnsupportedConfiguration
+from ..core.options import OPTIONS, Options
+from .consumers import DelayedConsumer
+from .signals import clear_elapsed_eta, enable_mingle_and_gossip
+
+
+def install(app: Celery, **options: Any) -> None:
+    """Make an app's delayed tasks wait in RabbitMQ. Call it once, anywhere before the app publishes or consumes.
+
+    Options are the fields of `Options`. Calling it again with the same options does nothing.
+
+    Raises `InvalidOption` for an option it does not know, a bad value, or other options than the first time, and
+    `UnsupportedConfiguration` for a broker other than RabbitMQ over AMQP 0-9-1 and for `task_protocol = 1`. If the
+    app's configuration is still to be loaded, the latter may come when the app first connects.
+    """
+    wanted = Options.parse(options)
+    make = app.amqp_cls
+    if isinstance(make, partial) and make.func is _make_amqp:
+        if make.keywords["options"] != wanted:
+            raise InvalidOption(f"{app} is already installed with {make.keywords['options']}: install it once")
+        return
+    # Reading app.conf would load the configuration, too early for a config_from_object() that is still to come.
+    settings = upstream.settings_so_far(app)
+    check_protocol(settings.get("task_protocol"))
+    delay_url(os.environ.get("CELERY_BROKER_URL") or settings.get("broker_url"))
+    worker_init.connect(enable_mingle_and_gossip, weak=False)
+    task_received.connect(clear_elapsed_eta, weak=False)
+    app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
+    if "amqp" in app.__dict__:  # used before: keep its queues and routes, forget its plain connections
+        upgrade_amqp(app.amqp, wanted)
+        upstream.forget_connections(app)
+
+
+def _make_amqp(app: Celery, *, base: Any, options: Options) -> Any:
+    amqp = symbol_by_name(base)(app=app)
+    upgrade_amqp(amqp, options)
+    return amqp
+
+
+def upgrade_amqp(amqp: Any, options: Options) -> None:
+    """Give an app's AMQP object, of whatever class, our connections and consumers."""
+    upstream.mix_in(amqp, DelayedAMQP, delay_options=options)
+
+
+class DelayedAMQP:
+    """Mixed into an app's AMQP class."""
+
+    Consumer = DelayedConsumer
+
+    app: Celery
+    queues: Any
+    delay_options: Options
+
+    def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
+        """Return a `kombu.Connection` with our transport. Raises `UnsupportedConfiguration`, `InvalidOption`."""
+        check_protocol(self.app.conf.task_protocol)
+        url = delay_url(hostname)
+        transport = kwargs.pop("transport", None)
+        if transport or not isinstance(url, str) or "://" not in url:
+            transport = delay_transport(transport or "amqp")
+        options = self.delay_options
+        if options.timezone is None:
+            zone = self.app.timezone
+            options = replace(options, timezone="local" if isinstance(zone, LocalTimezone) else zone)
+        transport_options = {**(kwargs.pop("transport_options", None) or {})}
+        if OPTIONS in transport_options:
+            raise InvalidOption(
+                f"broker_transport_options[{OPTIONS!r}] has no effect beside install(): give it the options"
+            )
+        transport_options[OPTIONS] = options.to_dict()
+        connection = kombu.Connection(url, *args, transport=transport, transport_options=transport_options, **kwargs)
+        client_of(connection).uses_quorum_queues = self._uses_quorum_queues
+        return connection
+
+    def _uses_quorum_queues(self) -> bool:
+        return any((q.queue_arguments or {}).get("x-queue-type") == "quorum" for q in self.queues.values())
+
+
+def check_protocol(task_protocol: Any) -> None:
+    """Raise `UnsupportedConfiguration` for the task protocol that hides the eta."""
+    if task_protocol == 1:
+        raise UnsupportedConfiguration(
+            "task_protocol = 1 hides a task's eta in its body, where the transport cannot see it: "
+            "use task_protocol = 2, Celery's default since 4.0"
+        )

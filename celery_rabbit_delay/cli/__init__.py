@@ -1,0 +1,8 @@
+"""`celery -A shop delay COMMAND`, and `celery-rabbit-delay --broker URL COMMAND` where there is no app.
+
+Every `celery` command imports this package, so its modules import what only a command needs inside that command.
+"""
+
+from .groups import delay, main
+
+__all__ = ["delay", "main"]

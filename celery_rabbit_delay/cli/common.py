@@ -1,0 +1,139 @@
+"""What several commands share: the target, its connection, errors, options, formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    import kombu
+
+    from ..core.routing_key import Destination
+    from ..operate import Management
+
+#: Exit code of a command that did what it should and found problems.
+EXIT_PROBLEMS = 3
+
+
+class BrokerTarget:
+    """A cascade named on the command line."""
+
+    def __init__(self, url: str, options: dict[str, Any], queues: tuple[str, ...]) -> None:
+        self.url = url
+        self.options = options
+        self.queue_names = queues
+
+    def connection(self) -> kombu.Connection:
+        import kombu
+
+        from ..amqp.schemes import delay_url
+        from ..core.options import OPTIONS, Options
+
+        options = Options.parse(self.options).to_dict()
+        return kombu.Connection(delay_url(self.url), transport_options={OPTIONS: options})
+
+    def queues(self) -> list[kombu.Queue]:
+        import kombu
+
+        return [kombu.Queue(name) for name in self.queue_names]
+
+
+class AppTarget:
+    """The cascade of a Celery app."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def connection(self) -> kombu.Connection:
+        from ..core.options import DRIVER_TYPE
+
+        connection = self.app.connection_for_write()
+        if connection.transport.driver_type != DRIVER_TYPE:
+            raise click.ClickException(f"{self.app} does not delay its tasks: call celery_rabbit_delay.install(app)")
+        return connection
+
+    def queues(self) -> list[kombu.Queue]:
+        return list(self.app.amqp.queues.values())
+
+
+Target = BrokerTarget | AppTarget
+
+
+def target_of(obj: Any) -> Target:
+    """Return what a command is about, from Click's context object: ours, or Celery's."""
+    return obj if isinstance(obj, BrokerTarget) else AppTarget(obj.app)
+
+
+@contextmanager
+def handle_errors() -> Iterator[None]:
+    """Show errors that the user can do something about without a traceback."""
+    from amqp.exceptions import AMQPError
+    from kombu.exceptions import OperationalError
+
+    from ..core.errors import DelayError
+
+    try:
+        yield
+    except (DelayError, AMQPError, OperationalError, OSError) as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+@contextmanager
+def connected(target: Target) -> Iterator[kombu.Connection]:
+    """Connect to a target's broker."""
+    with handle_errors(), target.connection() as connection:
+        ensure_connection(connection)
+        yield connection
+
+
+def ensure_connection(connection: kombu.Connection) -> None:
+    """Connect, or show where no broker answers."""
+    from kombu.exceptions import OperationalError
+
+    try:
+        connection.ensure_connection(max_retries=1)
+    except (OperationalError, OSError) as exc:
+        raise click.ClickException(f"no connection to {connection.as_uri()}: {exc}") from exc
+
+
+def management_of(url: str | None, connection: kombu.Connection) -> Management | None:
+    """Return the management API at a URL, if there is one."""
+    from ..operate import Management
+
+    return Management(url, connection.virtual_host or "/") if url else None
+
+
+def destinations(target: Target) -> list[Destination]:
+    """Return where the messages of a target's queues may be sent to."""
+    from ..amqp.destinations import destinations_of
+
+    return [destination for queue in target.queues() for destination in destinations_of(queue)]
+
+
+priorities_option = click.option(
+    "--priorities/--no-priorities",
+    default=None,
+    help="Include the levels for priorities above 4 (default: if they exist).",
+)
+management_option = click.option(
+    "--management-url",
+    metavar="URL",
+    envvar="CELERY_RABBIT_DELAY_MANAGEMENT_URL",
+    help="http://user:password@host:15672, enables checks that AMQP cannot do. Use the environment variable "
+    "CELERY_RABBIT_DELAY_MANAGEMENT_URL to keep the password out of `ps`.",
+)
+limit_option = click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of orphans."
+)
+
+
+def format_duration(milliseconds: int) -> str:
+    """Return a duration in the largest unit of which it is at least one."""
+    units = (("years", 365 * 86_400_000), ("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+    for unit, size in units:
+        if milliseconds >= size:
+            return f"{milliseconds / size:.3g} {unit}"
+    return f"{milliseconds} ms"

@@ -1,0 +1,51 @@
+"""The two groups of commands, with and without a Celery app."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from . import common, inspecting, moving, topology
+
+
+@click.group(help="See, create, check and export the queues in which delayed tasks wait.")
+def delay() -> None:
+    pass
+
+
+@click.group(help="Manage delay queues without a Celery app.")
+@click.version_option(package_name="celery-rabbit-delay")
+@click.option(
+    "--broker",
+    "-b",
+    required=True,
+    envvar="CELERY_BROKER_URL",
+    help="amqp://user:password@host/vhost. Use the environment variable CELERY_BROKER_URL to keep the password out of `ps`.",
+)
+@click.option("--prefix", help="As in install(), like the options that follow.")
+@click.option("--tick", type=float, help="Seconds.")
+@click.option("--max-delay", type=float, help="Seconds.")
+@click.option("--queue-type", type=click.Choice(["quorum", "classic"]))
+@click.option("--queue", "queues", multiple=True, help="A queue that delayed tasks go to; may be repeated.")
+@click.pass_context
+def standalone(ctx: click.Context, /, broker: str, queues: tuple[str, ...], **options: Any) -> None:
+    ctx.obj = common.BrokerTarget(broker, {key: value for key, value in options.items() if value is not None}, queues)
+
+
+for command in (
+    topology.plan,
+    topology.setup,
+    topology.export,
+    topology.verify,
+    inspecting.status,
+    inspecting.orphans,
+    moving.migrate,
+    topology.teardown,
+):
+    delay.add_command(command)
+    standalone.add_command(command)
+
+
+def main() -> None:
+    standalone(prog_name="celery-rabbit-delay")

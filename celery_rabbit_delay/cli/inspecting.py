@@ -1,0 +1,142 @@
+"""Commands for what waits and what could not be delivered: status, orphans."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import (
+    EXIT_PROBLEMS,
+    connected,
+    format_duration,
+    limit_option,
+    management_of,
+    management_option,
+    priorities_option,
+    target_of,
+)
+
+if TYPE_CHECKING:
+    from ..operate import Orphan, Status
+
+
+@click.command()
+@priorities_option
+@management_option
+@click.option("--all", "show_all", is_flag=True, help="Show empty levels too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
+@click.pass_obj
+def status(
+    obj: Any, priorities: bool | None, management_url: str | None, show_all: bool, as_json: bool, watch: bool
+) -> None:
+    """Show how many messages wait, level by level, and how many could not be delivered.
+
+    Exits with 3 if a level is blocked or missing, or if there are orphans.
+    """
+    from .. import operate
+
+    with connected(target_of(obj)) as connection:
+        while True:
+            wanted = [operate.with_all_levels(connection, c) for c in operate.cascades(connection, priorities)]
+            found = operate.status(connection, wanted, management_of(management_url, connection))
+            if watch and not as_json:
+                click.clear()
+            click.echo(json.dumps(_as_data(found)) if as_json else _as_text(found, show_all))
+            if not watch:
+                break
+            time.sleep(2)
+    if found.blocked or found.orphans or any(level.ready is None for level in found.levels):
+        raise SystemExit(EXIT_PROBLEMS)
+
+
+@click.group()
+def orphans() -> None:
+    """See, send on or remove orphans: tasks that could not be delivered when they were due."""
+
+
+@orphans.command("list")
+@limit_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+@click.pass_obj
+def list_orphans(obj: Any, limit: int, as_json: bool) -> None:
+    """List the oldest orphans: when they were due, where they were going, and which tasks they are."""
+    from .. import operate
+
+    with connected(target_of(obj)) as connection:
+        for orphan in operate.orphans(connection, limit):
+            if as_json:
+                click.echo(json.dumps({**orphan._asdict(), "due": orphan.due and orphan.due.isoformat()}))
+            else:
+                click.echo(format_orphan(orphan))
+
+
+@orphans.command()
+@limit_option
+@click.pass_obj
+def replay(obj: Any, limit: int) -> None:
+    """Send the oldest orphans on to where they were going.
+
+    One by one, each confirmed by the broker; what still cannot be delivered stays. Exits with 3 if some stayed.
+    """
+    from .. import operate
+
+    sent = stayed = 0
+    with connected(target_of(obj)) as connection:
+        for orphan, refused in operate.replay(connection, limit):
+            if refused is None:
+                sent += 1
+            else:
+                stayed += 1
+                click.echo(f"stays: {format_orphan(orphan)}: {refused}")
+    click.echo(f"{sent:,} sent on, {stayed:,} stay")
+    if stayed:
+        raise SystemExit(EXIT_PROBLEMS)
+
+
+@orphans.command()
+@click.confirmation_option(prompt="Remove all orphans for good?")
+@click.pass_obj
+def purge(obj: Any) -> None:
+    """Remove all orphans, for good."""
+    from .. import operate
+
+    with connected(target_of(obj)) as connection:
+        click.echo(f"{operate.purge(connection):,} removed")
+
+
+def format_orphan(orphan: Orphan) -> str:
+    """Return a line about an orphan."""
+    place = f"exchange {orphan.exchange!r}, key" if orphan.exchange else "queue"
+    what = f"{orphan.task}[{orphan.task_id}]" if orphan.task else f"{orphan.size:,} bytes"
+    due = f"{orphan.due:%Y-%m-%d %H:%M:%S}Z" if orphan.due else "unknown"
+    return f"{due}  {place} {orphan.routing_key!r}  {what}"
+
+
+def _as_data(found: Status) -> dict[str, Any]:
+    return {
+        "waiting": found.waiting,
+        "orphans": found.orphans,
+        "blocked": [level.queue for level in found.blocked],
+        "levels": [level._asdict() for level in found.levels],
+        "destinations": found.destinations
+        and [{"from": b.source, "to": b.destination, "kind": b.destination_type} for b in found.destinations],
+    }
+
+
+def _as_text(found: Status, show_all: bool) -> str:
+    shown = [level for level in found.levels if show_all or level.ready != 0 or level.unsettled]
+    lines = [f"{'level':>10}  {'ready':>9}  {'unsettled':>9}  queue"] if shown else []
+    for level in shown:
+        ready = "missing" if level.ready is None else f"{level.ready:,}"
+        unsettled = "" if level.unsettled is None else f"{level.unsettled:,}"
+        lines.append(f"{format_duration(level.ttl):>10}  {ready:>9}  {unsettled:>9}  {level.queue}")
+    lines.append(f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans"))
+    for binding in found.destinations or ():
+        lines.append(f"leads to {binding.destination_type} {binding.destination!r}")
+    for level in found.blocked:
+        lines.append(f"{level.queue} may be blocked; run `verify`")
+    return "\n".join(lines)

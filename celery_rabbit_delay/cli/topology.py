@@ -1,0 +1,172 @@
+"""Commands for what stands on the broker: plan, setup, export, verify, teardown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import (
+    EXIT_PROBLEMS,
+    connected,
+    destinations,
+    handle_errors,
+    management_of,
+    management_option,
+    priorities_option,
+    target_of,
+)
+
+if TYPE_CHECKING:
+    import kombu
+
+
+@click.command()
+@priorities_option
+@management_option
+@click.pass_obj
+def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
+    """Show what `setup` would create. Changes nothing on the broker.
+
+    Exits with 0 if everything exists already, 3 if something is missing or different.
+    """
+    _report(obj, priorities, management_url, probing=False)
+
+
+@click.command()
+@priorities_option
+@click.pass_obj
+def setup(obj: Any, priorities: bool | None) -> None:
+    """Create what is missing, and lead it to the queues of the app. Running it again is safe."""
+    from .. import operate
+
+    target = target_of(obj)
+    with connected(target) as connection:
+        wanted = operate.cascades(connection, priorities)
+        lacking = operate.setup(connection, wanted, destinations(target))
+        click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
+        for destination in lacking:
+            place = f"exchange {destination.exchange!r} or queue" if destination.exchange else "queue"
+            click.echo(f"skipped {place} {destination.queues[0]!r}: it does not exist")
+        _report_earlier(connection)
+
+
+@click.command()
+@priorities_option
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["definitions", "terraform", "mermaid"]),
+    default="definitions",
+    show_default=True,
+)
+@click.pass_obj
+def export(obj: Any, priorities: bool | None, kind: str) -> None:
+    """Print what `setup` creates, for other tools. Does not contact the broker.
+
+    `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON syntax, save it as `delays.tf.json`) for the
+    provider cyrilgdn/rabbitmq, `mermaid` a diagram. What leads to the queues of the app is not part of it: they may not
+    exist yet.
+    """
+    from ..core.options import Options
+    from ..core.topology import Topology
+    from ..operate import export as exports
+
+    with handle_errors():
+        connection = target_of(obj).connection()
+        options: Options = connection.transport.delay_options
+    cascades = [options.cascade]
+    if priorities and options.cascade_for(9) != options.cascade:
+        cascades.append(options.high_cascade)
+    text = exports.FORMATS[kind](Topology.of(cascades), connection.virtual_host or "/")
+    click.echo(text, nl=False)
+
+
+@click.command()
+@priorities_option
+@management_option
+@click.pass_obj
+def verify(obj: Any, priorities: bool | None, management_url: str | None) -> None:
+    """Compare the broker with what should be there, and send messages through the short levels.
+
+    Exits with 0 if all is well, 3 if something is missing, different or does not come back. Bindings and policies
+    are compared through the management API only; messages show what is wrong with bindings of levels of up to 2 s.
+    """
+    _report(obj, priorities, management_url, probing=True)
+
+
+def _report(obj: Any, priorities: bool | None, management_url: str | None, probing: bool) -> None:
+    from .. import operate
+
+    target = target_of(obj)
+    with connected(target) as connection:
+        cascades = operate.cascades(connection, priorities)
+        # Otherwise a publisher makes what leads to a destination when it needs it.
+        passive = connection.transport.delay_options.declare == "passive"
+        needed = destinations(target) if passive else ()
+        findings = list(operate.diff(connection, cascades, needed, management_of(management_url, connection)))
+        wrong = [finding for finding in findings if finding.state != "present"]
+        for finding in wrong:
+            detail = f": {finding.detail}" if finding.detail else ""
+            click.echo(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}")
+        click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
+        earlier = _report_earlier(connection)
+        lost: list[str] = []
+        if probing and not any(finding.kind != "binding" for finding in wrong):
+            for cascade in cascades:
+                for problem in operate.probe(connection, cascade):
+                    click.echo(problem)
+                    lost.append(problem)
+            if not lost:
+                click.echo("probe: all messages on time")
+    if (wrong or lost) and probing:
+        click.echo("`setup` creates what is missing; what is different needs another prefix", err=True)
+    if wrong or lost or earlier:
+        raise SystemExit(EXIT_PROBLEMS)
+
+
+def _report_earlier(connection: kombu.Connection) -> bool:
+    """Tell whether a cascade of an earlier layout exists, and what to do about it; return whether one does."""
+    from .. import operate
+    from ..core.topology import LAYOUT
+
+    waiting = operate.count_earlier(connection, operate.earlier_layout(connection, 1))
+    if waiting is None:
+        return False
+    click.echo(
+        f"layout 1, of an earlier release, exists too and holds {waiting:,} messages, which it delivers when they are due; "
+        f"this release uses layout {LAYOUT}: `migrate --from-layout 1` moves what waits, `teardown --layout 1` deletes it"
+    )
+    return True
+
+
+@click.command()
+@click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait, which are lost then.")
+@click.option("--layout", type=click.Choice(["1"]), help="Delete the cascade of an earlier release instead.")
+@management_option
+@click.confirmation_option(prompt="Delete the cascade?")
+@click.pass_obj
+def teardown(obj: Any, delete_messages: bool, layout: str | None, management_url: str | None) -> None:
+    """Delete the cascade: all its exchanges and queues, and nothing else.
+
+    Refuses while messages wait or are orphans; it knows of messages on their way between two queues only through the
+    management API. A publisher that still runs creates the cascade again, so stop publishers first.
+    """
+    from .. import operate
+
+    with connected(target_of(obj)) as connection:
+        if layout:
+            earlier = operate.earlier_layout(connection, int(layout))
+            waiting = operate.count_earlier(connection, earlier) or 0
+            orphans = operate.message_count(connection, earlier[0].orphans) or 0
+        else:
+            cascades = [operate.with_all_levels(connection, c) for c in operate.cascades(connection)]
+            found = operate.status(connection, cascades, management_of(management_url, connection))
+            waiting, orphans = found.waiting, found.orphans or 0
+        if (waiting or orphans) and not delete_messages:
+            raise click.ClickException(
+                f"{waiting:,} messages wait and {orphans:,} are orphans: "
+                "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
+            )
+        deleted = operate.teardown_earlier(connection, earlier) if layout else operate.teardown(connection)
+        click.echo(f"{deleted:,} exchanges and queues deleted")

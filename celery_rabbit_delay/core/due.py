@@ -1,0 +1,60 @@
+"""How long until a message is due, in microseconds. Pure: `now` is an argument.
+
+`eta`, `countdown` and `x-delay` end here. All arithmetic is on integers, so that no rounding error makes a message early.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime, timedelta
+
+from dateutil.parser import isoparse  # Celery's worker parses an eta with it
+
+from .errors import InvalidDelay
+
+_CELERY_FORMAT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:\d\d)?", re.ASCII).fullmatch
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def parse_eta(eta: object) -> datetime:
+    """Return a datetime, naive or aware as written, from an ISO 8601 string or a datetime. Raises `InvalidDelay`."""
+    if isinstance(eta, datetime):
+        return eta
+    try:
+        if isinstance(eta, str) and _CELERY_FORMAT(eta):
+            return datetime.fromisoformat(eta)  # ten times as fast
+        return isoparse(eta)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise _unreadable(eta) from exc
+
+
+def microseconds_until(due: datetime, now: datetime) -> int:
+    """Return the time from `now`, in UTC, until `due`, aware; negative if it has passed. Raises `InvalidDelay`."""
+    try:
+        return (due - now) // _MICROSECOND
+    except (ValueError, OverflowError) as exc:  # some zones know no offset for years far away
+        raise _unreadable(due.replace(tzinfo=None).isoformat()) from exc
+
+
+def _unreadable(eta: object) -> InvalidDelay:
+    example = "2030-01-31T12:00:00+00:00"
+    return InvalidDelay(f"cannot read the eta {eta!r}: use an aware datetime, or an ISO 8601 string such as {example}")
+
+
+def parse_x_delay(x_delay: object) -> int:
+    """Return the microseconds in an `x-delay` header, a number of milliseconds ≥ 0. Raises `InvalidDelay`."""
+    try:
+        if isinstance(x_delay, bool) or not (milliseconds := float(x_delay)) >= 0:  # type: ignore[arg-type]
+            raise ValueError
+        return math.ceil(milliseconds * 1000)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise InvalidDelay(
+            f"cannot read the header x-delay={x_delay!r}: use a number of milliseconds, 0 or more"
+        ) from exc
+
+
+def to_ticks(delay: int, tick: int) -> int:
+    """Return the whole ticks that a `delay` > 0 takes, rounded up; both are microseconds."""
+    return -(-delay // tick)

@@ -1,0 +1,176 @@
+"""The headers of a message in the cascade. Pure: dicts in, dicts out.
+
+The original routing key and the destination's address travel in the CC header (sender-selected distribution,
+https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
+`x-dead-letter-routing-key` is set. What else `unwrap` needs travels in a header of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any, NamedTuple
+
+from .due import microseconds_until, parse_eta, parse_x_delay
+from .errors import InvalidDestination
+from .routing_key import SENTINEL, Destination, encode_destination, is_reserved
+
+#: Our header: {"prefix": str, "exchange": str, "due": int}, and "deaths": dict if there are any (see `State`).
+HEADER = "x-celery-rabbit-delay"
+
+X_DELAY = "x-delay"
+
+Headers = Mapping[str, Any]
+
+_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+_MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class State(NamedTuple):
+    """What our header says of a message in the cascade."""
+
+    prefix: str  # of the names of its cascade, up to a dot
+    exchange: str  # it was sent to
+    due: datetime  # in UTC
+    deaths: Headers  # x-death headers from before it was sent
+
+
+class Delivery(NamedTuple):
+    """What a consumer is told of a message besides its properties."""
+
+    exchange: str
+    routing_key: str
+    headers: dict[str, Any]
+
+
+def is_delayed(headers: Headers | None) -> bool:
+    """Return whether the headers ask for a delay: an eta of Celery's task protocol 2, or `x-delay`."""
+    return headers is not None and bool((headers.get("eta") and "task" in headers) or headers.get(X_DELAY) is not None)
+
+
+def delay_of(headers: Headers, now: datetime, naive_timezone: tzinfo) -> tuple[int, Headers]:
+    """Return the delay that headers ask for, in microseconds, ≤ 0 if past, and the headers to publish with.
+
+    An eta and an `x-delay` together mean the later of the two. A naive eta is meant in `naive_timezone` and made aware,
+    for Celery's worker would read it as UTC. Raises `InvalidDelay`.
+    """
+    delays = []
+    if headers.get("eta") and "task" in headers:
+        eta = parse_eta(headers["eta"])
+        due = eta if eta.tzinfo else eta.replace(tzinfo=naive_timezone)
+        delays.append(microseconds_until(due, now))
+        if due is not eta:
+            headers = {**headers, "eta": due.isoformat()}
+    if headers.get(X_DELAY) is not None:
+        delays.append(parse_x_delay(headers[X_DELAY]))
+    return max(delays), headers
+
+
+def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: datetime) -> dict[str, Any]:
+    """Return the headers of a message in the cascade, which `unwrap` undoes. Raises `InvalidDestination`.
+
+    Headers left from an earlier dead-lettering travel in ours: RabbitMQ before 4.0.1 takes them for the message's own
+    history, and drops what it believes to go round in circles (https://www.rabbitmq.com/docs/dlx#automatic-dead-lettering-cycles).
+    """
+    wrapped, deaths = {}, {}
+    for name, value in headers.items():
+        if name.startswith(_DEATHS):
+            deaths[name] = value
+        elif name != X_DELAY:
+            wrapped[name] = value
+    wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
+    for key in (*wrapped["CC"], *cc_keys(headers, "BCC")):
+        if is_reserved(key):
+            raise InvalidDestination(
+                f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
+                "choose another routing key, or send it without a delay"
+            )
+    wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": (due - _EPOCH) // _MILLISECOND}
+    if deaths:
+        wrapped[HEADER]["deaths"] = deaths
+    return wrapped
+
+
+def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
+    """Return the headers of a wrapped message with the address that leads it from `done` to its destination."""
+    return {**wrapped, "CC": [*wrapped["CC"], encode_destination(destination)]}
+
+
+def cc_keys(headers: Headers, name: str) -> Sequence[str]:
+    """Return the routing keys in a sender's own CC or BCC header. Raises `InvalidDestination` where RabbitMQ would."""
+    value = headers.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(key, str) for key in value):
+        raise InvalidDestination(f"the header {name}={value!r} must be a list of routing keys")
+    return value
+
+
+def read_state(headers: Headers) -> State | None:
+    """Return what our header says; None if there is none, or not one that this package wrote."""
+    ours = headers.get(HEADER)
+    if not isinstance(ours, Mapping):
+        return None
+    prefix, exchange, due, deaths = (ours.get(name) for name in ("prefix", "exchange", "due", "deaths"))
+    if not isinstance(prefix, str) or not isinstance(exchange, str) or not isinstance(due, int):
+        return None
+    try:
+        return State(prefix, exchange, _EPOCH + due * _MILLISECOND, deaths if isinstance(deaths, Mapping) else {})
+    except OverflowError:  # a year beyond 9999
+        return None
+
+
+def unwrap(delivery: Delivery) -> Delivery:
+    """Return what the consumer would have been told had the message been sent without a delay.
+
+    Where a queue of the user dead-lettered it further, what that added stays.
+    """
+    exchange, routing_key, headers = delivery
+    state = read_state(headers)
+    if state is None:
+        return delivery
+    ours = f"{state.prefix}."
+    original, *cc = _items(headers.get("CC")) or [routing_key]
+    unwrapped = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
+    if cc := [key for key in cc if not is_reserved(str(key))]:
+        unwrapped["CC"] = cc
+    unwrapped |= x_death_history(headers, state, ours)
+    return Delivery(
+        state.exchange if exchange.startswith(ours) else exchange,
+        str(original) if is_reserved(routing_key) else routing_key,
+        unwrapped,
+    )
+
+
+def x_death_history(headers: Headers, state: State, ours: str) -> Headers:
+    """Return the x-death headers without our own queues: those from before the delay, and those from after it.
+
+    `ours` is what the names of our queues and exchanges begin with.
+    """
+    later = [
+        {
+            **death,
+            "exchange": state.exchange if str(death.get("exchange")).startswith(ours) else death.get("exchange"),
+            "routing-keys": [key for key in _items(death.get("routing-keys")) if not is_reserved(str(key))],
+        }
+        for death in _tables(headers.get("x-death"))
+        if not str(death.get("queue")).startswith(ours)
+    ]
+    if not later:
+        return state.deaths
+    history = dict(state.deaths)
+    deaths = history["x-death"] = [*later, *_tables(state.deaths.get("x-death"))]  # the most recent first
+    for which, death in (("first", deaths[-1]), ("last", deaths[0])):
+        if f"x-{which}-death-queue" in headers:
+            history |= {f"x-{which}-death-{part}": death.get(part) for part in ("exchange", "queue", "reason")}
+    return history
+
+
+def _items(value: object) -> list[Any]:
+    """Return a list's items, none where a sender has put something else: no message may stop a consumer."""
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _tables(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in _items(value) if isinstance(item, Mapping)]

@@ -1,0 +1,173 @@
+"""The options that a user may set: validated once, frozen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta, timezone, tzinfo
+from functools import cached_property
+from typing import Any, Literal, get_args
+from zoneinfo import ZoneInfo
+
+from dateutil.tz import tzlocal
+
+from .due import to_ticks
+from .errors import InvalidDelay, InvalidOption
+from .levels import Level
+from .topology import MAX_NORMAL_PRIORITY, Cascade, QueueType
+
+Declare = Literal["auto", "passive"]
+
+#: Not "amqp": with that, Celery's native delayed delivery would rewrite the destination before the transport sees it.
+DRIVER_TYPE = "rabbit-delay"
+
+#: Key of the options in `transport_options`: an `Options` or a mapping.
+OPTIONS = "rabbit_delay"
+
+#: RabbitMQ refuses a queue TTL over ten years.
+TEN_YEARS = 10 * 365 * 24 * 3600.0
+
+_MAX_PREFIX = 200  # bytes; AMQP allows a name 255
+
+
+@dataclass(frozen=True)
+class Options:
+    """How delays are kept on the broker.
+
+    Apps that share a vhost and a prefix share a cascade if they use the same `tick` and `queue_type`; otherwise their
+    cascades stand side by side.
+
+    Raises `InvalidOption`, naming the option.
+    """
+
+    #: What the names of all our exchanges and queues begin with.
+    prefix: str = "celery-rabbit-delay"
+    #: Seconds, a whole number of milliseconds: the shortest delay, and the most that rounding up may add.
+    tick: float = 0.125
+    #: Seconds: the longest delay. It decides how many levels, one queue each, the cascade has.
+    max_delay: float = 8 * 365 * 24 * 3600.0
+    #: How much lateness may be traded for fewer hops: a fraction of the delay, or (fraction, maximum in seconds).
+    slack: float | tuple[float, float] = (0.001, 1.0)
+    #: "quorum" loses nothing when a broker crashes; "classic" does, and is for throwaway work.
+    queue_type: QueueType = "quorum"
+    #: Wait until the broker has stored each delayed message.
+    confirm: bool = True
+    #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
+    declare: Declare = "auto"
+    #: The zone that a naive `eta` is meant in: a name, or "local". `install` takes the app's; without an app it is UTC.
+    timezone: tzinfo | str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `parse` reads, of strings and numbers: `inspect stats` sends `transport_options` as JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.slack, tuple):
+            values["slack"] = list(self.slack)
+        if self.timezone is timezone.utc:
+            values["timezone"] = "UTC"
+        elif isinstance(self.timezone, ZoneInfo) and self.timezone.key:
+            values["timezone"] = self.timezone.key
+        return values
+
+    def __post_init__(self) -> None:
+        known_types, declares = get_args(QueueType), get_args(Declare)
+        if not isinstance(self.prefix, str) or not 1 <= len(self.prefix.encode()) <= _MAX_PREFIX:
+            raise InvalidOption(f"prefix={self.prefix!r}: use a name of 1 to {_MAX_PREFIX} bytes")
+        if self.prefix.startswith("amq."):
+            raise InvalidOption(f"prefix={self.prefix!r}: RabbitMQ keeps names that begin with 'amq.' to itself")
+        if not _is_number(self.tick) or not 0.001 <= self.tick <= 3600 or not _is_whole(self.tick * 1000):
+            raise InvalidOption(f"tick={self.tick!r}: use seconds, 0.001 to 3600, a whole number of milliseconds")
+        if not _is_number(self.max_delay) or not self.tick <= self.max_delay <= TEN_YEARS:
+            raise InvalidOption(f"max_delay={self.max_delay!r}: use seconds, one tick to ten years ({TEN_YEARS:.0f})")
+        pair = self._slack_pair
+        if len(pair) != 2 or not all(_is_number(n) and n >= 0 for n in pair) or pair[0] >= 1:
+            raise InvalidOption(f"slack={self.slack!r}: use a fraction below 1, or (fraction, maximum in seconds)")
+        if self.queue_type not in known_types:
+            raise InvalidOption(f"queue_type={self.queue_type!r}: use one of {', '.join(known_types)}")
+        if not isinstance(self.confirm, bool):
+            raise InvalidOption(f"confirm={self.confirm!r}: use True or False")
+        if self.declare not in declares:
+            raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(declares)}")
+        _ = self.naive_timezone
+
+    @classmethod
+    def parse(cls, value: Options | Mapping[str, Any] | None) -> Options:
+        """Return options from what a user wrote into `transport_options["rabbit_delay"]`. Raises `InvalidOption`."""
+        if isinstance(value, Options):
+            return value
+        known = {f.name for f in fields(cls)}
+        if not isinstance(value or {}, Mapping):
+            raise InvalidOption(f"rabbit_delay={value!r}: use a mapping with any of {', '.join(sorted(known))}")
+        unknown = sorted(map(str, set(value or {}) - known))
+        if unknown:
+            raise InvalidOption(f"unknown option {', '.join(unknown)}: use any of {', '.join(sorted(known))}")
+        return cls(**(value or {}))
+
+    @cached_property
+    def cascade(self) -> Cascade:
+        tick = timedelta(milliseconds=round(self.tick * 1000))
+        ticks = -(-timedelta(seconds=self.max_delay) // tick)
+        return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type)
+
+    @cached_property
+    def high_cascade(self) -> Cascade:
+        return replace(self.cascade, high=True)
+
+    def cascade_for(self, priority: int | None) -> Cascade:
+        """Return the cascade for messages of a priority. Classic levels ignore priorities, so they need only one."""
+        mixed = self.queue_type == "classic" or (priority or 0) <= MAX_NORMAL_PRIORITY
+        return self.cascade if mixed else self.high_cascade
+
+    @cached_property
+    def naive_timezone(self) -> tzinfo:
+        if self.timezone in (None, "UTC"):
+            return timezone.utc
+        if isinstance(self.timezone, tzinfo):
+            return self.timezone
+        if self.timezone == "local":
+            return tzlocal()
+        try:
+            return ZoneInfo(self.timezone)
+        except (TypeError, ValueError, OSError, LookupError, AttributeError) as exc:
+            message = f"timezone={self.timezone!r}: use a name such as 'Europe/Berlin', 'local', or a tzinfo"
+            raise InvalidOption(message) from exc
+
+    @property
+    def _slack_pair(self) -> tuple[float, ...]:
+        return tuple(self.slack) if isinstance(self.slack, (tuple, list)) else (self.slack, self.max_delay)
+
+    @cached_property
+    def _slack(self) -> tuple[float, float]:
+        """A fraction of the delay, and the most in microseconds."""
+        fraction, seconds = self._slack_pair
+        return fraction, seconds * 1_000_000
+
+    @cached_property
+    def _tick(self) -> int:
+        """Microseconds."""
+        return self.cascade.tick // timedelta(microseconds=1)
+
+    def check_delay(self, delay: int) -> None:
+        """Raise `InvalidDelay` for microseconds beyond `max_delay`."""
+        if delay > self.max_delay * 1_000_000:
+            raise InvalidDelay(
+                f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={self.max_delay:.0f} s: "
+                "choose an earlier eta or a larger max_delay"
+            )
+
+    def route(self, cascade: Cascade, delay: int) -> tuple[Level, ...]:
+        """Return the levels that keep a message for a delay in microseconds, one tick at least, the longest first.
+
+        Raises `InvalidDelay` beyond `max_delay`.
+        """
+        self.check_delay(delay)
+        fraction, most = self._slack
+        delay = max(delay, 1)
+        return cascade.route(to_ticks(delay, self._tick), int(min(delay * fraction, most)) // self._tick)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) < 1e-6

@@ -1,0 +1,226 @@
+"""A cascade is data: exchanges, queues and bindings, looped over by whoever declares, verifies, draws or tests it.
+
+Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange, whose
+bindings jump straight to the queue of the next level in the message's key. After the last one the message passes through
+the final `done` exchange to its destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from . import routing_key
+from .levels import Level, fewest_set_bits, powers_of_two
+from .routing_key import Destination
+
+QueueType = Literal["quorum", "classic"]
+
+#: The version of what stands on a broker. Names, arguments and patterns change only together with it, for a broker keeps
+#: what an earlier release declared: raise it, describe the earlier layout in `layouts`, and write an upgrade note.
+LAYOUT = 2
+
+#: Quorum queues take higher priorities first.
+MAX_NORMAL_PRIORITY = 4
+
+#: The clock of quorum queues counts whole milliseconds: a message may leave up to one of them before its TTL has passed.
+EXPIRY_MARGIN_MS = 1
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def layout_name(prefix: str, layout: int = LAYOUT) -> str:
+    """Return what all names of a layout begin with. The exchange of that name tells that the layout is in use."""
+    return f"{prefix}.v{layout}"
+
+
+class Exchange(NamedTuple):
+    name: str
+    type: str = "topic"
+    arguments: Mapping[str, str] = MappingProxyType({})
+
+
+class Queue(NamedTuple):
+    name: str
+    arguments: Mapping[str, str | int]
+
+    @property
+    def seconds(self) -> float:
+        """How long a message stays in a level's queue, at least."""
+        return (int(self.arguments["x-message-ttl"]) - EXPIRY_MARGIN_MS) / 1000
+
+
+class Binding(NamedTuple):
+    source: str
+    destination: str
+    destination_type: Literal["exchange", "queue"]
+    routing_key: str
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """Levels of 1, 2, 4, ... ticks, under names that begin with `prefix`.
+
+    Names say all that decides how a part is declared: the version of the layout, the tick, and the type of classic
+    queues. Cascades that differ in any of these stand side by side, and no release publishes onto another's layout.
+    `max_delay` is not in a name: a cascade with more levels shares the lower ones.
+
+    Quorum queues of RabbitMQ 4.0 tell two priorities apart, up to 4 and above
+    (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head, so in
+    one queue normal ones would wait for high ones. `high` makes the levels for messages above `MAX_NORMAL_PRIORITY`;
+    both kinds share everything from `done` on.
+    """
+
+    prefix: str
+    tick: timedelta  # whole milliseconds
+    powers: int  # levels of 2^0 to 2^(powers - 1) ticks
+    queue_type: QueueType = "quorum"
+    high: bool = False
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """All levels, the shortest first."""
+        return tuple(self._level(1 << power) for power in range(self.powers))
+
+    @cached_property
+    def _level_of_ticks(self) -> dict[int, Level]:
+        return {level.ticks: level for level in self.levels}
+
+    def _level(self, ticks: int) -> Level:
+        ttl = ticks * (self.tick // _MILLISECOND)
+        queue = f"{self.base_name}.delay.{ttl}"
+        return Level(ticks, ttl, queue, f"{queue}.done")
+
+    @property
+    def max_ticks(self) -> int:
+        """The longest delay that the levels add up to."""
+        return sum(level.ticks for level in self.levels)
+
+    def route(self, ticks: int, slack: int) -> tuple[Level, ...]:
+        """Return the fewest levels that add up to [ticks, ticks + slack], the longest first; 1 ≤ ticks ≤ max_ticks."""
+        total = fewest_set_bits(ticks, max(0, min(slack, self.max_ticks - ticks)))
+        return tuple(self._level_of_ticks[power] for power in powers_of_two(total))
+
+    @property
+    def root(self) -> str:
+        """What all names of the cascade begin with."""
+        milliseconds = self.tick // _MILLISECOND
+        return f"{layout_name(self.prefix)}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
+
+    @property
+    def base_name(self) -> str:
+        """What the names of ingest and of the levels begin with."""
+        return f"{self.root}.high" if self.high else self.root
+
+    @property
+    def ingest(self) -> str:
+        return f"{self.base_name}.ingest"
+
+    @property
+    def done(self) -> str:
+        return f"{self.root}.done"
+
+    @property
+    def fallback(self) -> str:
+        return f"{self.root}.fallback"
+
+    @property
+    def orphans(self) -> str:
+        return f"{self.root}.orphans"
+
+    @property
+    def discard(self) -> str:
+        return f"{self.root}.discard"
+
+    @property
+    def marker(self) -> str:
+        """The exchange that is declared last: where it exists, all levels do.
+
+        RabbitMQ from 4.3 shows an exchange only to users with some permission on it
+        (https://github.com/rabbitmq/rabbitmq-server/releases/tag/v4.3.1), hence a name that a publisher's permission
+        to write to ingest can cover.
+        """
+        return f"{self.ingest}.{self.powers}"
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
+        # What no level takes is returned to the publisher (mandatory), for ingest has no alternate exchange.
+        yield Exchange(self.ingest)
+        for level in self.levels:
+            yield Exchange(level.done)
+        yield Exchange(self.orphans, "fanout")
+        # Direct ones, whose bindings are in force once they exist: RabbitMQ with Mnesia says of one to a topic exchange
+        # that somebody else is creating that it exists before it is in force, and a short delay may end meanwhile.
+        yield Exchange(self.fallback, "direct", {"alternate-exchange": self.orphans})
+        yield Exchange(self.done, "direct", {"alternate-exchange": self.orphans})  # after all that it can lead to
+        yield Exchange(layout_name(self.prefix), "fanout")
+        yield Exchange(self.marker, "fanout")
+
+    def queues(self) -> Iterator[Queue]:
+        # From 4.0 on, a quorum queue drops, or dead-letters early, what was looked at and put back 20 times
+        # (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
+        kept: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
+        for level in self.levels:
+            arguments: dict[str, str | int] = {
+                "x-queue-type": self.queue_type,
+                "x-message-ttl": level.ttl + EXPIRY_MARGIN_MS,
+                "x-dead-letter-exchange": level.done,
+            }
+            if self.queue_type == "quorum":
+                # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
+                arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+            yield Queue(level.queue, {**arguments, **kept})
+        yield Queue(self.orphans, {"x-queue-type": self.queue_type, **kept})
+        yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
+
+    def bindings(self) -> Iterator[Binding]:
+        for index, level in enumerate(self.levels):
+            yield Binding(self.ingest, level.queue, "queue", routing_key.entry_pattern(level))
+            for lower in self.levels[:index]:
+                yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
+            yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
+        yield Binding(self.orphans, self.orphans, "queue", "")
+
+    def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
+        """Yield what leads from `done` to a destination.
+
+        A message that an exchange beyond `done` can route nowhere would stay in its level for good: at-least-once
+        dead lettering keeps it, and at 32 such messages the level stands still for everybody. An alternate exchange
+        of ours does not help, for `done` did route it. So it always has one more way to go: to the queues known to
+        be bound to that exchange (RabbitMQ delivers one copy, however many ways lead to a queue), whose absence
+        makes it an orphan; or, if none is known, to a queue that keeps nothing, as an undelayed message without a
+        route would be dropped.
+        """
+        key = routing_key.encode_destination(destination)
+        source = self.done
+        if destination.exchange:
+            yield Binding(self.done, destination.exchange, "exchange", key)
+            if destination.queues:
+                yield Binding(self.done, self.fallback, "exchange", key)
+                source = self.fallback
+        for queue in destination.queues or (self.discard,):
+            yield Binding(source, queue, "queue", key)
+
+
+class Topology(NamedTuple):
+    """All parts of some cascades and of what leads to some destinations, each once, by name."""
+
+    exchanges: dict[str, Exchange]
+    queues: dict[str, Queue]
+    bindings: dict[Binding, None]
+
+    @classmethod
+    def of(cls, cascades: Iterable[Cascade], destinations: Iterable[Destination] = ()) -> Topology:
+        topology = cls({}, {}, {})
+        destinations = list(destinations)
+        for cascade in cascades:
+            topology.exchanges.update((exchange.name, exchange) for exchange in cascade.exchanges())
+            topology.queues.update((queue.name, queue) for queue in cascade.queues())
+            topology.bindings.update(dict.fromkeys(cascade.bindings()))
+            for destination in destinations:
+                topology.bindings.update(dict.fromkeys(cascade.destination_bindings(destination)))
+        return topology

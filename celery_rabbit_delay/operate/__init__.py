@@ -1,0 +1,36 @@
+"""What operators do with a cascade, as functions that return data and print nothing. Knows no Celery.
+
+Every function takes a `kombu.Connection` with our transport, whose options say which cascade is meant.
+"""
+
+from .cascades import cascades, earlier_layout, with_all_levels
+from .diff import Finding, diff
+from .management import Management
+from .migrate import migrate
+from .orphans import Orphan, orphans, purge, replay
+from .probe import probe
+from .setup import setup, teardown, teardown_earlier
+from .status import LevelStatus, Status, count_earlier, message_count, status
+
+__all__ = [
+    "Finding",
+    "LevelStatus",
+    "Management",
+    "Orphan",
+    "Status",
+    "cascades",
+    "count_earlier",
+    "diff",
+    "earlier_layout",
+    "message_count",
+    "migrate",
+    "orphans",
+    "probe",
+    "purge",
+    "replay",
+    "setup",
+    "status",
+    "teardown",
+    "teardown_earlier",
+    "with_all_levels",
+]

@@ -1,0 +1,86 @@
+"""What of a topology a broker has: the differences from what should be there. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import kombu
+from amqp.exceptions import AccessRefused, PreconditionFailed
+
+from ..amqp import declare
+from ..core.routing_key import Destination
+from ..core.topology import Binding, Cascade, Exchange, Queue, Topology
+from .management import Management
+
+#: What a policy changes in queues that have arguments of their own: the lesser value is in force, so that messages are
+#: early, are deleted with their queue, or find it full (https://www.rabbitmq.com/docs/parameters#policies).
+_LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes"}
+
+State = Literal["present", "missing", "different", "unexpected", "unknown"]
+
+
+class Finding(NamedTuple):
+    """A part of a topology as the broker has it. `detail` says more where it is not just present or missing."""
+
+    kind: Literal["exchange", "queue", "binding", "policy"]
+    name: str
+    state: State
+    detail: str = ""
+
+
+def diff(
+    connection: kombu.Connection,
+    wanted: Iterable[Cascade],
+    destinations: Iterable[Destination] = (),
+    management: Management | None = None,
+) -> Iterator[Finding]:
+    """Yield what the broker has of each part of some cascades.
+
+    Bindings, and policies that change queues, are seen only through the management API.
+
+    Over AMQP, what is there with other arguments shows when it is declared again: that is refused, and if the
+    arguments are the same, nothing happens (https://www.rabbitmq.com/docs/queues#property-equivalence).
+    """
+    wanted = list(wanted)
+    topology = Topology.of(wanted, destinations)
+    channel = connection.default_channel
+    for exchange in topology.exchanges.values():
+        yield _finding(channel, "exchange", exchange, declare.exchange_exists, declare.declare_exchange)
+    for queue in topology.queues.values():
+        yield _finding(channel, "queue", queue, declare.queue_exists, declare.declare_queue)
+    if management is None:
+        return
+    existing = management.bindings()
+    for binding in topology.bindings:
+        yield Finding("binding", _name(binding), "present" if binding in existing else "missing")
+    # What leaves `done` and the guard leads to destinations; anything else that we do not know multiplies messages.
+    inner = topology.exchanges.keys() - {name for cascade in wanted for name in (cascade.done, cascade.fallback)}
+    for binding in sorted(existing - topology.bindings.keys()):
+        if binding.source in inner:
+            yield Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it")
+    rows = management.queues()
+    for name in topology.queues:
+        row = rows.get(name, {})
+        who = row.get("policy") or row.get("operator_policy")
+        for limit in sorted(_LIMITS.intersection(row.get("effective_policy_definition") or {})):
+            detail = f"{who!r} sets its {limit}: give our queues a policy of higher priority without that"
+            yield Finding("policy", name, "unexpected", detail)
+
+
+def _finding(
+    channel: Any, kind: Any, part: Exchange | Queue, exists: Callable[..., bool], declare_again: Callable[..., None]
+) -> Finding:
+    try:
+        if not exists(channel, part.name):
+            return Finding(kind, part.name, "missing")
+        declare_again(channel, part)
+    except PreconditionFailed as exc:
+        return Finding(kind, part.name, "different", exc.reply_text)
+    except AccessRefused as exc:
+        return Finding(kind, part.name, "unknown", exc.reply_text)
+    return Finding(kind, part.name, "present")
+
+
+def _name(binding: Binding) -> str:
+    return f"{binding.source} -> {binding.destination} ({binding.routing_key})"

@@ -1,0 +1,124 @@
+"""A topology as text for other tools. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.topology import Binding, Topology
+
+
+def definitions(topology: Topology, vhost: str) -> str:
+    """Return RabbitMQ's own format, for `rabbitmqctl import_definitions` (https://www.rabbitmq.com/docs/definitions)."""
+    common = {"vhost": vhost, "durable": True, "auto_delete": False}
+    tables = {
+        "vhosts": [{"name": vhost}],
+        "exchanges": [
+            {"name": e.name, "type": e.type, "internal": False, "arguments": dict(e.arguments), **common}
+            for e in topology.exchanges.values()
+        ],
+        "queues": [{"name": q.name, "arguments": dict(q.arguments), **common} for q in topology.queues.values()],
+        "bindings": [
+            {
+                "vhost": vhost,
+                "source": b.source,
+                "destination": b.destination,
+                "destination_type": b.destination_type,
+                "routing_key": b.routing_key,
+                "arguments": {},
+            }
+            for b in topology.bindings
+        ],
+    }
+    return json.dumps(tables, indent=1)
+
+
+def terraform(topology: Topology, vhost: str) -> str:
+    """Return resources of the provider `cyrilgdn/rabbitmq`, which most people use, in Terraform's JSON syntax.
+
+    https://developer.hashicorp.com/terraform/language/syntax/json
+    """
+    resources: dict[str, dict[str, Any]] = {"rabbitmq_exchange": {}, "rabbitmq_queue": {}, "rabbitmq_binding": {}}
+    common = {"durable": True, "auto_delete": False}
+    for exchange in topology.exchanges.values():
+        arguments = {"arguments": dict(exchange.arguments)} if exchange.arguments else {}
+        resources["rabbitmq_exchange"][_identifier(exchange.name)] = {
+            "name": _literal(exchange.name),
+            "vhost": _literal(vhost),
+            "settings": {"type": exchange.type, **common, **_literals(arguments)},
+        }
+    for queue in topology.queues.values():
+        resources["rabbitmq_queue"][_identifier(queue.name)] = {
+            "name": _literal(queue.name),
+            "vhost": _literal(vhost),
+            # Not `arguments`, whose values are all strings: RabbitMQ wants a TTL as a number.
+            "settings": {**common, "arguments_json": _literal(json.dumps(dict(queue.arguments)))},
+        }
+    for number, binding in enumerate(topology.bindings):
+        # References, so that Terraform creates both ends first; what is not ours is there already.
+        ends = topology.exchanges if binding.destination_type == "exchange" else topology.queues
+        resources["rabbitmq_binding"][f"{_identifier(binding.source)}_{number}"] = {
+            "vhost": _literal(vhost),
+            "source": _reference("exchange", binding.source, topology.exchanges),
+            "destination": _reference(binding.destination_type, binding.destination, ends),
+            "destination_type": binding.destination_type,
+            "routing_key": _literal(binding.routing_key),
+        }
+    provider = {"required_providers": {"rabbitmq": {"source": "cyrilgdn/rabbitmq"}}}
+    return json.dumps({"terraform": provider, "resource": resources}, indent=1) + "\n"
+
+
+def _reference(kind: str, name: str, known: Mapping[str, Any]) -> str:
+    return f"${{rabbitmq_{kind}.{_identifier(name)}.name}}" if name in known else _literal(name)
+
+
+def _literal(text: str) -> str:
+    """Escape what Terraform would take for a template."""
+    return text.replace("${", "$${").replace("%{", "%%{")
+
+
+def _literals(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _literals(item) for key, item in value.items()}
+    return _literal(value) if isinstance(value, str) else value
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"^(?=[^A-Za-z_])", "_", re.sub(r"[^A-Za-z0-9_-]", "_", name))
+
+
+def mermaid(topology: Topology, vhost: str = "/") -> str:
+    """Return a flow chart: exchanges round, queues as cylinders, dashed what RabbitMQ does without a binding."""
+    lines = ["flowchart LR", *map(_edge, topology.bindings)]
+    for queue in topology.queues.values():
+        dead_letters = queue.arguments.get("x-dead-letter-exchange")
+        if dead_letters is not None:
+            lines.append(
+                f'    {_node(queue.name, "queue")} -. "{queue.seconds:g} s" .-> {_node(str(dead_letters), "exchange")}'
+            )
+    for exchange in topology.exchanges.values():
+        alternate = exchange.arguments.get("alternate-exchange")
+        if alternate is not None:
+            ends = _node(exchange.name, "exchange"), _node(alternate, "exchange")
+            lines.append(f"    {ends[0]} -. no binding .-> {ends[1]}")
+    return "\n".join(lines) + "\n"
+
+
+def _node(name: str, kind: str) -> str:
+    shape = '[("{}")]' if kind == "queue" else '(["{}"])'
+    return f"{kind}_{_identifier(name)}".replace("-", "_") + shape.format(name.replace('"', "#quot;"))
+
+
+def _edge(binding: Binding) -> str:
+    label = f'|"{binding.routing_key}"|' if binding.routing_key else ""
+    return f"    {_node(binding.source, 'exchange')} -->{label} {_node(binding.destination, binding.destination_type)}"
+
+
+#: By the name that `export --format` knows.
+FORMATS: dict[str, Callable[[Topology, str], str]] = {
+    "definitions": definitions,
+    "terraform": terraform,
+    "mermaid": mermaid,
+}

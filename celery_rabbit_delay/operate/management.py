@@ -1,0 +1,60 @@
+"""What only RabbitMQ's management API can tell: bindings, and messages on their way between queues.
+
+https://www.rabbitmq.com/docs/management#http-api
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import Request, urlopen
+
+from ..core.errors import NotPermitted, UnsupportedConfiguration
+from ..core.topology import Binding
+
+
+class Management:
+    """The API at `http://user:password@host:15672`, as far as it concerns one virtual host.
+
+    Raises `UnsupportedConfiguration` where nothing answers, `NotPermitted` where it refuses.
+    """
+
+    def __init__(self, url: str, vhost: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UnsupportedConfiguration(f"{url!r} is not a URL such as http://user:password@host:15672")
+        self._place = parts.netloc.rpartition("@")[2]
+        self._base = f"{parts.scheme}://{self._place}{parts.path.rstrip('/')}/api"
+        self._credentials = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
+        self._vhost = quote(vhost, safe="")
+
+    def bindings(self) -> set[Binding]:
+        """All bindings but those of the default exchange."""
+        return {
+            Binding(row["source"], row["destination"], row["destination_type"], row["routing_key"])
+            for row in self._get(f"/bindings/{self._vhost}")
+            if row["source"]
+        }
+
+    def queues(self) -> dict[str, dict[str, Any]]:
+        """Queue name -> what the API says of it."""
+        return {row["name"]: row for row in self._get(f"/queues/{self._vhost}")}
+
+    def _get(self, path: str) -> Any:
+        request = Request(self._base + path)
+        request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())
+        try:
+            with urlopen(request, timeout=30) as response:
+                return json.load(response)
+        except HTTPError as exc:
+            raise NotPermitted(
+                f"the management API at {self._place} refused it ({exc}): it wants a user with the tag 'management' "
+                "and permissions on the virtual host"
+            ) from exc
+        except (URLError, OSError, ValueError) as exc:
+            raise UnsupportedConfiguration(
+                f"no management API answers at {self._place} ({exc}): is the plug-in rabbitmq_management enabled?"
+            ) from exc

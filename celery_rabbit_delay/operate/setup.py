@@ -1,0 +1,62 @@
+"""Creates and deletes cascades."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import kombu
+
+from ..amqp import declare
+from ..core.errors import DestinationNotFound
+from ..core.layouts import Layout1
+from ..core.routing_key import Destination
+from ..core.topology import Cascade, Topology
+from .cascades import cascades, with_all_levels
+
+
+def setup(
+    connection: kombu.Connection, wanted: Iterable[Cascade], destinations: Iterable[Destination]
+) -> list[Destination]:
+    """Create cascades and lead them to destinations; return those that do not exist yet.
+
+    Raises `CascadeConflict`, `NotPermitted`, `InvalidDestination`.
+    """
+    channel = connection.default_channel
+    for cascade in wanted:
+        declare.declare_cascade(channel, cascade)
+    lacking = []
+    for destination in destinations:
+        try:
+            declare.bind_destination(channel, connection.transport.delay_options.cascade, destination)
+        except DestinationNotFound:
+            lacking.append(destination)
+    return lacking
+
+
+def teardown(connection: kombu.Connection) -> int:
+    """Delete all of the cascades, with what is in them; return how many queues and exchanges there were.
+
+    Raises `NotPermitted`.
+    """
+    topology = Topology.of(with_all_levels(connection, cascade) for cascade in cascades(connection, priorities=True))
+    return _delete(connection, topology.exchanges, topology.queues)
+
+
+def teardown_earlier(connection: kombu.Connection, earlier: Iterable[Layout1]) -> int:
+    """Delete cascades of an earlier layout, with what is in them; return how many queues and exchanges there were."""
+    return sum(_delete(connection, cascade.exchange_names(), cascade.queue_names()) for cascade in earlier)
+
+
+def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iterable[str]) -> int:
+    channel = connection.default_channel
+    deleted = 0
+    with declare.translate_errors(connection.transport.delay_options.cascade):
+        for name in exchanges:  # ingest first, so that nothing new comes in
+            if declare.exchange_exists(channel, name):
+                channel.exchange_delete(name)
+                deleted += 1
+        for name in queues:
+            if declare.queue_exists(channel, name):
+                channel.queue_delete(name)
+                deleted += 1
+    return deleted

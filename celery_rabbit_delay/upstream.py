@@ -1,0 +1,42 @@
+"""The private parts of Celery, Kombu and py-amqp that this package relies on, each in a function of its own.
+
+`make upstream` runs the tests against their newest releases, to learn early when one of them changes. This module imports
+nothing, so that every other one may use it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def settings_so_far(app: Any) -> Any:
+    """Return a Celery app's settings without loading its configuration, which may still be announced."""
+    return app.conf if app.configured else app._preconf
+
+
+def forget_connections(app: Any) -> None:
+    """Make a Celery app open new connections; those in its pools stay with whoever holds them."""
+    app.amqp._producer_pool = None
+    app._pool = None
+
+
+def mix_in(instance: Any, mixin: type, **attributes: Any) -> None:
+    """Put a mixin in front of an object's class, whatever that is."""
+    instance.__class__ = type(mixin.__name__, (mixin, type(instance)), attributes)
+
+
+def clear_eta(request: Any) -> None:
+    """Make Celery's worker run a task at once (celery.worker.strategy reads it after the signal `task_received`)."""
+    request._eta = None
+
+
+def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
+    """Send `basic.publish` on an `amqp.Channel` without waiting for the broker's confirm, whatever its settings."""
+    channel._basic_publish(message, **arguments)
+
+
+def close_socket(connection: Any) -> None:
+    """Close this process's copy of an `amqp.Connection`'s socket without shutting it down for others."""
+    if connection._transport is not None and connection._transport.sock is not None:
+        connection._transport.sock.close()
+        connection._transport.sock = None

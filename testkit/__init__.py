@@ -1,0 +1,1 @@
+"""What tests, benchmarks and battle share: private nodes, brokers, proxies, ledgers. Imports none of them."""

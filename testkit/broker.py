@@ -1,0 +1,147 @@
+"""A private node as tests see it: fresh vhosts, users, and what is on the broker, through the management API."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import kombu
+
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.core.routing_key import Destination
+from testkit.node import Node
+
+#: Short ticks make timing tests short and honest; few levels are quick to declare.
+QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
+
+
+class Broker:
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.api = node.api
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return tuple(map(int, self.api("GET", "/overview")["rabbitmq_version"].split(".")))
+
+    def connections(self) -> list[str]:
+        return [connection["name"] for connection in self.api("GET", "/connections?columns=name")]
+
+    @contextmanager
+    def vhost(self) -> Iterator[Vhost]:
+        vhost = Vhost(self, f"t-{uuid.uuid4().hex[:8]}")
+        self.api("PUT", f"/vhosts/{vhost.name}")
+        self.api("PUT", f"/permissions/{vhost.name}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        try:
+            yield vhost
+        finally:
+            for user in vhost.users:
+                self.api("DELETE", f"/users/{user}")
+            self.api("DELETE", f"/vhosts/{vhost.name}")
+
+
+@dataclass
+class Vhost:
+    broker: Broker
+    name: str
+    users: list[str] = field(default_factory=list)
+
+    def url(self, scheme: str = "rabbit-delay", user: str = "guest") -> str:
+        return f"{scheme}://{user}:{user}@127.0.0.1:{self.broker.node.port}/{self.name}"
+
+    def connection(self, user: str = "guest", confirm_publish: bool = False, **options: Any) -> kombu.Connection:
+        """A Kombu connection with our transport and quick options."""
+        transport_options = {"rabbit_delay": QUICK | options, "confirm_publish": confirm_publish}
+        return kombu.Connection(self.url(user=user), transport_options=transport_options)
+
+    def plain(self) -> kombu.Connection:
+        """A Kombu connection with Kombu's own transport."""
+        return kombu.Connection(self.url("amqp"))
+
+    def user(self, configure: str, write: str, read: str) -> str:
+        name = f"u-{uuid.uuid4().hex[:8]}"
+        self.broker.api("PUT", f"/users/{name}", {"password": name, "tags": ""})
+        self.users.append(name)
+        self.broker.api(
+            "PUT", f"/permissions/{self.name}/{name}", {"configure": configure, "write": write, "read": read}
+        )
+        return name
+
+    def declare(self, *queues: str, exchange: str = "", kind: str = "direct") -> None:
+        """Durable queues, each bound by its name to an exchange if one is named."""
+        with self.plain() as connection:
+            channel = connection.default_channel
+            if exchange:
+                channel.exchange_declare(exchange, kind, durable=True, auto_delete=False)
+            for queue in queues:
+                channel.queue_declare(queue, durable=True, auto_delete=False)
+                if exchange:
+                    channel.queue_bind(queue, exchange, queue)
+
+    def names(self, kind: str) -> list[str]:
+        """Names of "queues" or "exchanges", without those that RabbitMQ makes itself."""
+        rows = self.broker.api("GET", f"/{kind}/{self.name}?columns=name")
+        return sorted(row["name"] for row in rows if row["name"] and not row["name"].startswith("amq."))
+
+    def bindings(self) -> set[tuple[str, str, str, str]]:
+        """(source, destination, kind, routing key), without those of the default exchange."""
+        rows = self.broker.api("GET", f"/bindings/{self.name}")
+        return {(r["source"], r["destination"], r["destination_type"], r["routing_key"]) for r in rows if r["source"]}
+
+    def arguments(self, kind: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.broker.api("GET", f"/{kind}/{self.name}/{quote(name, safe='')}")["arguments"]
+        return found
+
+    def policy(self, name: str, definition: dict[str, Any], pattern: str = ".*", priority: int = 0) -> None:
+        """For queues. The broker takes a while to put it in force."""
+        policy = {"pattern": pattern, "priority": priority, "apply-to": "queues", "definition": definition}
+        self.broker.api("PUT", f"/policies/{self.name}/{name}", policy)
+
+    def delete_exchange(self, name: str) -> None:
+        self.broker.api("DELETE", f"/exchanges/{self.name}/{quote(name, safe='')}")
+
+    def delete_queue(self, name: str) -> None:
+        self.broker.api("DELETE", f"/queues/{self.name}/{quote(name, safe='')}")
+
+    def count(self, queue: str) -> int:
+        """Messages ready in a queue."""
+        with self.plain() as connection:
+            return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+
+    def take(self, queue: str, amount: int, timeout: float = 60) -> list[Any]:
+        """So many raw messages, as Kombu's own transport sees them."""
+        with self.plain() as connection:
+            return take(connection, queue, amount, timeout)
+
+    @property
+    def cascade(self) -> Any:
+        return Options(**QUICK).cascade
+
+
+def take(connection: kombu.Connection, queue: str | list[str], amount: int, timeout: float = 60) -> list[Any]:
+    """Messages from queues through a connection, acknowledged: so many, or more if more came along with the last."""
+    messages: list[Any] = []
+    channel = connection.channel()
+
+    def on_message(message: Any) -> None:
+        message.ack()
+        messages.append(message)
+
+    queues = [kombu.Queue(name, no_declare=True) for name in ([queue] if isinstance(queue, str) else queue)]
+    with kombu.Consumer(channel, queues, on_message=on_message, auto_declare=False):
+        while len(messages) < amount:
+            try:
+                connection.drain_events(timeout=timeout)
+            except TimeoutError:
+                raise AssertionError(f"{len(messages)} of {amount} messages came to {queue!r}") from None
+    channel.close()
+    return messages
+
+
+def lead(connection: kombu.Connection, queue: str, priority: int | None = None) -> None:
+    """The first message of a connection waits for this, and has fewer ticks left then: it might take another way."""
+    connection.connection.publisher_for(priority).bind(Destination("", (queue,)))

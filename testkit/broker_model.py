@@ -1,0 +1,87 @@
+"""RabbitMQ as far as a cascade needs it: topic, direct and fanout routing, alternate exchanges, TTL and dead-lettering.
+
+On a virtual clock, so that every delay can be tried. https://www.rabbitmq.com/tutorials/amqp-concepts
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable
+
+from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue
+
+
+@functools.cache
+def topic_matches(pattern: str, key: str) -> bool:
+    """`*` is exactly one word, `#` any number of words."""
+    return _words_match(tuple(pattern.split(".")), tuple(key.split(".")))
+
+
+@functools.cache
+def _words_match(pattern: tuple[str, ...], key: tuple[str, ...]) -> bool:
+    if not pattern:
+        return not key
+    if pattern[0] == "#":
+        return _words_match(pattern[1:], key) or (bool(key) and _words_match(pattern, key[1:]))
+    return bool(key) and pattern[0] in ("*", key[0]) and _words_match(pattern[1:], key[1:])
+
+
+class BrokerModel:
+    def __init__(self, cascade: Cascade) -> None:
+        self.exchanges: dict[str, Exchange] = {}
+        self.queues: dict[str, Queue] = {}
+        self.bindings: dict[str, list[Binding]] = defaultdict(list)
+        for exchange in cascade.exchanges():
+            self.exchanges[exchange.name] = exchange
+        for queue in cascade.queues():
+            self.queues[queue.name] = queue
+        self.bind(cascade.bindings())
+
+    def bind(self, bindings: Iterable[Binding]) -> None:
+        for binding in bindings:
+            self.bindings[binding.source].append(binding)
+
+    def delete_queue(self, name: str) -> None:
+        del self.queues[name]
+        for bindings in self.bindings.values():
+            bindings[:] = [b for b in bindings if b.destination != name]
+
+    def route(self, exchange: str, keys: tuple[str, ...]) -> set[str]:
+        """The queues that a message reaches, with every exchange on its way visited once."""
+        queues: set[str] = set()
+        seen, todo = {exchange}, [exchange]
+        while todo:
+            source = self.exchanges[todo.pop()]
+            targets = [b for b in self.bindings[source.name] if any(self._matches(source, b, key) for key in keys)]
+            queues |= {b.destination for b in targets if b.destination_type == "queue"}
+            onward = {b.destination for b in targets if b.destination_type == "exchange"}
+            alternate = source.arguments.get("alternate-exchange")
+            if not targets and alternate in self.exchanges:
+                onward.add(str(alternate))
+            todo += onward - seen
+            seen |= onward
+        return queues
+
+    @staticmethod
+    def _matches(source: Exchange, binding: Binding, key: str) -> bool:
+        if source.type == "topic":
+            return topic_matches(binding.routing_key, key)
+        return source.type == "fanout" or binding.routing_key == key
+
+    def publish(self, exchange: str, *keys: str) -> tuple[list[tuple[int, str]], list[str]]:
+        """(milliseconds after publishing, queue) of every copy that stays somewhere, and the levels it went through."""
+        arrived, visited = [], []
+        moving = [(0, queue) for queue in self.route(exchange, keys)]
+        while moving:
+            now, name = moving.pop()
+            arguments = self.queues[name].arguments
+            if "x-dead-letter-exchange" in arguments:
+                visited.append(name)
+                due = now + int(arguments["x-message-ttl"]) - 1  # as early as a quorum queue may
+                onward = self.route(str(arguments["x-dead-letter-exchange"]), keys)
+                assert onward, f"stuck in {name}"
+                moving += [(due, queue) for queue in onward]
+            elif "x-message-ttl" not in arguments:
+                arrived.append((now, name))
+        return arrived, visited

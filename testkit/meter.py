@@ -1,0 +1,81 @@
+"""CPU and memory of a private node, and medians of repeated runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import Any
+
+import kombu
+import psutil
+
+from testkit.node import Node
+
+
+def processes(pid: int) -> Iterator[psutil.Process]:
+    """A process and all below it."""
+    top = psutil.Process(pid)
+    yield top
+    yield from top.children(recursive=True)
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU, user and system, that a process and those below it have used so far."""
+    used = 0.0
+    for process in processes(pid):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used += times.user + times.system
+    return used
+
+
+def memory(pid: int) -> int:
+    """Resident bytes of a process and those below it."""
+    resident = 0
+    for process in processes(pid):
+        with suppress(psutil.NoSuchProcess):
+            resident += process.memory_info().rss
+    return resident
+
+
+def pid(node: Node) -> int:
+    assert node.process is not None
+    return node.process.pid
+
+
+def about(node: Node) -> dict[str, Any]:
+    """When and with what it was measured."""
+    with kombu.Connection(node.url()) as connection:
+        rabbitmq = connection.connection.server_properties["version"]
+    return {
+        "rabbitmq": rabbitmq,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        **{package: version(package) for package in ("celery", "kombu", "amqp")},
+    }
+
+
+def interleaved(runs: Mapping[str, Callable[[], float]], repeats: int, log: Callable[[str], None]) -> dict[str, Any]:
+    """Each of `runs` in turn, `repeats` times over: {name: {"median", "low", "high"}}."""
+    values: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats):
+        for name, run in runs.items():
+            values[name].append(run())
+            log(f"  {repeat + 1}/{repeats} {name}: {values[name][-1]:,.1f}")
+    return {name: spread(found) for name, found in values.items()}
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {"median": statistics.median(ordered), "low": ordered[0], "high": ordered[-1]}
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]

@@ -1,0 +1,256 @@
+"""A private RabbitMQ node: its own name, ports and data, gone when it stops.
+
+Only environment variables set it up (https://www.rabbitmq.com/docs/configure#supported-environment-variables),
+so any RabbitMQ will do. `RABBITMQ=4.3` chooses one by its name for tools/get-rabbitmq.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from testkit import background
+
+GET_RABBITMQ = Path(__file__).parents[1] / "tools" / "get-rabbitmq"
+
+
+@functools.cache
+def find_server(name: str | None = None) -> Path:
+    """The `rabbitmq-server` to run: what tools/get-rabbitmq gives for a name, or for that in `RABBITMQ`."""
+    name = os.environ.get("RABBITMQ", "") if name is None else name
+    answer = subprocess.run([GET_RABBITMQ, name], capture_output=True, text=True)
+    if answer.returncode:
+        raise NodeFailed(answer.stderr[-3000:].strip())
+    return Path(answer.stdout.strip())
+
+
+def free_port() -> int:
+    """Not of those that the system gives to clients: one might sit on it while a node is down."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def speaks_amqp(port: int) -> bool:
+    """An open port is not enough: send the protocol header, expect connection.start (AMQP 0-9-1, 4.2.2)."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
+            sock.sendall(b"AMQP\x00\x00\x09\x01")
+            return sock.recv(1) == b"\x01"
+    except OSError:
+        return False
+
+
+def dead_letters_again(seconds: int) -> str:
+    """An advanced.config: how soon what could not be dead-lettered is tried again (docs/operations.md, Restarts)."""
+    return f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {seconds * 1000}}}]}}]."
+
+
+class NodeFailed(RuntimeError):
+    pass
+
+
+class Node:
+    """One broker process. `with Node() as node: node.url()`; `kill()` and `start()` again for a crash.
+
+    `plugins=("rabbitmq_management",)` adds the HTTP API on `management_port`, `conf` more lines of rabbitmq.conf,
+    `advanced` an advanced.config.
+    """
+
+    def __init__(
+        self, server: Path | None = None, plugins: tuple[str, ...] = (), conf: str = "", advanced: str = "[]."
+    ) -> None:
+        self.server = server or find_server()
+        self.plugins = plugins
+        self.conf = conf
+        self.advanced = advanced
+        self.cookie: str | None = None  # of a cluster
+        self.port, self.dist_port, self.epmd_port, self.management_port = (free_port() for _ in range(4))
+        self.name = f"delay-{self.port}@localhost"
+        self.data = Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-node-"))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Node:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.remove()
+
+    def url(self, vhost: str = "/") -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/{vhost}"
+
+    @property
+    def log(self) -> Path:
+        return self.data / "node.log"
+
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "TMPDIR")}
+        return kept | {
+            "HOME": str(self.data),  # the Erlang cookie
+            "ERL_EPMD_PORT": str(self.epmd_port),
+            "RABBITMQ_NODENAME": self.name,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self.dist_port),
+            "RABBITMQ_MNESIA_BASE": str(self.data / "data"),
+            "RABBITMQ_LOG_BASE": str(self.data / "log"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.data / "enabled_plugins"),
+            "RABBITMQ_PID_FILE": str(self.data / "pid"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.data / "no-such-file"),
+            "RABBITMQ_CONFIG_FILE": str(self.data / "rabbitmq"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.data / "advanced.config"),
+            "RABBITMQ_CONFIG_FILES": str(self.data / "no-such-file"),  # conf.d: official images turn statistics off
+        }
+
+    def start(self, timeout: float = 60) -> None:
+        """Start the node and wait until it speaks AMQP. Raises `NodeFailed` with the log's end."""
+        self.data.mkdir(exist_ok=True)
+        (self.data / "enabled_plugins").write_text("[{}].\n".format(",".join(self.plugins)))
+        # The default watermark of free disk space would block publishers on a laptop's nearly full disk.
+        lines = ["disk_free_limit.absolute = 50MB", self.conf]
+        if "rabbitmq_management" in self.plugins:
+            lines.append(f"management.tcp.port = {self.management_port}")
+        (self.data / "rabbitmq.conf").write_text("\n".join([*lines, ""]))
+        (self.data / "advanced.config").write_text(self.advanced + "\n")
+        cookie = self.data / ".erlang.cookie"
+        if self.cookie and not cookie.exists():
+            cookie.write_text(self.cookie)
+            cookie.chmod(0o400)
+        self.process = background.start([str(self.server)], self.log, self.data, self.environment())
+        deadline = time.monotonic() + timeout
+        while not self.is_ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise NodeFailed(f"{self.server} did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.05)
+
+    def is_ready(self) -> bool:
+        return speaks_amqp(self.port) and ("rabbitmq_management" not in self.plugins or self.manages())
+
+    def manages(self) -> bool:
+        """Whether the HTTP API answers; it opens its port before it can."""
+        with contextlib.suppress(OSError):
+            return bool(self.api("GET", "/overview"))
+        return False
+
+    def api(self, method: str, path: str, body: Any = None) -> Any:
+        """A request to the HTTP API, with JSON in and out. Raises `urllib.error.HTTPError`, an `OSError`."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.management_port}/api{path}", method=method)
+        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+        request.add_header("Content-Type", "application/json")
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(request, data, timeout=30) as response:
+            text = response.read()
+        return json.loads(text) if text else None
+
+    def ctl(self, *arguments: str) -> str:
+        """What `rabbitmqctl` prints. Raises `NodeFailed`."""
+        program = self.server.with_name("rabbitmqctl")
+        command = [str(program)]
+        if not program.exists() and self.process is not None:  # in the root directory of the node's own
+            inside = ["sh", "-c", 'cd / && exec /usr/lib/rabbitmq/bin/rabbitmqctl "$@"', "rabbitmqctl"]
+            command = ["nsenter", "--target", str(self.process.pid), "--mount", "--root", *inside]
+        answer = subprocess.run(
+            [*command, "--node", self.name, *arguments],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+        )
+        if answer.returncode:
+            raise NodeFailed(answer.stdout + answer.stderr)
+        return answer.stdout
+
+    def suspend(self, suspended: bool) -> None:
+        """SIGSTOP or SIGCONT: to the others of a cluster, a node that the network has lost."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGSTOP if suspended else signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would: nothing is flushed, `start()` recovers from the disk."""
+        if self.process is not None:
+            background.kill(self.process)
+            self.process = None
+            kill = self.data / "kill"  # left by a container, which outlives its client: see tools/get-rabbitmq
+            if kill.exists():
+                subprocess.run([kill], capture_output=True)
+
+    def stop(self, timeout: float = 20) -> None:
+        """SIGTERM, then SIGKILL: the whole process group, so that nothing is left running."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout)
+        self.kill()
+
+    def remove(self) -> None:
+        self.kill()
+        kill_epmd(self.epmd_port)
+        shutil.rmtree(self.data, ignore_errors=True)
+
+
+def start_all(nodes: list[Node]) -> None:
+    """At the same time: the nodes of a cluster wait for each other."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Node.start, nodes))
+
+
+@contextlib.contextmanager
+def cluster(amount: int, conf: str = "", **options: Any) -> Iterator[list[Node]]:
+    """So many nodes that know each other. Whoever has no majority stops, as quorum queues would have it."""
+    nodes = [Node(conf=conf, **options) for _ in range(amount)]
+    cookie = secrets.token_hex(16)
+    peers = [f"cluster_formation.classic_config.nodes.{n} = {node.name}" for n, node in enumerate(nodes, start=1)]
+    lines = ["cluster_formation.peer_discovery_backend = classic_config", *peers]
+    lines += ["cluster_partition_handling = pause_minority", "net_ticktime = 5"]
+    for node in nodes:
+        node.cookie, node.epmd_port = cookie, nodes[0].epmd_port
+        node.conf = "\n".join([conf, *lines])
+    try:
+        start_all(nodes)
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+        for node in nodes:
+            node.remove()
+
+
+def kill_epmd(port: int) -> None:
+    """Erlang's port mapper detaches itself; ours has a port of its own and is asked to leave.
+
+    It refuses (KILL_REQ) until it has noticed that the node is gone, so ask until nobody answers.
+    """
+    for _ in range(100):
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
+                sock.sendall(b"\x00\x01k")
+                sock.recv(2)
+        except ConnectionRefusedError:
+            return
+        except OSError:
+            pass
+        time.sleep(0.02)

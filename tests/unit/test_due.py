@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone, tzinfo
+
+import pytest
+from dateutil.parser import isoparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import InvalidDelay
+from celery_rabbit_delay.core import due, levels
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+
+
+def test_fewest_set_bits_is_the_best_and_smallest_in_range_for_every_small_range() -> None:
+    for start in range(1, 260):
+        for slack in range(130):
+            found = levels.fewest_set_bits(start, slack)
+            best = min(range(start, start + slack + 1), key=lambda n: (n.bit_count(), n))
+            assert found == best, (start, slack)
+
+
+@given(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
+def test_fewest_set_bits_stays_in_range_and_never_costs_a_hop(start: int, slack: int) -> None:
+    found = levels.fewest_set_bits(start, slack)
+    assert start <= found <= start + slack
+    assert found.bit_count() <= start.bit_count()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-03-01T13:00:00+00:00", "2026-03-01T13:00:00Z", "20260301T130000Z", "2026-03-01 14:00:00+01:00"],
+)
+def test_an_iso_string_is_read_as_celery_reads_it(text: str) -> None:
+    assert due.microseconds_until(due.parse_eta(text), NOW) == 3_600_000_000
+
+
+@given(st.datetimes(timezones=st.none() | st.timezones() | st.just(timezone.utc)), st.sampled_from(["auto", "seconds"]))
+def test_what_celery_writes_is_read_as_celery_reads_it(when: datetime, precision: str) -> None:
+    text = when.isoformat(timespec=precision)
+    try:
+        expected = isoparse(text)
+    except ValueError:  # offsets of seconds, as zones had in the 19th century
+        with pytest.raises(InvalidDelay):
+            due.parse_eta(text)
+    else:
+        found = due.parse_eta(text)
+        assert found == expected
+        assert found.utcoffset() == expected.utcoffset()
+
+
+@pytest.mark.parametrize("value", ["tomorrow", "", "nan", "2026-13-01", 5, float("nan"), None, [], b"\xff", object()])
+def test_an_unreadable_eta_is_an_error_that_says_what_to_use(value: object) -> None:
+    with pytest.raises(InvalidDelay, match="use an aware datetime, or an ISO 8601 string"):
+        due.parse_eta(value)
+
+
+def test_an_eta_keeps_microseconds() -> None:
+    assert due.microseconds_until(NOW + timedelta(microseconds=1), NOW) == 1
+    assert due.microseconds_until(NOW - timedelta(days=1), NOW) == -86_400_000_000
+
+
+def test_a_zone_that_knows_no_offset_for_a_date_makes_it_unreadable() -> None:
+    class Local(tzinfo):
+        def utcoffset(self, when: datetime | None) -> timedelta:
+            raise OverflowError("mktime argument out of range")
+
+        def dst(self, when: datetime | None) -> None:
+            pass
+
+        def tzname(self, when: datetime | None) -> None:
+            pass
+
+    with pytest.raises(InvalidDelay, match=r"cannot read the eta '9999-12-31"):
+        due.microseconds_until(datetime(9999, 12, 31, tzinfo=Local()), NOW)
+
+
+@pytest.mark.parametrize(("value", "microseconds"), [(0, 0), (1, 1000), (0.5, 500), ("1500", 1_500_000), (0.0001, 1)])
+def test_x_delay_is_milliseconds_rounded_up(value: object, microseconds: int) -> None:
+    assert due.parse_x_delay(value) == microseconds
+
+
+@pytest.mark.parametrize("value", [-1, "-1", "soon", "", float("nan"), float("inf"), "inf", True, [], {}, object()])
+def test_an_unreadable_x_delay_is_an_error_that_says_what_to_use(value: object) -> None:
+    with pytest.raises(InvalidDelay, match="use a number of milliseconds, 0 or more"):
+        due.parse_x_delay(value)

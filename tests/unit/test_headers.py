@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import InvalidDelay, InvalidDestination
+from celery_rabbit_delay.core import headers as headers_
+from celery_rabbit_delay.core.headers import HEADER, Delivery
+from celery_rabbit_delay.core.routing_key import Destination
+
+NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
+DESTINATION = Destination("", ("q",))
+TASK = {"task": "shop.order", "id": "1", "eta": "2026-07-01T12:00:10+00:00"}
+
+
+def death(queue: str, **more: Any) -> dict[str, Any]:
+    return {"queue": queue, "exchange": "x", "routing-keys": ["k"], "reason": "expired", "count": 1, **more}
+
+
+@pytest.mark.parametrize(
+    ("headers", "delayed"),
+    [
+        (None, False),
+        ({}, False),
+        ({"task": "t", "eta": None}, False),
+        ({"eta": "2026-07-01T12:00:10"}, False),  # not a task: an eta of the user's own
+        (TASK, True),
+        ({"x-delay": 5}, True),
+        ({"x-delay": 0}, True),
+    ],
+)
+def test_tasks_with_an_eta_and_messages_with_x_delay_are_delayed(headers: Any, delayed: bool) -> None:
+    assert headers_.is_delayed(headers) is delayed
+
+
+def test_an_aware_eta_is_left_as_it_is() -> None:
+    delay, headers = headers_.delay_of(TASK, NOW, timezone.utc)
+    assert delay == 10_000_000
+    assert headers is TASK
+
+
+def test_a_naive_eta_is_meant_in_the_given_zone_and_made_aware_for_the_worker() -> None:
+    naive = {**TASK, "eta": "2026-07-01T14:00:10"}
+    delay, headers = headers_.delay_of(naive, NOW, ZoneInfo("Europe/Berlin"))
+    assert delay == 10_000_000
+    assert headers["eta"] == "2026-07-01T14:00:10+02:00"
+    assert naive["eta"] == "2026-07-01T14:00:10"
+
+
+def test_the_later_of_eta_and_x_delay_counts() -> None:
+    assert headers_.delay_of({**TASK, "x-delay": 5000}, NOW, timezone.utc)[0] == 10_000_000
+    assert headers_.delay_of({**TASK, "x-delay": 20000}, NOW, timezone.utc)[0] == 20_000_000
+
+
+def test_a_bad_header_is_an_error_even_beside_a_good_one() -> None:
+    with pytest.raises(InvalidDelay):
+        headers_.delay_of({**TASK, "x-delay": "soon"}, NOW, timezone.utc)
+
+
+def test_a_diverted_message_says_where_it_goes_and_when() -> None:
+    headers = headers_.wrap({"a": 1, "x-delay": 500}, "p", "orders", "new", NOW + timedelta(seconds=1))
+    assert headers == {
+        "a": 1,
+        "CC": ["new"],
+        HEADER: {"prefix": "p", "exchange": "orders", "due": 1782907201000},
+    }
+
+
+@pytest.mark.parametrize("headers", [{}, {"CC": ["a", "@.^1"]}, {"BCC": ["@"]}])
+def test_a_routing_key_with_the_sentinel_is_refused(headers: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDestination, match="begins with the word '@'"):
+        headers_.wrap(headers, "p", "", "@.^1" if not headers else "ok", NOW)
+
+
+@pytest.mark.parametrize("value", ["queue", 5, [1], {}])
+def test_a_cc_that_rabbitmq_would_refuse_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidDestination, match="must be a list of routing keys"):
+        headers_.wrap({"CC": value}, "p", "", "q", NOW)
+
+
+users_headers = st.dictionaries(
+    st.text(min_size=1).filter(lambda k: k not in ("CC", "BCC", HEADER, "x-delay") and not k.startswith("x-")),
+    st.one_of(st.text(), st.integers()),
+)
+keys = st.text(max_size=20).filter(lambda k: not k.startswith("@"))
+
+
+@given(users_headers, st.text(max_size=20), keys, st.lists(keys, max_size=3), st.integers(1, 5))
+def test_restore_undoes_divert_and_every_death_in_our_levels(
+    users: dict[str, Any], exchange: str, key: str, cc: list[str], hops: int
+) -> None:
+    sent = {**users, **({"CC": cc} if cc else {})}
+    on_the_way = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), DESTINATION) | {
+        "x-death": [death(f"p.delay.{n}") for n in range(hops)],
+        "x-first-death-queue": "p.delay.1",
+        "x-first-death-exchange": "p.ingest",
+        "x-first-death-reason": "expired",
+        "x-last-death-queue": "p.delay.0",
+    }
+    arrived = Delivery("p.delay.1.done", "@.^1", on_the_way)
+    assert headers_.unwrap(arrived) == (exchange, key, sent)
+
+
+def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
+    earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
+    diverted = headers_.addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
+    assert not [key for key in diverted if "death" in key]
+    on_the_way = diverted | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
+    assert headers_.unwrap(Delivery("p.delay.10.done", "@.^1", on_the_way)) == ("", "q", {"a": 1, **earlier})
+
+
+def test_messages_of_others_are_left_alone() -> None:
+    delivery = Delivery("x", "k", {"CC": ["a"], "x-death": [death("theirs")], "x-first-death-queue": "theirs"})
+    assert headers_.unwrap(delivery) is delivery
+    forged = Delivery("x", "k", {HEADER: "not ours"})
+    assert headers_.unwrap(forged) is forged
+
+
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
+    lambda children: st.one_of(
+        st.lists(children, max_size=3),
+        st.dictionaries(st.sampled_from(["queue", "exchange", "routing-keys", "deaths", "x-death", "a"]), children),
+    ),
+)
+names_of_ours = st.sampled_from([HEADER, "CC", "x-death", "x-first-death-queue", "x-last-death-queue", "a"])
+
+
+@given(st.dictionaries(names_of_ours, values), st.text(), st.text())
+def test_no_message_whatever_its_headers_stops_a_consumer(headers: dict[str, Any], exchange: str, key: str) -> None:
+    for routing_key in (key, "@.^1"):
+        restored = headers_.unwrap(Delivery(exchange, routing_key, headers))
+        assert isinstance(restored.exchange, str)
+        assert isinstance(restored.routing_key, str)
+
+
+def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
+    """The user's queue "shop" dead-letters to the exchange "failed" with a routing key, which drops the CC header."""
+    headers = headers_.addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), DESTINATION) | {
+        "x-death": [
+            death(
+                "shop",
+                **{"exchange": "p.delay.10.done", "routing-keys": ["@.^1", "new", "@.orders+"], "reason": "rejected"},
+            ),
+            death("p.delay.10"),
+        ],
+        "x-first-death-queue": "p.delay.10",
+        "x-first-death-exchange": "p.ingest",
+        "x-first-death-reason": "expired",
+    }
+    del headers["CC"]
+    restored = headers_.unwrap(Delivery("failed", "dead", headers))
+    assert restored.exchange == "failed"
+    assert restored.routing_key == "dead"
+    assert restored.headers == {
+        "a": 1,
+        "x-death": [death("shop", **{"exchange": "orders", "routing-keys": ["new"], "reason": "rejected"})],
+        "x-first-death-queue": "shop",
+        "x-first-death-exchange": "orders",
+        "x-first-death-reason": "rejected",
+    }
