@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_CHANNEL_CLOSE = (20, 40)
+
 
 def settings_so_far(app: Any) -> Any:
     """Return a Celery app's settings without loading its configuration, which may still be announced."""
@@ -33,6 +35,27 @@ def clear_eta(request: Any) -> None:
 def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
     """Send `basic.publish` on an `amqp.Channel` without waiting for the broker's confirm, whatever its settings."""
     channel._basic_publish(message, **arguments)
+
+
+class NamesItsErrors:
+    """A mixin for `amqp.Channel`: the error with which the broker closes a channel says which channel that was.
+
+    py-amqp raises it wherever the connection is read next, which may be while another channel waits for its answer.
+    """
+
+    def _on_close(self, *args: Any) -> None:
+        try:
+            super()._on_close(*args)  # type: ignore[misc]
+        except Exception as exc:
+            exc.channel = self  # type: ignore[attr-defined]
+            raise
+
+
+def close_without_waiting(channel: Any) -> None:
+    """Send `channel.close` on an `amqp.Channel`; its number is free again when the broker answers."""
+    if channel.is_open and not channel.is_closing:
+        channel.is_closing = True
+        channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
 
 
 def close_socket(connection: Any) -> None:

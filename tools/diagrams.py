@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from celery_rabbit_delay.core import routing_key
-from celery_rabbit_delay.core.routing_key import Destination
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from celery_rabbit_delay.operate import export
 from testkit.broker_model import topic_matches
@@ -30,7 +30,7 @@ def topology() -> str:
 
 def journey(ticks: int = 10) -> str:
     """What one message passes through, followed from binding to binding."""
-    keys = routing_key.encode(CASCADE.route(ticks, 0)), routing_key.encode_destination(QUEUE)
+    keys = routing_key.encode(CASCADE.route(ticks, 0)), QUEUE.address
     bindings = [*CASCADE.bindings(), *CASCADE.destination_bindings(QUEUE)]
     queues = {queue.name: queue for queue in CASCADE.queues()}
     names = ["publisher", CASCADE.ingest]

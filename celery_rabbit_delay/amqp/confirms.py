@@ -7,10 +7,11 @@ refused on, must not take the user's channel along.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
-from amqp.exceptions import ChannelError, MessageNacked
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
 from .. import upstream
 
@@ -37,6 +38,11 @@ class ConfirmedChannel:
             self._channel.events["basic_return"].add(self._on_return)
             self._channel.events["basic_ack"].add(self._on_ack)
             self._channel.events["basic_nack"].add(self._on_nack)
+        return self._channel
+
+    @property
+    def current(self) -> Any:
+        """The `amqp.Channel`, if it is open."""
         return self._channel
 
     def publish(
@@ -87,16 +93,16 @@ class ConfirmedChannel:
         while self._unanswered:
             self._connection.drain_events(timeout=confirm_timeout or timeout)
 
-    def reset(self, close: bool) -> None:
-        """Start afresh with the next message; `close` if the broker still answers on this channel."""
+    def reset(self) -> None:
+        """Start afresh with the next message. Waits for nothing: the broker may not answer."""
         channel, self._channel = self._channel, None
         self._confirming = False
         self._delivery_tag = 0
         self._unanswered.clear()
         if channel is not None:
             channel.events.clear()  # answers that come after a time-out are not about the messages of the next one
-            if close:
-                channel.close()
+            with suppress(AMQPError, OSError):
+                upstream.close_without_waiting(channel)
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         for name in self._answered(delivery_tag, multiple):

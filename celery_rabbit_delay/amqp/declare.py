@@ -11,6 +11,7 @@ from typing import Any
 
 from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 
+from ..core.destination import Destination
 from ..core.errors import (
     CascadeConflict,
     CascadeMissing,
@@ -20,7 +21,6 @@ from ..core.errors import (
     NotPermitted,
 )
 from ..core.layouts import Layout1
-from ..core.routing_key import Destination
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, layout_name
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
@@ -44,6 +44,19 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
         f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a worker or '
         f'publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
     )
+
+
+def require_route(channel: Channel, cascade: Cascade, destination: Destination) -> None:
+    """Make sure that the cascade leads to a destination, as far as its outbox tells. Raises `DestinationNotFound`.
+
+    A user without any permission on the outbox cannot see it on RabbitMQ 4.3, and is told nothing.
+    """
+    with suppress(AccessRefused):
+        if not queue_exists(channel, cascade.outbox_name(destination)):
+            raise DestinationNotFound(
+                f'declare="passive", and nothing leads to {destination}: create it, and then run `celery delay setup` with the '
+                "app, or `celery-rabbit-delay setup --queue`"
+            )
 
 
 def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
@@ -99,15 +112,26 @@ def _declare(channel: Channel, cascade: Cascade) -> None:
 
 
 def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Lead what is due to a destination.
+    """Create a destination's outbox, and lead what is due through it to the destination: one round trip.
 
     Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
     """
+    *first, last = cascade.destination_bindings(destination)
     with translate_errors(cascade):
-        *others, last = cascade.destination_bindings(destination)
-        for binding in others:
+        for binding in first:
             bind(channel, binding, nowait=True)
+        # Without the destination it is not created: the broker ignores what follows an error on a channel.
+        if not destination.short_lived:
+            declare_queue(channel, cascade.outbox(destination), nowait=True)
         bind(channel, last)
+
+
+def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:
+    """Lead what is in an outbox to its destination again. Raises as `bind_destination`."""
+    with translate_errors(cascade):
+        for binding in cascade.destination_bindings(destination):
+            if binding.source == cascade.exit:
+                bind(channel, binding)
 
 
 def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The headers of a message in the cascade. Pure: dicts in, dicts out.
 
-The original routing key and the destination's address travel in the CC header (sender-selected distribution,
+The original routing key and the addresses of the destination travel in the CC header (sender-selected distribution,
 https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
 `x-dead-letter-routing-key` is set. What else `unwrap` needs travels in a header of our own.
 """
@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple
 
+from .destination import SHORT_LIVED, Destination, check_key, decode, encode
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDestination
-from .routing_key import SENTINEL, Destination, encode_destination, is_reserved
+from .routing_key import SENTINEL, is_reserved
 
 #: Our header: {"prefix": str, "exchange": str, "due": int}, and "deaths": dict if there are any (see `State`).
 HEADER = "x-celery-rabbit-delay"
@@ -80,7 +81,9 @@ def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: da
         elif name != X_DELAY:
             wrapped[name] = value
     wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
+    check_key(exchange, "exchange")
     for key in (*wrapped["CC"], *cc_keys(headers, "BCC")):
+        check_key(key)
         if is_reserved(key):
             raise InvalidDestination(
                 f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
@@ -93,8 +96,9 @@ def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: da
 
 
 def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
-    """Return the headers of a wrapped message with the address that leads it from `done` to its destination."""
-    return {**wrapped, "CC": [*wrapped["CC"], encode_destination(destination)]}
+    """Return the headers of a wrapped message with the addresses that lead it from `done` to its destination."""
+    addresses = dict.fromkeys((destination.outbox_address, destination.address))
+    return {**wrapped, "CC": [*wrapped["CC"], *addresses]}
 
 
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:
@@ -131,6 +135,8 @@ def unwrap(delivery: Delivery) -> Delivery:
     if state is None:
         return delivery
     ours = f"{state.prefix}."
+    if exchange.startswith(ours) and not _is_plausible(state, headers):
+        return delivery
     original, *cc = _items(headers.get("CC")) or [routing_key]
     unwrapped = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
     if cc := [key for key in cc if not is_reserved(str(key))]:
@@ -141,6 +147,32 @@ def unwrap(delivery: Delivery) -> Delivery:
         str(original) if is_reserved(routing_key) else routing_key,
         unwrapped,
     )
+
+
+def _is_plausible(state: State, headers: Headers) -> bool:
+    """Return whether a message's addresses lead to the exchange and the keys that it says it was sent to.
+
+    Otherwise somebody wrote it by hand, and a retry would carry what he wrote to wherever he liked.
+    """
+    cc = [key for key in _items(headers.get("CC")) if isinstance(key, str)]
+    keys = [key for key in cc if not is_reserved(key)]
+    for address in cc:
+        if not is_reserved(address) or address == SHORT_LIVED:
+            continue
+        names = decode(address)
+        if names is None:  # a hash
+            plausible = address in (
+                encode(state.exchange, *keys),
+                encode(state.exchange, ""),
+                encode(state.exchange, keys[0]),
+            )
+        elif state.exchange:
+            plausible = names[0] == state.exchange
+        else:
+            plausible = names[0] == "" and set(keys) <= set(names[1:])  # BCC keys are gone by now
+        if not plausible:
+            return False
+    return bool(keys)
 
 
 def x_death_history(headers: Headers, state: State, ours: str) -> Headers:

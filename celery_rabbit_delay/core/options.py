@@ -52,6 +52,8 @@ class Options:
     queue_type: QueueType = "quorum"
     #: Wait until the broker has stored each delayed message.
     confirm: bool = True
+    #: Seconds that publishing a delayed message may wait for the broker; None waits for ever. After that `TimeoutError`.
+    confirm_timeout: float | None = 60.0
     #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
     declare: Declare = "auto"
     #: The zone that a naive `eta` is meant in: a name, or "local". `install` takes the app's; without an app it is UTC.
@@ -85,6 +87,8 @@ class Options:
             raise InvalidOption(f"queue_type={self.queue_type!r}: use one of {', '.join(known_types)}")
         if not isinstance(self.confirm, bool):
             raise InvalidOption(f"confirm={self.confirm!r}: use True or False")
+        if self.confirm_timeout is not None and not (_is_number(self.confirm_timeout) and self.confirm_timeout > 0):
+            raise InvalidOption(f"confirm_timeout={self.confirm_timeout!r}: use seconds above 0, or None")
         if self.declare not in declares:
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(declares)}")
         _ = self.naive_timezone

@@ -7,6 +7,7 @@ the final `done` exchange to its destination.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +16,9 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from . import routing_key
+from .destination import SHORT_LIVED, Destination
 from .levels import Level, fewest_set_bits, powers_of_two
-from .routing_key import Destination
+from .routing_key import MAX_LENGTH
 
 QueueType = Literal["quorum", "classic"]
 
@@ -125,8 +127,8 @@ class Cascade:
         return f"{self.root}.done"
 
     @property
-    def fallback(self) -> str:
-        return f"{self.root}.fallback"
+    def exit(self) -> str:
+        return f"{self.root}.exit"
 
     @property
     def orphans(self) -> str:
@@ -150,32 +152,41 @@ class Cascade:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
         # What no level takes is returned to the publisher (mandatory), for ingest has no alternate exchange.
         yield Exchange(self.ingest)
+        lost: dict[str, str] = {"alternate-exchange": self.orphans}
         for level in self.levels:
-            yield Exchange(level.done)
+            yield Exchange(level.done, arguments=lost)  # a key that somebody made up may lead to no other level
         yield Exchange(self.orphans, "fanout")
         # Direct ones, whose bindings are in force once they exist: RabbitMQ with Mnesia says of one to a topic exchange
         # that somebody else is creating that it exists before it is in force, and a short delay may end meanwhile.
-        yield Exchange(self.fallback, "direct", {"alternate-exchange": self.orphans})
-        yield Exchange(self.done, "direct", {"alternate-exchange": self.orphans})  # after all that it can lead to
+        yield Exchange(self.done, "direct", lost)
+        yield Exchange(self.exit, "direct", lost)
         yield Exchange(layout_name(self.prefix), "fanout")
         yield Exchange(self.marker, "fanout")
 
     def queues(self) -> Iterator[Queue]:
+        for level in self.levels:
+            yield self._passing(level.queue, level.ttl + EXPIRY_MARGIN_MS, level.done)
+        yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.exit)
+        yield Queue(self.orphans, {"x-queue-type": self.queue_type, **self._kept})
+        yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
+
+    @property
+    def _kept(self) -> dict[str, str | int]:
         # From 4.0 on, a quorum queue drops, or dead-letters early, what was looked at and put back 20 times
         # (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
-        kept: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
-        for level in self.levels:
-            arguments: dict[str, str | int] = {
-                "x-queue-type": self.queue_type,
-                "x-message-ttl": level.ttl + EXPIRY_MARGIN_MS,
-                "x-dead-letter-exchange": level.done,
-            }
-            if self.queue_type == "quorum":
-                # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
-                arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-            yield Queue(level.queue, {**arguments, **kept})
-        yield Queue(self.orphans, {"x-queue-type": self.queue_type, **kept})
-        yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
+        return {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
+
+    def _passing(self, name: str, ttl: int, dead_letter_exchange: str) -> Queue:
+        """Return a queue that hands on each message after `ttl` milliseconds, and loses none."""
+        arguments: dict[str, str | int] = {
+            "x-queue-type": self.queue_type,
+            "x-message-ttl": ttl,
+            "x-dead-letter-exchange": dead_letter_exchange,
+        }
+        if self.queue_type == "quorum":
+            # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
+            arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        return Queue(name, {**arguments, **self._kept})
 
     def bindings(self) -> Iterator[Binding]:
         for index, level in enumerate(self.levels):
@@ -183,27 +194,39 @@ class Cascade:
             for lower in self.levels[:index]:
                 yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
             yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
+        yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
         yield Binding(self.orphans, self.orphans, "queue", "")
 
-    def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
-        """Yield what leads from `done` to a destination.
+    @property
+    def outbox_prefix(self) -> str:
+        """What the names of outboxes begin with."""
+        return f"{self.root}.out."
 
-        A message that an exchange beyond `done` can route nowhere would stay in its level for good: at-least-once
-        dead lettering keeps it, and at 32 such messages the level stands still for everybody. An alternate exchange
-        of ours does not help, for `done` did route it. So it always has one more way to go: to the queues known to
-        be bound to that exchange (RabbitMQ delivers one copy, however many ways lead to a queue), whose absence
-        makes it an orphan; or, if none is known, to a queue that keeps nothing, as an undelayed message without a
-        route would be dropped.
-        """
-        key = routing_key.encode_destination(destination)
-        source = self.done
+    def _outbox_name(self, address: str) -> str:
+        name = self.outbox_prefix + address.removeprefix(f"{routing_key.SENTINEL}.")
+        if len(name.encode()) <= MAX_LENGTH:
+            return name
+        return f"{self.outbox_prefix}!{hashlib.sha256(address.encode()).hexdigest()}"
+
+    def outbox_name(self, destination: Destination) -> str:
+        """Return the name of the queue in which what is due waits until its destination takes it."""
+        return self._outbox_name(destination.outbox_address)
+
+    def outbox(self, destination: Destination) -> Queue:
+        """Return the outbox of a destination."""
+        return self._passing(self.outbox_name(destination), 0, self.exit)
+
+    def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
+        """Yield what leads from `exit` to a destination, and then from `done` to its outbox."""
+        for queue in destination.queues:
+            yield Binding(self.exit, queue, "queue", destination.address)
         if destination.exchange:
-            yield Binding(self.done, destination.exchange, "exchange", key)
-            if destination.queues:
-                yield Binding(self.done, self.fallback, "exchange", key)
-                source = self.fallback
-        for queue in destination.queues or (self.discard,):
-            yield Binding(source, queue, "queue", key)
+            # What an exchange of the user can route nowhere stays in its outbox, for `exit` did route it.
+            yield Binding(self.exit, destination.exchange, "exchange", destination.address)
+        if destination.fanout:
+            yield Binding(self.exit, self.discard, "queue", destination.address)
+        if not destination.short_lived:
+            yield Binding(self.done, self.outbox_name(destination), "queue", destination.outbox_address)
 
 
 class Topology(NamedTuple):
@@ -222,5 +245,6 @@ class Topology(NamedTuple):
             topology.queues.update((queue.name, queue) for queue in cascade.queues())
             topology.bindings.update(dict.fromkeys(cascade.bindings()))
             for destination in destinations:
+                topology.queues[cascade.outbox_name(destination)] = cascade.outbox(destination)
                 topology.bindings.update(dict.fromkeys(cascade.destination_bindings(destination)))
         return topology

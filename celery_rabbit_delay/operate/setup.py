@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import kombu
 
 from ..amqp import declare
+from ..core.destination import Destination
 from ..core.errors import DestinationNotFound
 from ..core.layouts import Layout1
-from ..core.routing_key import Destination
 from ..core.topology import Cascade, Topology
 from .cascades import cascades, with_all_levels
 

@@ -78,7 +78,7 @@ def test_eta(shop: Shop, name: str, seconds: float, form: type) -> None:
 def test_25_hours_are_accepted(shop: Shop, name: str) -> None:
     shop.send("note", name, countdown=25 * 3600)
     ticks = 25 * 3600 * 100
-    level = f"celery-rabbit-delay.delay.{10 << (ticks.bit_length() - 1)}"
+    level = f"celery-rabbit-delay.v2.10ms.delay.{10 << (ticks.bit_length() - 1)}"
     wait_until(lambda: shop.vhost.count(level) == 1, "it waits in the level of its highest bit")
     assert not shop.runs(name)
 

@@ -21,8 +21,8 @@ def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
     for run in shop.runs():
         if run.get("eta"):
             assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
-    assert "celery-rabbit-delay.orphans" not in shop.vhost.names("queues") or not shop.vhost.count(
-        "celery-rabbit-delay.orphans"
+    assert "celery-rabbit-delay.v2.10ms.orphans" not in shop.vhost.names("queues") or not shop.vhost.count(
+        "celery-rabbit-delay.v2.10ms.orphans"
     )
     assert not [name for name in shop.vhost.names("exchanges") if name.startswith("celery_delayed")]
     for worker in workers:

@@ -138,8 +138,8 @@ def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app
     app = make_app()
     app.send_task("t", (-1,), countdown=2)
     vhost.take("celery", 1)
-    for level in range(vhost.cascade.levels):
-        vhost.delete_queue(vhost.cascade.levels[level].queue)
+    for level in vhost.cascade.levels:
+        vhost.delete_queue(level.queue)
     with celery_rabbit_delay.batch(app) as producer:
         for n in range(30):
             app.send_task("t", (n,), countdown=1, producer=producer)

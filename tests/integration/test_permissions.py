@@ -59,7 +59,7 @@ def test_a_passive_publisher(vhost: Vhost) -> None:
     with vhost.connection(user, declare="passive") as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30}, priority=9)
     vhost.take("q", 2)
-    with pytest.raises(DelayError, match=r"celery-rabbit-delay\.ingest"):
+    with pytest.raises(DelayError, match=r"celery-rabbit-delay\.v2\.10ms\.ingest"):
         publish(vhost, vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
 
 
@@ -80,7 +80,7 @@ def test_an_operator(vhost: Vhost) -> None:
     moved = run(url, "migrate", "--to-prefix", "celery-rabbit-delay.new")
     assert moved.out == "1 moved, 0 left\n", moved.err
     assert run(url, "teardown", "--yes").code == 0
-    wait_until(lambda: "celery-rabbit-delay.ingest" not in vhost.names("exchanges"), "the cascade is gone")
+    wait_until(lambda: "celery-rabbit-delay.v2.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
 
 
 @pytest.mark.parametrize("lacking", ["configure", "write", "read"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination
 from celery_rabbit_delay.core import headers as headers_
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER, Delivery
-from celery_rabbit_delay.core.routing_key import Destination
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
 DESTINATION = Destination("", ("q",))
@@ -95,7 +95,8 @@ def test_restore_undoes_divert_and_every_death_in_our_levels(
     users: dict[str, Any], exchange: str, key: str, cc: list[str], hops: int
 ) -> None:
     sent = {**users, **({"CC": cc} if cc else {})}
-    on_the_way = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), DESTINATION) | {
+    destination = Destination(exchange) if exchange else Destination("", (key, *cc))
+    on_the_way = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), destination) | {
         "x-death": [death(f"p.delay.{n}") for n in range(hops)],
         "x-first-death-queue": "p.delay.1",
         "x-first-death-exchange": "p.ingest",

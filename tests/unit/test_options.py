@@ -45,7 +45,7 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"declare": "never"}, "declare='never': use one of auto, passive"),
         ({"timezone": "Mars/Olympus"}, "timezone='Mars/Olympus'"),
         ({"timezone": 5}, "timezone=5"),
-        ({"ticks": 1}, "unknown option ticks: use any of confirm, declare, max_delay, prefix"),
+        ({"ticks": 1}, "unknown option ticks: use any of confirm, confirm_timeout, declare, max_delay, prefix"),
         (5, "rabbit_delay=5"),
     ],
 )
