@@ -21,7 +21,7 @@ from ..core.errors import (
     NotPermitted,
 )
 from ..core.layouts import Layout1
-from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, layout_name
+from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -62,7 +62,7 @@ def require_route(channel: Channel, cascade: Cascade, destination: Destination) 
 def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
     """Return the layouts of other releases under the cascade's prefix, as far as this user may see them."""
     names = {1: Layout1(cascade).ingest}
-    names |= {layout: layout_name(cascade.prefix, layout) for layout in range(2, LAYOUT + 5) if layout != LAYOUT}
+    names |= {layout: cascade.root_of(layout) for layout in range(2, LAYOUT + 5) if layout != LAYOUT}
     found = []
     for layout, name in names.items():
         with suppress(AccessRefused):

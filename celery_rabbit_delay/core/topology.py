@@ -35,11 +35,6 @@ EXPIRY_MARGIN_MS = 1
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-def layout_name(prefix: str, layout: int = LAYOUT) -> str:
-    """Return what all names of a layout begin with. The exchange of that name tells that the layout is in use."""
-    return f"{prefix}.v{layout}"
-
-
 class Exchange(NamedTuple):
     name: str
     type: str = "topic"
@@ -110,8 +105,12 @@ class Cascade:
     @property
     def root(self) -> str:
         """What all names of the cascade begin with."""
+        return self.root_of(LAYOUT)
+
+    def root_of(self, layout: int) -> str:
+        """Return the root in another layout. Where the exchange of that name exists, that layout is in use."""
         milliseconds = self.tick // _MILLISECOND
-        return f"{layout_name(self.prefix)}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
+        return f"{self.prefix}.v{layout}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
 
     @property
     def base_name(self) -> str:
@@ -135,6 +134,11 @@ class Cascade:
         return f"{self.root}.orphans"
 
     @property
+    def lost(self) -> str:
+        """The exchange of the orphans; no queue has its name, so that who may bind it may not purge them."""
+        return f"{self.root}.lost"
+
+    @property
     def discard(self) -> str:
         return f"{self.root}.discard"
 
@@ -152,15 +156,15 @@ class Cascade:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
         # What no level takes is returned to the publisher (mandatory), for ingest has no alternate exchange.
         yield Exchange(self.ingest)
-        lost: dict[str, str] = {"alternate-exchange": self.orphans}
+        way_out: dict[str, str] = {"alternate-exchange": self.lost}
         for level in self.levels:
-            yield Exchange(level.done, arguments=lost)  # a key that somebody made up may lead to no other level
-        yield Exchange(self.orphans, "fanout")
+            yield Exchange(level.done, arguments=way_out)  # a key that somebody made up may lead to no other level
+        yield Exchange(self.lost, "fanout")
         # Direct ones, whose bindings are in force once they exist: RabbitMQ with Mnesia says of one to a topic exchange
         # that somebody else is creating that it exists before it is in force, and a short delay may end meanwhile.
-        yield Exchange(self.done, "direct", lost)
-        yield Exchange(self.exit, "direct", lost)
-        yield Exchange(layout_name(self.prefix), "fanout")
+        yield Exchange(self.done, "direct", way_out)
+        yield Exchange(self.exit, "direct", way_out)
+        yield Exchange(self.root, "fanout")
         yield Exchange(self.marker, "fanout")
 
     def queues(self) -> Iterator[Queue]:
@@ -195,7 +199,7 @@ class Cascade:
                 yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
             yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
         yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
-        yield Binding(self.orphans, self.orphans, "queue", "")
+        yield Binding(self.lost, self.orphans, "queue", "")
 
     @property
     def outbox_prefix(self) -> str:

@@ -47,6 +47,11 @@ class Status(NamedTuple):
         return sum((level.ready or 0) + (level.unsettled or 0) for level in self.levels)
 
     @property
+    def stuck(self) -> int:
+        """Messages that are due and that their destinations have not taken, as far as that is known."""
+        return sum(outbox.stuck for outbox in self.outboxes or ())
+
+    @property
     def blocked(self) -> list[LevelStatus]:
         """Levels with as many unsettled messages as at-least-once dead lettering takes at a time, or in a burst, more.
 

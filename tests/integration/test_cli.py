@@ -70,7 +70,7 @@ def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost
     assert run(url, "plan", "--priorities").code == 3
     assert run(url, "setup", "--priorities").code == 0
     assert (
-        f"{2 * parts - 8} of" in run(url, "plan").out
+        f"{2 * parts - 7} of" in run(url, "plan").out
     )  # they share done, exit, discard, an outbox, a layout and twice orphans
 
 
@@ -241,11 +241,9 @@ def test_an_orphan_whose_exchange_is_gone_stays_and_those_behind_it_go_on(vhost:
     vhost.declare("q", "good", exchange="e")
     assert run(vhost.url("amqp"), "setup").code == 0
     with vhost.connection() as connection:
-        connection.connection.known_queues["e", "q"] = "q"
         connection.Producer().publish(1, exchange="e", routing_key="q", headers={"x-delay": 4000})
         connection.Producer().publish(2, routing_key="good", headers={"x-delay": 4000})
-    for queue in ("q", "good"):
-        vhost.delete_queue(queue)
+    vhost.delete_queue("good")
     vhost.delete_exchange("e")
     wait_until(lambda: vhost.count(CASCADE.orphans) == 2, "both are orphans")
     vhost.declare("good")
@@ -295,7 +293,7 @@ def test_orphans_are_removed_only_when_told_twice(vhost: Vhost) -> None:
 def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
     vhost.declare("q")
     publish(vhost, "q", 0.01)
-    unbind(vhost, 3)
+    vhost.delete_exchange(CASCADE.levels[3].done)
     publish(vhost, "q", *[0.08] * 40)
 
     def blocked() -> bool:
@@ -312,7 +310,7 @@ def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(v
     vhost.declare("q")
     publish(vhost, "q", 0.01)
     vhost.take("q", 1)
-    unbind(vhost, 3)
+    vhost.delete_exchange(CASCADE.levels[3].done)
     publish(vhost, "q", *[0.08] * 40)
     wait_until(lambda: vhost.count(CASCADE.levels[3].queue) == 0, "all are due")
     assert run(vhost.url("amqp"), "setup").code == 0
@@ -405,7 +403,7 @@ def test_a_user_without_permission_is_told_which(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
     # Before 4.3, RabbitMQ shows anybody what there is.
     for command in ("plan", "verify", "status") if vhost.broker.version >= (4, 3) else ("plan", "verify"):
-        assert "permission denied" in run(vhost.url("amqp", user), command).text, command
+        assert "ACCESS_REFUSED" in run(vhost.url("amqp", user), command).text, command
 
 
 def celery(vhost: Vhost, *arguments: str) -> Result:

@@ -16,6 +16,7 @@ import pytest
 
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.amqp.waiting import Allowed
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade
 from testkit.broker import QUICK, Vhost, lead, take
 from testkit.wait import wait_until
@@ -142,7 +143,7 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     others = vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()
     assert run(url, "--queue", "q", "setup", "--priorities").code == 0
     assert run(url, "teardown").code == 1  # nobody answers the question
-    assert run(url, "teardown", "--yes").code == 0
+    assert run(url, "--queue", "q", "teardown", "--yes").code == 0
     assert (vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()) == others
     assert run(url, "teardown", "--yes").out == "0 exchanges and queues deleted\n"
 
@@ -155,8 +156,11 @@ def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost
     moved = run(vhost.url("amqp"), "migrate", "--any-queue", *TO_NEW[1:3], "--to-max-delay", "120", options=short)
     assert (moved.code, moved.out) == (0, "1 moved, 0 left\n")
     assert run(vhost.url("amqp"), "teardown", "--yes", options=short).code == 0
-    left = [name for name in vhost.names("queues") + vhost.names("exchanges") if not name.startswith("new.")]
-    assert left == ["q"]
+    assert [name for name in vhost.names("exchanges") if not name.startswith("new.")] == []
+    left = [name for name in vhost.names("queues") if not name.startswith("new.")]
+    assert left == [CASCADE.outbox_name(Destination("", ("q",))), "q"]
+    assert run(vhost.url("amqp"), "teardown", "--yes", *management(vhost), options=short).code == 0
+    assert [name for name in vhost.names("queues") if not name.startswith("new.")] == ["q"]
 
 
 def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
@@ -182,5 +186,5 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
         assert refused.code == 1
         assert ("1 messages wait" if held == "waiting" else "1 are orphans") in refused.err
     assert (vhost.names("queues"), vhost.names("exchanges")) == before
-    assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages").code == 0
+    assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]

@@ -72,12 +72,12 @@ def test_an_operator(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
     vhost.declare("gone")
     assert len(run(url, "orphans", "list").out.splitlines()) == 1
-    assert run(url, "orphans", "replay").code == 0
+    assert run(url, "--queue", "gone", "orphans", "replay").code == 0
     vhost.take("gone", 1)
     assert "0 removed" in run(url, "orphans", "purge", "--yes").out
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 60_000})
-    moved = run(url, "migrate", "--to-prefix", "celery-rabbit-delay.new")
+    moved = run(url, "migrate", "--any-queue", "--to-prefix", "celery-rabbit-delay.new")
     assert moved.out == "1 moved, 0 left\n", moved.err
     assert run(url, "teardown", "--yes").code == 0
     wait_until(lambda: "celery-rabbit-delay.v2.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
