@@ -75,6 +75,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             try:
                 if self.blocking_read(min(left, default=None)):  # a heartbeat is no answer
                     return
+            except TimeoutError:
+                continue
             except AMQPError as exc:
                 if getattr(exc, "channel", channel.current) is channel.current:
                     raise

@@ -14,7 +14,6 @@ from typing import Any
 
 import kombu
 from celery import Celery
-from celery.signals import task_received, worker_init
 from celery.utils.time import LocalTimezone
 from kombu.utils.imports import symbol_by_name
 
@@ -24,7 +23,7 @@ from ..amqp.schemes import delay_transport, delay_url
 from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options
 from .consumers import DelayedConsumer
-from .signals import clear_elapsed_eta, enable_mingle_and_gossip
+from .signals import connect
 
 
 def install(app: Celery, **options: Any) -> None:
@@ -46,8 +45,7 @@ def install(app: Celery, **options: Any) -> None:
     settings = upstream.settings_so_far(app)
     check_protocol(settings.get("task_protocol"))
     delay_url(os.environ.get("CELERY_BROKER_URL") or settings.get("broker_url"))
-    worker_init.connect(enable_mingle_and_gossip, weak=False)
-    task_received.connect(clear_elapsed_eta, weak=False)
+    connect()
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
     if "amqp" in app.__dict__:  # used before: keep its queues and routes, forget its plain connections
         upgrade_amqp(app.amqp, wanted)

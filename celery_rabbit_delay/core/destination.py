@@ -1,12 +1,14 @@
 """Where a delayed message goes when it is due, and the addresses that lead it there. Pure.
 
-    @.+celery         the queue "celery", through the default exchange
-    @.orders+         the exchange "orders"
+    @.+celery         the outbox of the queue "celery"
+    @.orders+         the outbox of the exchange "orders"
     @.orders+new      the outbox of the exchange "orders" for the routing key "new"
     @.short-lived     the outbox that short-lived queues share
+    @.=+celery        the queue "celery", through the default exchange
+    @.=orders+        the exchange "orders"
 
-Addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one from
-`exit` to its destination. Often they are the same.
+Two addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one from
+`exit` to its destination. They have nothing in common, so that a message enters one outbox even where others exist.
 """
 
 from __future__ import annotations
@@ -45,14 +47,14 @@ class Destination(NamedTuple):
     @property
     def address(self) -> str:
         """What leads a message from `exit` to its destination."""
-        return encode(self.exchange, *(self.queues or ("",)))
+        return encode(self.exchange, *(self.queues or ("",)), mark="=")
 
     @property
     def outbox_address(self) -> str:
         """What leads a message from `done` to its outbox."""
         if self.short_lived:
             return SHORT_LIVED
-        return self.address if self.key is None else encode(self.exchange, self.key)
+        return encode(self.exchange, *(self.queues or (self.key or "",)))
 
     def __str__(self) -> str:
         if not self.exchange:
@@ -61,20 +63,20 @@ class Destination(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def encode(*names: str) -> str:
+def encode(*names: str, mark: str = "") -> str:
     """Return an address for names: readable, injective, two words without `*` or `#`; a hash if too long.
 
     It is never just a name: the destination's exchange sees it too, and a user's topic binding may end in that name.
     """
-    readable = f"{SENTINEL}." + "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
+    readable = f"{SENTINEL}.{mark}" + "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
     if len(readable) <= MAX_LENGTH:
         return readable
-    return f"{SENTINEL}.!{hashlib.sha256(readable.encode()).hexdigest()}"
+    return f"{SENTINEL}.{mark}!{hashlib.sha256(readable.encode()).hexdigest()}"
 
 
 def decode(address: str) -> tuple[str, ...] | None:
     """Return the names that an address stands for; None for a hash and for `SHORT_LIVED`."""
-    text = address.removeprefix(f"{SENTINEL}.")
+    text = address.removeprefix(f"{SENTINEL}.").removeprefix("=")
     if text.startswith("!") or address == SHORT_LIVED:
         return None
     return tuple(map(unquote, text.split("+")))

@@ -159,13 +159,11 @@ def _is_plausible(state: State, headers: Headers) -> bool:
     for address in cc:
         if not is_reserved(address) or address == SHORT_LIVED:
             continue
+        mark = "=" if address.startswith(f"{SENTINEL}.=") else ""
         names = decode(address)
         if names is None:  # a hash
-            plausible = address in (
-                encode(state.exchange, *keys),
-                encode(state.exchange, ""),
-                encode(state.exchange, keys[0]),
-            )
+            of_queues, of_exchange, of_key = (state.exchange, *keys), (state.exchange, ""), (state.exchange, *keys[:1])
+            plausible = address in [encode(*names, mark=mark) for names in (of_queues, of_exchange, of_key)]
         elif state.exchange:
             plausible = names[0] == state.exchange
         else:

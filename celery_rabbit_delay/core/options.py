@@ -27,7 +27,7 @@ OPTIONS = "rabbit_delay"
 #: RabbitMQ refuses a queue TTL over ten years.
 TEN_YEARS = 10 * 365 * 24 * 3600.0
 
-_MAX_PREFIX = 200  # bytes; AMQP allows a name 255
+_MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ class Queue(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long a message stays in a level's queue, at least."""
-        return (int(self.arguments["x-message-ttl"]) - EXPIRY_MARGIN_MS) / 1000
+        """How long a message stays in this queue, at least."""
+        return max(0, int(self.arguments["x-message-ttl"]) - EXPIRY_MARGIN_MS) / 1000
 
 
 class Binding(NamedTuple):
@@ -127,7 +127,8 @@ class Cascade:
 
     @property
     def exit(self) -> str:
-        return f"{self.root}.exit"
+        # Workers of layout 1 restore what comes from names that begin so: old and new ones may run side by side.
+        return f"{self.root}.delay.exit"
 
     @property
     def orphans(self) -> str:
@@ -210,7 +211,7 @@ class Cascade:
         name = self.outbox_prefix + address.removeprefix(f"{routing_key.SENTINEL}.")
         if len(name.encode()) <= MAX_LENGTH:
             return name
-        return f"{self.outbox_prefix}!{hashlib.sha256(address.encode()).hexdigest()}"
+        return f"{self.outbox_prefix}!{hashlib.sha256(address.encode()).hexdigest()[:40]}"
 
     def outbox_name(self, destination: Destination) -> str:
         """Return the name of the queue in which what is due waits until its destination takes it."""

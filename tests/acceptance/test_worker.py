@@ -107,28 +107,40 @@ def test_an_auto_worker_without_the_permission_says_what_to_do_and_works(make_sh
     shop = make_shop()
     shop.send("note", "delayed", countdown=5)
     worker = make_shop(broker_url=plain_celery_url(shop)).worker()
-    assert "become orphans: the broker refused it" in worker.output()
-    assert "grant the permission (the documentation lists them" in worker.output()
+    assert "This worker may not create the cascade or lead it to 'celery'" in worker.output()
+    assert worker.output().count("grant the permission, see docs/operations.md#permissions") == 1
     shop.wait_for(1, "delayed")
 
 
 def test_an_auto_worker_needs_no_more_than_the_documentation_says(make_shop: MakeShop) -> None:
-    needed = {what: pattern for what, pattern in documented("worker").items() if what != "configure"}
+    needed = documented("worker")
     shop = make_shop()
     shop.send("note", "patient", countdown=8)
     shop.vhost.delete_queue("celery")
     worker = make_shop(broker_url=plain_celery_url(shop, **needed)).worker()
-    assert "become orphans" not in worker.output()
+    assert "This worker may not" not in worker.output()
     shop.wait_for(1, "patient")
 
 
-def test_a_worker_creates_nothing_for_delays_that_nobody_asks_for(make_shop: MakeShop) -> None:
+def test_a_worker_creates_the_cascade_so_that_no_caller_has_to_wait_for_it(make_shop: MakeShop) -> None:
     shop = make_shop()
-    shop.worker()
-    shop.send("note", "immediate")
-    shop.wait_for(1, "immediate")
-    created = shop.vhost.names("queues") + shop.vhost.names("exchanges")
-    assert not [name for name in created if name.startswith("celery-rabbit-delay")]
+    shop.worker(name="first")
+    assert shop.vhost.cascade.marker in shop.vhost.names("exchanges")
+    log = shop.vhost.broker.node.log
+    before = len(log.read_text())
+    shop.worker(name="second")
+    assert "not_found" not in log.read_text()[before:]
+
+
+def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    for n in range(40):
+        shop.send("note", f"orphan {n}", countdown=1)
+    shop.vhost.delete_queue("celery")
+    wait_until(lambda: shop.vhost.count(shop.vhost.cascade.orphans) == 40, "all are orphans")
+    worker = shop.worker()
+    shop.wait_for(40)
+    assert "40 delayed tasks that were due while 'celery' did not exist are in it now" in worker.output()
 
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])

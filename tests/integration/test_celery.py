@@ -123,10 +123,16 @@ def test_a_task_for_an_exchange_that_does_not_exist_is_an_error(make_app: MakeAp
 @pytest.mark.parametrize(
     ("options", "exchange", "key", "queue", "addresses"),
     [
-        ({}, "", "celery", "celery", ["@.+celery"]),
-        ({"queue": "mail"}, "", "mail", "mail", ["@.+mail"]),
-        ({"routing_key": "mail.urgent", "exchange": "mails"}, "mails", "mail.urgent", "urgent", ["@.mails+"]),
-        ({"queue": "urgent"}, "mails", "mail.urgent", "urgent", ["@.mails+mail%2Eurgent", "@.mails+"]),
+        ({}, "", "celery", "celery", ["@.+celery", "@.=+celery"]),
+        ({"queue": "mail"}, "", "mail", "mail", ["@.+mail", "@.=+mail"]),
+        (
+            {"routing_key": "mail.urgent", "exchange": "mails"},
+            "mails",
+            "mail.urgent",
+            "urgent",
+            ["@.mails+", "@.=mails+"],
+        ),
+        ({"queue": "urgent"}, "mails", "mail.urgent", "urgent", ["@.mails+mail%2Eurgent", "@.=mails+"]),
     ],
 )
 def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(

@@ -115,6 +115,26 @@ def test_a_message_for_an_exchange_that_is_gone_becomes_an_orphan() -> None:
     assert arrived == [(60, CASCADE.orphans)]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Destination("", ("shop",)), Destination("", ("shop",), short_lived=True)),
+        (Destination("orders"), Destination("orders", key="new")),
+    ],
+)
+def test_a_message_enters_one_outbox_even_where_its_destination_has_several(
+    one: Destination, other: Destination
+) -> None:
+    model = model_with_queues("shop")
+    named_exchange(model, "shop")
+    for destination in (one, other):
+        bind(model, destination)
+    for destination in (one, other):
+        key = "new" if destination.exchange else "shop"
+        arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, key))
+        assert arrived == [(60, "shop")]
+
+
 def test_short_lived_queues_share_an_outbox_and_leave_nothing_behind() -> None:
     model = model_with_queues("amq.gen-1")
     destination = Destination("", ("amq.gen-1",), short_lived=True)
@@ -157,10 +177,10 @@ def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
 
 
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
-    cascade = Cascade("p" * 200, timedelta(milliseconds=1), powers=49)
+    cascade = Cascade("p" * 150, timedelta(milliseconds=1), powers=49)
     names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()]
     assert len(names) == len(set(names))
-    assert all(name.startswith("p" * 200 + ".") and len(name) <= 255 for name in names)
+    assert all(name.startswith("p" * 150 + ".") and len(name) <= 255 for name in names)
 
 
 def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_limit() -> None:

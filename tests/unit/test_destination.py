@@ -29,9 +29,9 @@ addresses = st.lists(names, min_size=1, max_size=4).map(tuple)
 
 
 def test_addresses_can_be_read() -> None:
-    assert Destination("", ("celery",)).address == "@.+celery"
-    assert Destination("", ("a.b", "c")).address == "@.+a%2Eb+c"
-    assert Destination("orders").address == "@.orders+"
+    assert Destination("", ("celery",)).address == "@.=+celery"
+    assert Destination("", ("a.b", "c")).address == "@.=+a%2Eb+c"
+    assert Destination("orders").address == Destination("orders", key="new").address == "@.=orders+"
 
 
 def test_an_outbox_is_for_a_queue_an_exchange_a_key_of_it_or_all_short_lived_queues() -> None:
@@ -146,7 +146,7 @@ def test_a_fanout_exchange_has_one_outbox() -> None:
 
 def test_a_key_that_amqp_cannot_carry_is_an_error() -> None:
     check_key("x" * 255)
-    with pytest.raises(InvalidDestination, match="the routing key 'x+'... has 256 bytes: use at most 255"):
+    with pytest.raises(InvalidDestination, match=r"the routing key 'x+'... has 256 bytes: use at most 255"):
         check_key("x" * 256)
     with pytest.raises(InvalidDestination, match=r"the exchange '\\ud800' is not valid text"):
         check_key("\ud800", "exchange")
