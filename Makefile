@@ -1,6 +1,6 @@
 # make demo    the main job, on a private RabbitMQ node
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
-# make lint    ruff and mypy
+# make lint    ruff, the import contracts in pyproject.toml, and mypy
 # make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (two hours)
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
@@ -23,6 +23,7 @@ test: $(VENV)/ready broker
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 matrix: $(VENV)/ready
@@ -54,4 +55,4 @@ $(VENV)/ready-to-measure: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis dist

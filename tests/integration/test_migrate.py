@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import kombu
@@ -19,9 +17,8 @@ from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade
 from testkit.broker import QUICK, Vhost, lead, take
+from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, publish, run
 from testkit.wait import wait_until
-
-from .test_cli import CASCADE, QUICKLY, make_orphans, management, publish, run
 
 NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
 TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02")
@@ -103,8 +100,7 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
         for n in range(amount):
             connection.Producer().publish(n, routing_key="q", headers={"x-delay": 100_000})
     old, new = Options(**QUICK).cascade, Options(**NEW).cascade
-    program = Path(sys.executable).with_name("celery-rabbit-delay")
-    command = [str(program), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
     for moved in (1, 100, 200):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as migration:
             wait_until(lambda moved=moved: waiting(vhost, new) >= moved, "some have moved")  # type: ignore[misc]
