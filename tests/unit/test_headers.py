@@ -52,6 +52,10 @@ def test_a_naive_eta_is_meant_in_the_given_zone_and_made_aware_for_the_worker() 
     assert naive["eta"] == "2026-07-01T14:00:10"
 
 
+def test_an_x_delay_is_enough() -> None:
+    assert headers_.delay_of({"x-delay": 5000}, NOW, timezone.utc) == (5_000_000, {"x-delay": 5000})
+
+
 def test_the_later_of_eta_and_x_delay_counts() -> None:
     assert headers_.delay_of({**TASK, "x-delay": 5000}, NOW, timezone.utc)[0] == 10_000_000
     assert headers_.delay_of({**TASK, "x-delay": 20000}, NOW, timezone.utc)[0] == 20_000_000
@@ -113,6 +117,33 @@ def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> Non
     assert not [key for key in diverted if "death" in key]
     on_the_way = diverted | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
     assert headers_.unwrap(Delivery("p.delay.10.done", "@.^1", on_the_way)) == ("", "q", {"a": 1, **earlier})
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        None,
+        "text",
+        {},
+        {"prefix": 5, "exchange": "", "due": 0},
+        {"prefix": "p", "exchange": None, "due": 0},
+        {"prefix": "p", "exchange": "", "due": "soon"},
+        {"prefix": "p", "exchange": "", "due": 1 << 60},  # beyond the year 9999
+    ],
+)
+def test_a_header_that_this_package_did_not_write_tells_nothing(ours: Any) -> None:
+    assert headers_.read_state({HEADER: ours}) is None
+
+
+@pytest.mark.parametrize("deaths", [None, "text", {"x-death": []}])
+def test_a_state_has_deaths_only_if_they_are_a_table(deaths: Any) -> None:
+    state = headers_.read_state({HEADER: {"prefix": "p", "exchange": "e", "due": 1000, "deaths": deaths}})
+    assert state == (
+        "p",
+        "e",
+        datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc),
+        {} if deaths in (None, "text") else deaths,
+    )
 
 
 def test_messages_of_others_are_left_alone() -> None:
