@@ -111,6 +111,11 @@ def test_restore_undoes_divert_and_every_death_in_our_levels(
     assert headers_.unwrap(arrived) == (exchange, key, sent)
 
 
+def test_a_senders_own_cc_comes_back() -> None:
+    on_the_way = headers_.addressed(headers_.wrap({"CC": ["copy"]}, "p", "orders", "new", NOW), DESTINATION)
+    assert headers_.unwrap(Delivery("p.done", "@.^1", on_the_way)) == ("orders", "new", {"CC": ["copy"]})
+
+
 def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
     earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
     diverted = headers_.addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
