@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_rabbit_delay.core import headers, routing_key
-from celery_rabbit_delay.core.routing_key import Destination
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
 
 PATH = Path(__file__).parents[1] / "tests" / "unit" / "layout.json"
@@ -24,8 +24,10 @@ CASCADES = {
 DESTINATIONS = [
     Destination("", ("mail",)),
     Destination("", ("mail", "print")),
-    Destination("orders", ()),
-    Destination("orders", ("new",)),
+    Destination("", ("reply",), short_lived=True),
+    Destination("orders"),
+    Destination("orders", key="new"),
+    Destination("news", fanout=True),
 ]
 
 
@@ -46,7 +48,7 @@ def message() -> dict[str, Any]:
     wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
     return {
         "routing key": routing_key.encode(QUORUM.route(5, slack=0)),
-        "headers": headers.addressed(wrapped, Destination("orders", ("new",))),
+        "headers": headers.addressed(wrapped, Destination("orders", key="new")),
     }
 
 

@@ -8,7 +8,6 @@ import click
 
 from . import common, inspecting, moving, topology
 
-
 version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
 
 

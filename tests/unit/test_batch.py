@@ -14,7 +14,7 @@ from celery_rabbit_delay import BatchFailed, NotRouted, UnsupportedConfiguration
 from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, collect
 from celery_rabbit_delay.amqp.clients import client_of
 from celery_rabbit_delay.amqp.publisher import PendingMessage
-from celery_rabbit_delay.core.routing_key import Destination
+from celery_rabbit_delay.core.destination import Destination
 
 
 def pending(name: str, priority: int = 0, queue: str = "q") -> PendingMessage:

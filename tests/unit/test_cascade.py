@@ -180,16 +180,24 @@ def test_a_level_keeps_a_message_for_its_ticks() -> None:
 
 def test_a_topology_has_each_part_of_several_cascades_and_destinations_once() -> None:
     high = replace(CASCADE, high=True)
-    destinations = [SHOP, Destination("orders", ("new",))]
+    destinations = [SHOP, Destination("orders", key="new")]
     topology = Topology.of([CASCADE, high], iter(destinations))
     assert topology.exchanges.keys() == {e.name for c in (CASCADE, high) for e in c.exchanges()}
-    assert topology.queues.keys() == {q.name for c in (CASCADE, high) for q in c.queues()}
+    outboxes = {CASCADE.outbox_name(destination) for destination in destinations}
+    assert topology.queues.keys() == {q.name for c in (CASCADE, high) for q in c.queues()} | outboxes
     assert topology.bindings.keys() == {
         binding
         for cascade in (CASCADE, high)
         for part in (cascade.bindings(), *map(cascade.destination_bindings, destinations))
         for binding in part
     }
+
+
+def test_an_outbox_whose_name_would_be_too_long_for_amqp_is_named_by_a_hash() -> None:
+    cascade = replace(CASCADE, prefix="p" * 150)
+    one, other = (cascade.outbox_name(Destination("", (name * 100,))) for name in "xy")
+    assert one != other
+    assert all(name.startswith(f"{cascade.root}.out.!") and len(name) <= 255 for name in (one, other))
 
 
 def test_cascades_that_are_declared_differently_share_no_name() -> None:

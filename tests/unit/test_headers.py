@@ -112,8 +112,51 @@ def test_restore_undoes_divert_and_every_death_in_our_levels(
 
 
 def test_a_senders_own_cc_comes_back() -> None:
-    on_the_way = headers_.addressed(headers_.wrap({"CC": ["copy"]}, "p", "orders", "new", NOW), DESTINATION)
-    assert headers_.unwrap(Delivery("p.done", "@.^1", on_the_way)) == ("orders", "new", {"CC": ["copy"]})
+    destination = Destination("", ("new", "copy"))
+    on_the_way = headers_.addressed(headers_.wrap({"CC": ["copy"]}, "p", "", "new", NOW), destination)
+    assert headers_.unwrap(Delivery("p.exit", "@.^1", on_the_way)) == ("", "new", {"CC": ["copy"]})
+
+
+LONG = "x" * 200  # its address is a hash
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "destination"),
+    [
+        ("", "q", Destination("", ("q",))),
+        ("", "q", Destination("", ("q",), short_lived=True)),
+        ("", "q", Destination("", ("q", "blind copy"))),
+        ("", LONG, Destination("", (LONG, LONG + "2"))),
+        ("orders", "new", Destination("orders")),
+        ("orders", "new", Destination("orders", key="new")),
+        (LONG, LONG, Destination(LONG)),
+        (LONG, LONG, Destination(LONG, key=LONG)),
+    ],
+)
+def test_a_message_whose_addresses_lead_to_where_it_says_is_restored(
+    exchange: str, key: str, destination: Destination
+) -> None:
+    sent = {"CC": list(destination.queues[1:])} if LONG in destination.queues else {}
+    headers = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), destination)
+    assert headers_.unwrap(Delivery("p.exit", "@.^1", headers)) == (exchange, key, sent)
+
+
+@pytest.mark.parametrize(
+    "cc",
+    [
+        ["q", "@.+other"],
+        ["q", "@.orders+"],
+        ["q", "@.!" + "0" * 64],
+        ["@.+q"],
+        ["@.!" + "0" * 64],
+        [],
+        "q",
+    ],
+)
+def test_a_message_that_somebody_wrote_by_hand_is_left_as_it_is(cc: Any) -> None:
+    headers = headers_.wrap({}, "p", "", "q", NOW) | {"CC": cc}
+    forged = Delivery("p.exit", "@.^1", headers)
+    assert headers_.unwrap(forged) is forged
 
 
 def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:

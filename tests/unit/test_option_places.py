@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "slack": (0.5, -1),
     "queue_type": ("classic", "stream"),
     "confirm": (False, 1),
+    "confirm_timeout": (None, 0),
     "declare": ("passive", "never"),
     "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }
