@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade
 from testkit.broker import QUICK, Vhost, lead, take
 from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, publish, run
@@ -184,3 +186,16 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
     assert (vhost.names("queues"), vhost.names("exchanges")) == before
     assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+def test_teardown_of_an_earlier_layout_leaves_nothing_of_it_and_all_of_this_one(vhost: Vhost) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    now = vhost.names("queues"), vhost.names("exchanges")
+    with vhost.plain() as connection:
+        for cascade in (CASCADE, replace(CASCADE, high=True)):
+            for name in Layout1(cascade).exchange_names():
+                connection.default_channel.exchange_declare(name, "fanout", durable=True, auto_delete=False)
+            for name in Layout1(cascade).queue_names():
+                connection.default_channel.queue_declare(name, durable=True, auto_delete=False)
+    assert run(vhost.url("amqp"), "teardown", "--layout", "1", "--yes").code == 0
+    assert (vhost.names("queues"), vhost.names("exchanges")) == now

@@ -20,6 +20,7 @@ def test_layout_1_is_what_0_1_0_declared() -> None:
         "shop.orphans",
         "shop.guard",
         "shop.done",
+        "shop.ingest.125ms.1.quorum",  # of apps with a smaller max_delay
         "shop.ingest.125ms.2.quorum",
     ]
     assert list(earlier.queue_names()) == ["shop.delay.125", "shop.delay.250", "shop.orphans", "shop.void"]
@@ -38,6 +39,7 @@ def test_high_priorities_of_layout_1_have_levels_of_their_own_and_share_the_rest
         "shop.orphans",
         "shop.guard",
         "shop.done",
+        "shop.high.ingest.125ms.1.classic",
         "shop.high.ingest.125ms.2.classic",
     ]
     assert list(high.queue_names()) == ["shop.high.delay.125", "shop.high.delay.250", "shop.orphans", "shop.void"]
