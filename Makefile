@@ -80,4 +80,4 @@ $(VENV)/ready-to-measure: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage* dist

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import amqp
+import pytest
 from amqp import spec
+from amqp.exceptions import NotFound
 from celery import Celery
 from celery.worker.request import Request
 
@@ -66,15 +68,41 @@ def test_a_request_without_its_eta_is_one_to_run_at_once() -> None:
     assert request.eta is None
 
 
-def test_an_unconfirmed_publish_waits_for_no_answer_even_where_publishes_are_confirmed() -> None:
-    frames: list[Any] = []
-    connection = amqp.Connection(confirm_publish=True)
+def connection_to(frames: list[Any], **options: Any) -> Any:
+    """A connection that writes its frames into a list."""
+    connection = amqp.Connection(**options)
     connection._transport = SimpleNamespace(having_timeout=lambda timeout: nullcontext(), sock=None)
     connection._frame_writer = lambda *frame: frames.append(frame)
-    channel = amqp.Channel(connection)
+    return connection
+
+
+def test_an_unconfirmed_publish_waits_for_no_answer_even_where_publishes_are_confirmed() -> None:
+    frames: list[Any] = []
+    channel = amqp.Channel(connection_to(frames, confirm_publish=True))
     upstream.publish_unconfirmed(channel, amqp.Message("x"), exchange="e", routing_key="k", mandatory=True)
     [(_, channel_id, method, _, message)] = frames
     assert (channel_id, method, message.body) == (channel.channel_id, spec.Basic.Publish, "x")
+
+
+def test_a_channel_that_is_closed_without_waiting_is_closed_once() -> None:
+    frames: list[Any] = []
+    channel = amqp.Channel(connection_to(frames))
+    upstream.close_without_waiting(channel)
+    assert frames == []  # it was not open yet
+    channel.is_open = True
+    upstream.close_without_waiting(channel)
+    upstream.close_without_waiting(channel)
+    [(_, channel_id, method, *_)] = frames
+    assert (channel_id, method) == (channel.channel_id, spec.Channel.Close)
+
+
+def test_the_error_that_closes_a_channel_names_the_channel() -> None:
+    channel = amqp.Channel(connection_to([]))
+    channel._do_revive = lambda: None  # py-amqp would open it again
+    upstream.mix_in(channel, upstream.NamesItsErrors)
+    with pytest.raises(NotFound) as caught:
+        channel._on_close(404, "NOT_FOUND", *spec.Queue.Declare)
+    assert caught.value.channel is channel
 
 
 def test_a_closed_socket_is_closed_for_this_process_alone() -> None:
