@@ -46,6 +46,12 @@ def test_every_link_of_the_readme_works_on_a_package_index_and_leads_into_the_tr
         assert target.is_dir() if match[1] == "tree" else target.is_file(), link
 
 
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_every_relative_link_beside_the_readme_leads_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / name).read_text()):
+        assert (ROOT / target).exists(), target
+
+
 def test_the_urls_of_the_project_are_those_of_the_repository() -> None:
     urls = dict(entry.split(", ", 1) for entry in metadata("celery-rabbit-delay").get_all("Project-URL") or [])
     assert urls["Repository"] == REPOSITORY
