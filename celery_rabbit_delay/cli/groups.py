@@ -8,14 +8,17 @@ import click
 
 from . import common, inspecting, moving, topology
 
+version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
+
 
 @click.group(help="See, create, check and export the queues in which delayed tasks wait.")
+@version_option
 def delay() -> None:
     pass
 
 
 @click.group(help="Manage delay queues without a Celery app.")
-@click.version_option(package_name="celery-rabbit-delay")
+@version_option
 @click.option(
     "--broker",
     "-b",

@@ -156,6 +156,8 @@ def _is_plausible(state: State, headers: Headers) -> bool:
     """
     cc = [key for key in _items(headers.get("CC")) if isinstance(key, str)]
     keys = [key for key in cc if not is_reserved(key)]
+    if not keys:
+        return False
     for address in cc:
         if not is_reserved(address) or address == SHORT_LIVED:
             continue
@@ -170,7 +172,7 @@ def _is_plausible(state: State, headers: Headers) -> bool:
             plausible = names[0] == "" and set(keys) <= set(names[1:])  # BCC keys are gone by now
         if not plausible:
             return False
-    return bool(keys)
+    return True
 
 
 def x_death_history(headers: Headers, state: State, ours: str) -> Headers:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,20 @@ class Worker:
 
     def output(self) -> str:
         return self.log.read_text()
+
+
+def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
+    """No task was early, misdirected or sent by way of Celery's native delayed delivery, and nobody warned of one."""
+    for run in shop.runs():
+        if run.get("eta"):
+            assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
+    assert "celery-rabbit-delay.v2.10ms.orphans" not in shop.vhost.names("queues") or not shop.vhost.count(
+        "celery-rabbit-delay.v2.10ms.orphans"
+    )
+    assert not [name for name in shop.vhost.names("exchanges") if name.startswith("celery_delayed")]
+    for worker in workers:
+        assert "WARNING" not in worker.output()
+        assert "ERROR" not in worker.output()
 
 
 MakeShop = Callable[..., Shop]

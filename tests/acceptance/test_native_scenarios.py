@@ -18,8 +18,7 @@ from celery import chain, chord
 from testkit.broker import QUICK, Broker
 from testkit.wait import wait_until
 
-from .conftest import Shop, signature
-from .test_queues import assert_nothing_went_wrong
+from .conftest import Shop, assert_nothing_went_wrong, signature
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},

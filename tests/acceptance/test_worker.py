@@ -9,8 +9,8 @@ import pytest
 from celery import chain, chord, group
 
 from testkit.broker import QUICK
+from testkit.commands import documented_permissions as documented
 from testkit.wait import wait_until
-from tests.integration.test_permissions import documented
 
 from .conftest import MakeShop, Shop, signature
 

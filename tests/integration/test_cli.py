@@ -15,36 +15,11 @@ import pytest
 
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.core.topology import Cascade, Topology
-from testkit.broker import QUICK, Vhost, lead
+from testkit.broker import Vhost
+from testkit.commands import CASCADE, PROGRAM, QUICKLY, Result, make_orphans, management, publish, run
 from testkit.wait import wait_until
 
-CASCADE = Options(**QUICK).cascade
-QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
-
-
-class Result:
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
-        self.text = self.out + self.err
-        assert "Traceback" not in self.err
-
-
-def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result:
-    program = Path(sys.executable).with_name("celery-rabbit-delay")
-    command = [str(program), "--broker", url, *options, *arguments]
-    return Result(subprocess.run(command, capture_output=True, text=True, timeout=120))
-
-
-def management(vhost: Vhost) -> tuple[str, str]:
-    return "--management-url", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
-
-
-def publish(vhost: Vhost, queue: str, *delays: float, **options: Any) -> None:
-    with vhost.connection() as connection:
-        lead(connection, queue, options.get("priority"))
-        for delay in delays:
-            connection.Producer().publish("x", routing_key=queue, headers={"x-delay": delay * 1000}, **options)
 
 
 def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
@@ -192,18 +167,6 @@ def test_status_warns_of_orphans(vhost: Vhost) -> None:
     assert "0 wait, 1 are orphans" in asked.out
 
 
-def make_orphans(vhost: Vhost, amount: int) -> None:
-    vhost.declare("gone")
-    assert run(vhost.url("amqp"), "setup").code == 0  # it takes seconds on a busy machine
-    with vhost.connection() as connection:
-        lead(connection, "gone")
-        for n in range(amount):
-            headers = {"x-delay": 4000, "task": "shop.review", "id": f"id-{n}"}
-            connection.Producer().publish({"n": n}, routing_key="gone", headers=headers)
-    vhost.delete_queue("gone")
-    wait_until(lambda: vhost.count(CASCADE.orphans) == amount, "all are orphans")
-
-
 def test_orphans_are_listed_as_often_as_one_likes(vhost: Vhost) -> None:
     """RabbitMQ 4 drops what was put back into a quorum queue for the 21st time, unless the queue says otherwise."""
     make_orphans(vhost, 3)
@@ -259,18 +222,8 @@ def test_a_replay_killed_in_between_loses_nothing(vhost: Vhost) -> None:
     amount = 200
     make_orphans(vhost, amount)
     vhost.declare("gone")
-    program = Path(sys.executable).with_name("celery-rabbit-delay")
-    command = [
-        str(program),
-        "--broker",
-        vhost.url("amqp"),
-        *QUICKLY,
-        "orphans",
-        "replay",
-        "--any-queue",
-        "--limit",
-        str(amount),
-    ]
+    more = ("orphans", "replay", "--any-queue", "--limit", str(amount))
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, *more]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as replay:
         wait_until(lambda: vhost.count("gone"), "some are sent on")
         replay.kill()
@@ -321,8 +274,7 @@ def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(v
 
 def test_status_watches_until_interrupted(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
-    program = Path(sys.executable).with_name("celery-rabbit-delay")
-    command = [str(program), "--broker", vhost.url("amqp"), *QUICKLY, "status", "--watch"]
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "status", "--watch"]
 
     def heed_interrupts() -> None:  # a shell's background job ignores them
         signal.signal(signal.SIGINT, signal.SIG_DFL)

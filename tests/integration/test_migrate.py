@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import kombu
@@ -17,11 +16,11 @@ import pytest
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade
 from testkit.broker import QUICK, Vhost, lead, take
+from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, publish, run
 from testkit.wait import wait_until
-
-from .test_cli import CASCADE, QUICKLY, make_orphans, management, publish, run
 
 NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
 TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02")
@@ -103,8 +102,7 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
         for n in range(amount):
             connection.Producer().publish(n, routing_key="q", headers={"x-delay": 100_000})
     old, new = Options(**QUICK).cascade, Options(**NEW).cascade
-    program = Path(sys.executable).with_name("celery-rabbit-delay")
-    command = [str(program), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
     for moved in (1, 100, 200):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as migration:
             wait_until(lambda moved=moved: waiting(vhost, new) >= moved, "some have moved")  # type: ignore[misc]
@@ -188,3 +186,16 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
     assert (vhost.names("queues"), vhost.names("exchanges")) == before
     assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+def test_teardown_of_an_earlier_layout_leaves_nothing_of_it_and_all_of_this_one(vhost: Vhost) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    now = vhost.names("queues"), vhost.names("exchanges")
+    with vhost.plain() as connection:
+        for cascade in (CASCADE, replace(CASCADE, high=True)):
+            for name in Layout1(cascade).exchange_names():
+                connection.default_channel.exchange_declare(name, "fanout", durable=True, auto_delete=False)
+            for name in Layout1(cascade).queue_names():
+                connection.default_channel.queue_declare(name, durable=True, auto_delete=False)
+    assert run(vhost.url("amqp"), "teardown", "--layout", "1", "--yes").code == 0
+    assert (vhost.names("queues"), vhost.names("exchanges")) == now

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_rabbit_delay import DelayError, NotPermitted
 from testkit.broker import Vhost
+from testkit.commands import documented_permissions as documented
+from testkit.commands import make_orphans, run
 from testkit.wait import wait_until
 
-from .test_cli import make_orphans, run
-
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 NOTHING = "^$"
-
-
-def documented(who: str) -> dict[str, str]:
-    """The row of a role in the table of permissions, for the queue "q"."""
-    rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    [cells] = [cells for cells in rows if cells[0].strip() == who]
-    patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", "(q|gone)") for cell in cells[1:]]
-    return dict(zip(("configure", "write", "read"), patterns, strict=True))
 
 
 def refused(vhost: Vhost, permission: str) -> str:

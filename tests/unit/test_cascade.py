@@ -193,6 +193,33 @@ def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_l
             assert queue.arguments["x-overflow"] == "reject-publish"
 
 
+def test_a_level_keeps_a_message_for_its_ticks() -> None:
+    seconds = {queue.name: queue.seconds for queue in CASCADE.queues() if ".delay." in queue.name}
+    assert seconds == {level.queue: level.ticks * 0.01 for level in CASCADE.levels}
+
+
+def test_a_topology_has_each_part_of_several_cascades_and_destinations_once() -> None:
+    high = replace(CASCADE, high=True)
+    destinations = [SHOP, Destination("orders", key="new")]
+    topology = Topology.of([CASCADE, high], iter(destinations))
+    assert topology.exchanges.keys() == {e.name for c in (CASCADE, high) for e in c.exchanges()}
+    outboxes = {CASCADE.outbox_name(destination) for destination in destinations}
+    assert topology.queues.keys() == {q.name for c in (CASCADE, high) for q in c.queues()} | outboxes
+    assert topology.bindings.keys() == {
+        binding
+        for cascade in (CASCADE, high)
+        for part in (cascade.bindings(), *map(cascade.destination_bindings, destinations))
+        for binding in part
+    }
+
+
+def test_an_outbox_whose_name_would_be_too_long_for_amqp_is_named_by_a_hash() -> None:
+    cascade = replace(CASCADE, prefix="p" * 150)
+    one, other = (cascade.outbox_name(Destination("", (name * 100,))) for name in "xy")
+    assert one != other
+    assert all(name.startswith(f"{cascade.root}.out.!") and len(name) <= 255 for name in (one, other))
+
+
 def test_cascades_that_are_declared_differently_share_no_name() -> None:
     others = [
         CASCADE,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from datetime import timedelta
 
 import pytest
@@ -32,6 +33,13 @@ def test_addresses_can_be_read() -> None:
     assert Destination("", ("celery",)).address == "@.=+celery"
     assert Destination("", ("a.b", "c")).address == "@.=+a%2Eb+c"
     assert Destination("orders").address == Destination("orders", key="new").address == "@.=orders+"
+
+
+def test_an_address_that_would_be_too_long_for_amqp_is_a_hash() -> None:
+    assert len(encode("", "x" * 252)) == MAX_LENGTH
+    assert encode("", "x" * 253) == f"@.!{hashlib.sha256(b'@.+' + b'x' * 253).hexdigest()}"
+    assert decode(encode("", "x" * 252)) == ("", "x" * 252)
+    assert decode(encode("", "x" * 253)) is None
 
 
 def test_an_outbox_is_for_a_queue_an_exchange_a_key_of_it_or_all_short_lived_queues() -> None:
@@ -146,7 +154,7 @@ def test_a_fanout_exchange_has_one_outbox() -> None:
 
 def test_a_key_that_amqp_cannot_carry_is_an_error() -> None:
     check_key("x" * 255)
-    with pytest.raises(InvalidDestination, match=r"the routing key 'x+'... has 256 bytes: use at most 255"):
+    with pytest.raises(InvalidDestination, match=r"the routing key 'x+'\.\.\. has 256 bytes: use at most 255"):
         check_key("x" * 256)
     with pytest.raises(InvalidDestination, match=r"the exchange '\\ud800' is not valid text"):
         check_key("\ud800", "exchange")

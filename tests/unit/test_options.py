@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -108,6 +109,29 @@ def test_options_are_equal_printable_and_picklable_by_value() -> None:
     assert repr(options) == repr(Options(prefix="shop", timezone=ZoneInfo("Europe/Berlin")))
     assert Options.parse(options) is options
     assert Options.parse(None) == Options()
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({}, {"timezone": None, "slack": [0.001, 1.0]}),
+        ({"slack": 0.5, "timezone": timezone.utc}, {"slack": 0.5, "timezone": "UTC"}),
+        ({"timezone": ZoneInfo("Europe/Berlin")}, {"timezone": "Europe/Berlin"}),
+        ({"timezone": "local", "prefix": "shop"}, {"timezone": "local", "prefix": "shop"}),
+    ],
+)
+def test_options_are_written_as_json_and_read_back(options: dict[str, Any], written: dict[str, Any]) -> None:
+    found = Options(**options).to_dict()
+    assert found.items() >= written.items()
+    again = Options.parse(json.loads(json.dumps(found)))
+    assert again.to_dict() == found
+    assert again.cascade == Options(**options).cascade
+    assert str(again.naive_timezone) == str(Options(**options).naive_timezone)
+
+
+def test_local_is_the_zone_of_the_machine() -> None:
+    moment = datetime(2026, 7, 1, 12)  # noqa: DTZ001
+    assert moment.replace(tzinfo=Options(timezone="local").naive_timezone).timestamp() == moment.timestamp()
 
 
 def test_a_naive_eta_is_meant_in_the_zone_given_or_in_utc() -> None:
