@@ -1,7 +1,7 @@
 """The private parts of Celery, Kombu and py-amqp that this package relies on, each in a function of its own.
 
-`make upstream` runs the tests against their newest releases, to learn early when one of them changes. This module imports
-nothing, so that every other one may use it.
+`make upstream` runs the tests against their newest releases, to learn early when one of them changes. This module
+imports nothing of the package, so that every other one may use it.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class Node:
     def has_registered(self, queue: str) -> bool:
         """Whether the node has written down that it has a quorum queue.
 
-        RabbitMQ does so about half a second after it has said that the queue exists. Before 4.3, a queue of a node that is
-        killed in between never elects a leader again.
+        RabbitMQ does so about half a second after it has said that the queue exists. Before 4.3, a queue of a node that
+        is killed in between never elects a leader again.
         """
         return any(queue.encode() in file.read_bytes() for file in self.data.rglob("names.dets"))
 

@@ -86,8 +86,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def exclusively(self, channel: ConfirmedChannel, seconds: float | None) -> Iterator[None]:
         """Wait for answers to one channel only, for so many seconds at most.
 
-        Deliveries are deferred, and so are the errors with which the broker closes other channels, to the next time that
-        the connection is read for them. Raises `TimeoutError`.
+        Deliveries are deferred, and so are the errors with which the broker closes other channels: they are raised when
+        the connection is read next. Raises `TimeoutError`.
         """
         outer = self._exclusive, self._deadline
         with self._deliveries.hold():

@@ -37,12 +37,12 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
     if others:
         raise LayoutMismatch(
             f"the broker has layout {others[0]} of the cascade {cascade.prefix!r}, and this release of "
-            f'celery-rabbit-delay needs layout {LAYOUT}, which declare="passive" does not create: run `celery delay setup` '
-            "of this release; `celery delay migrate --from-layout` then moves what waits"
+            f'celery-rabbit-delay needs layout {LAYOUT}, which declare="passive" does not create: run `celery delay '
+            "setup` of this release; `celery delay migrate --from-layout` then moves what waits"
         )
     raise CascadeMissing(
-        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a worker or '
-        f'publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
+        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a worker '
+        f'or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
     )
 
 
@@ -54,8 +54,8 @@ def require_route(channel: Channel, cascade: Cascade, destination: Destination) 
     with suppress(AccessRefused):
         if not queue_exists(channel, cascade.outbox_name(destination)):
             raise DestinationNotFound(
-                f'declare="passive", and nothing leads to {destination}: create it, and then run `celery delay setup` with the '
-                "app, or `celery-rabbit-delay setup --queue`"
+                f'declare="passive", and nothing leads to {destination}: create it, and then run `celery delay setup` '
+                "with the app, or `celery-rabbit-delay --queue … setup`"
             )
 
 
@@ -88,8 +88,8 @@ def ensure_route(channel: Channel, cascade: Cascade, destination: Destination, c
 def declare_cascade(channel: Channel, cascade: Cascade) -> None:
     """Declare all of the cascade, whatever of it is there already. Raises `CascadeConflict`, `NotPermitted`.
 
-    Safe in many processes at once: declaring is idempotent, and the exchange `marker` comes last. It alone is waited for,
-    so this takes about as long as the broker needs to store ~600 entities.
+    Safe in many processes at once: declaring is idempotent, and the exchange `marker` comes last. It alone is waited
+    for, so this takes about as long as the broker needs to store ~600 entities.
     """
     with translate_errors(cascade):
         try:
@@ -198,13 +198,13 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         yield
     except PreconditionFailed as exc:
         raise CascadeConflict(
-            f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another prefix, "
-            "or delete what has that name if it is not needed"
+            f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another "
+            "prefix, or delete what has that name if it is not needed"
         ) from exc
     except AccessRefused as exc:
         raise NotPermitted(
-            f"permission denied ({exc.reply_text}): grant the permission, see docs/operations.md#permissions, or create "
-            'everything as another user with `celery delay setup` and set declare="passive"'
+            f"permission denied ({exc.reply_text}): grant the permission, see docs/operations.md#permissions, or "
+            'create everything as another user with `celery delay setup` and set declare="passive"'
         ) from exc
     except ResourceLocked as exc:
         raise InvalidDestination(

@@ -105,7 +105,7 @@ class DelayedPublisher:
             self._bound.add(destination)
 
     def lead_back(self, destination: Destination) -> None:
-        """Lead what still waits for a destination to it: bindings go with what is deleted, and do not come back with it.
+        """Lead what still waits for a destination to it: its bindings went with it if it was deleted.
 
         Creates the cascade where it is missing, but outboxes only for queues: those of an exchange come when they are
         needed. Raises as `bind`.

@@ -134,8 +134,8 @@ limit_option = click.option(
 any_queue_option = click.option(
     "--any-queue",
     is_flag=True,
-    help="Also for queues that are not of the app, nor named with --queue. What a message says of its destination may be "
-    "made up by anybody who may publish with a delay.",
+    help="Also for queues that are not of the app, nor named with --queue. What a message says of its destination may "
+    "be made up by anybody who may publish with a delay.",
 )
 
 

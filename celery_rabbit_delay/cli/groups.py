@@ -24,7 +24,7 @@ def delay() -> None:
     "-b",
     required=True,
     envvar="CELERY_BROKER_URL",
-    help="amqp://user:password@host/vhost. Use the environment variable CELERY_BROKER_URL to keep the password out of `ps`.",
+    help="amqp://user:password@host/vhost. The environment variable CELERY_BROKER_URL keeps the password out of `ps`.",
 )
 @click.option("--prefix", help="As in install(), like the options that follow.")
 @click.option("--tick", type=float, help="Seconds.")

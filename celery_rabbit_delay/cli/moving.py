@@ -47,8 +47,9 @@ def migrate(
 ) -> None:
     """Move what waits for the queues of the app to another cascade: other options, another prefix, another broker.
 
-    Each message keeps its due time. A message that cannot move stays; exits with 3 if some stayed. Start it again if it was interrupted: nothing is lost, and at most one message is
-    delivered twice. Apps that still publish to the old place go on doing so.
+    Each message keeps its due time. A message that cannot move stays; exits with 3 if some stayed. Start it again if it
+    was interrupted: nothing is lost, and at most one message is delivered twice. Apps that still publish to the old
+    place go on doing so.
     """
     from dataclasses import replace
 

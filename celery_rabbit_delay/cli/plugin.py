@@ -1,4 +1,4 @@
-"""What Celery loads for each of its commands: `celery delay`, and what a worker needs whose URL alone names our transport."""
+"""What Celery loads for its commands: `celery delay`, and the signals of a worker whose URL names our transport."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
     @.=+celery        the queue "celery", through the default exchange
     @.=orders+        the exchange "orders"
 
-Two addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one from
-`exit` to its destination. They have nothing in common, so that a message enters one outbox even where others exist.
+Two addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one
+from `exit` to its destination. They have nothing in common, so that a message enters one outbox even where others exist.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Declarations:
         self._keys: set[tuple[str, str]] = set()
 
     def add_queue(self, name: str, lasting: bool) -> None:
-        """Take note of a queue; `lasting` ones are durable, not exclusive, not deleted automatically and never expire."""
+        """Take note of a queue; `lasting` ones are durable, not exclusive, not auto-delete, and never expire."""
         self._short_lived[name] = not lasting
 
     def add_exchange(self, name: str, kind: str) -> None:

@@ -52,7 +52,7 @@ class Options:
     queue_type: QueueType = "quorum"
     #: Wait until the broker has stored each delayed message.
     confirm: bool = True
-    #: Seconds that publishing a delayed message may wait for the broker; None waits for ever. After that `TimeoutError`.
+    #: Seconds that publishing a delayed message may wait for the broker, then `TimeoutError`; None waits for ever.
     confirm_timeout: float | None = 60.0
     #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
     declare: Declare = "auto"

@@ -1,8 +1,11 @@
 """A cascade is data: exchanges, queues and bindings, looped over by whoever declares, verifies, draws or tests it.
 
-Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange, whose
-bindings jump straight to the queue of the next level in the message's key. After the last one the message passes through
-the final `done` exchange to its destination.
+Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange. Its
+bindings jump straight to the queue of the next level in the message's key. After the last one the message passes the
+final `done` exchange, the outbox of its destination, and the exchange `exit`.
+
+At-least-once dead lettering lets 32 messages of a queue be unsettled, so that a destination that takes nothing would
+stop a level for everybody. It stops only its outbox. What has no way to go on becomes an orphan.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from .routing_key import MAX_LENGTH
 
 QueueType = Literal["quorum", "classic"]
 
-#: The version of what stands on a broker. Names, arguments and patterns change only together with it, for a broker keeps
-#: what an earlier release declared: raise it, describe the earlier layout in `layouts`, and write an upgrade note.
+#: The version of what stands on a broker. Names, arguments and patterns change only together with it, for a broker
+#: keeps what an earlier release declared: raise it, describe the earlier layout in `layouts`, write an upgrade note.
 LAYOUT = 2
 
 #: Quorum queues take higher priorities first.
 MAX_NORMAL_PRIORITY = 4
 
-#: The clock of quorum queues counts whole milliseconds: a message may leave up to one of them before its TTL has passed.
+#: The clock of quorum queues counts whole milliseconds: a message may leave up to one before its TTL has passed.
 EXPIRY_MARGIN_MS = 1
 
 _MILLISECOND = timedelta(milliseconds=1)
