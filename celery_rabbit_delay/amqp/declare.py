@@ -41,8 +41,8 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
             "setup` of this release; `celery delay migrate --from-layout` then moves what waits"
         )
     raise CascadeMissing(
-        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a worker '
-        f'or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
+        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a '
+        f'worker or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
     )
 
 

@@ -63,7 +63,7 @@ def setup(obj: Any, priorities: bool | None) -> None:
 def export(obj: Any, priorities: bool | None, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
-    `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON syntax, for a file `delays.tf.json`) for the
+    `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
     provider cyrilgdn/rabbitmq, `mermaid` a diagram. What leads to the queues of the app is not part of it: they may not
     exist yet.
     """
@@ -134,7 +134,7 @@ def _report_earlier(connection: kombu.Connection) -> bool:
         return False
     click.echo(
         f"layout 1, of an earlier release, exists too and holds {waiting:,} messages, which it delivers when they are "
-        f"due; this release uses layout {LAYOUT}: `migrate --from-layout 1` moves what waits, and `teardown --layout 1` "
+        f"due; this release uses layout {LAYOUT}: `migrate --from-layout 1` moves what waits, `teardown --layout 1` "
         "deletes it"
     )
     return True

@@ -8,7 +8,7 @@
     @.=orders+        the exchange "orders"
 
 Two addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one
-from `exit` to its destination. They have nothing in common, so that a message enters one outbox even where others exist.
+from `exit` to its destination. They have nothing in common: a message enters one outbox even where others exist.
 """
 
 from __future__ import annotations

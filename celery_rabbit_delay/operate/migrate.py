@@ -32,8 +32,8 @@ def migrate(
     """Move what waits in cascades of `source` into that of `target`; each message keeps its due time.
 
     What becomes due meanwhile is delivered by `source`. Interrupted at any point, nothing is lost, and it can be
-    started again; the message that was being moved may be delivered twice. A message that cannot move stays, and the others go
-    on.
+    started again; the message that was being moved may be delivered twice. A message that cannot move stays, and the
+    others go on.
     """
     channel = source.channel()
     try:
