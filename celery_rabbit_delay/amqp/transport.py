@@ -25,8 +25,20 @@ from .connection import Connection, server_version
 from .publisher import PendingMessage, now
 
 
+class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
+    """A message as Kombu gives it to consumers, with what it was made from."""
+
+    def __init__(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(msg, *args, **kwargs)
+        self.amqp_message = msg
+        #: Whether it came through the cascade.
+        self.was_delayed = False
+
+
 class Channel(pyamqp.Channel):  # type: ignore[misc]
     """Delays what asks for a delay, and restores what comes back."""
+
+    Message = DeliveredMessage
 
     def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         return self._publish(super().basic_publish, msg, exchange, routing_key, *args, **kwargs)
@@ -109,12 +121,15 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers
-        if headers and headers_.HEADER in headers:
+        was_delayed = bool(headers and headers_.HEADER in headers)
+        if was_delayed:
             info = raw_message.delivery_info
             unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], headers))
             info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
             raw_message.properties["application_headers"] = unwrapped.headers
-        return super().message_to_python(raw_message)
+        message = super().message_to_python(raw_message)
+        message.was_delayed = was_delayed
+        return message
 
     def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
         try:

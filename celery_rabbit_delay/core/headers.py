@@ -15,7 +15,8 @@ from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDestination
 from .routing_key import SENTINEL, Destination, encode_destination, is_reserved
 
-#: Our header: {"prefix": str, "exchange": str, "due": int}, and "deaths": dict if there are any (see `State`).
+#: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "routing_key": str, "CC": list
+#: (see `State`).
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
@@ -34,6 +35,8 @@ class State(NamedTuple):
     exchange: str  # it was sent to
     due: datetime  # in UTC
     deaths: Headers  # x-death headers from before it was sent
+    routing_key: str | None = None  # it was sent with, if it is to come back to one queue
+    cc: Sequence[str] = ()  # the same
 
 
 class Delivery(NamedTuple):
@@ -92,6 +95,24 @@ def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: da
     return wrapped
 
 
+def wrap_for_return(delivery: Delivery, prefix: str, queue: str, due: datetime) -> dict[str, Any]:
+    """Return the headers with which a message, delivered by a queue, comes back to that queue as it was delivered.
+
+    No other queue gets a copy: what it was sent with travels in our header alone. Raises `InvalidDestination`.
+    """
+    wrapped = wrap(
+        {name: value for name, value in delivery.headers.items() if name not in ("CC", "BCC")},
+        prefix,
+        delivery.exchange,
+        queue,
+        due,
+    )
+    wrapped[HEADER]["routing_key"] = delivery.routing_key
+    if cc := cc_keys(delivery.headers, "CC"):
+        wrapped[HEADER]["CC"] = list(cc)
+    return wrapped
+
+
 def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
     """Return the headers of a wrapped message with the address that leads it from `done` to its destination."""
     return {**wrapped, "CC": [*wrapped["CC"], encode_destination(destination)]}
@@ -115,8 +136,16 @@ def read_state(headers: Headers) -> State | None:
     prefix, exchange, due, deaths = (ours.get(name) for name in ("prefix", "exchange", "due", "deaths"))
     if not isinstance(prefix, str) or not isinstance(exchange, str) or not isinstance(due, int):
         return None
+    routing_key = ours.get("routing_key")
     try:
-        return State(prefix, exchange, _EPOCH + due * _MILLISECOND, deaths if isinstance(deaths, Mapping) else {})
+        return State(
+            prefix,
+            exchange,
+            _EPOCH + due * _MILLISECOND,
+            deaths if isinstance(deaths, Mapping) else {},
+            routing_key if isinstance(routing_key, str) else None,
+            _items(ours.get("CC")),
+        )
     except OverflowError:  # a year beyond 9999
         return None
 
@@ -132,15 +161,29 @@ def unwrap(delivery: Delivery) -> Delivery:
         return delivery
     ours = f"{state.prefix}."
     original, *cc = _items(headers.get("CC")) or [routing_key]
+    came_from_us = exchange.startswith(ours)
+    if state.routing_key is not None:
+        original, cc = state.routing_key, list(state.cc)
+        came_from_us = came_from_us or (exchange == "" and is_reserved(routing_key))
     unwrapped = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
     if cc := [key for key in cc if not is_reserved(str(key))]:
         unwrapped["CC"] = cc
     unwrapped |= x_death_history(headers, state, ours)
     return Delivery(
-        state.exchange if exchange.startswith(ours) else exchange,
+        state.exchange if came_from_us else exchange,
         str(original) if is_reserved(routing_key) else routing_key,
         unwrapped,
     )
+
+
+def resent(delivery: Delivery) -> Delivery:
+    """Return what to publish so that a message in the cascade takes the same way again, without our headers."""
+    unwrapped = unwrap(delivery)
+    state = read_state(delivery.headers)
+    if state is None or state.routing_key is None:
+        return unwrapped
+    queue, *_ = _items(delivery.headers.get("CC")) or [state.routing_key]
+    return Delivery("", str(queue), {name: value for name, value in unwrapped.headers.items() if name != "CC"})
 
 
 def x_death_history(headers: Headers, state: State, ours: str) -> Headers:

@@ -8,7 +8,7 @@ from typing import Any
 from amqp import Message
 
 from ..amqp import declare
-from ..core.headers import Delivery, unwrap
+from ..core.headers import Delivery, resent
 
 #: Headers with which a quorum queue counts how often it has delivered a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -28,9 +28,9 @@ def take(channel: Any, queue: str, limit: int | None = None) -> Iterator[Message
 
 
 def unwrapped(message: Message) -> tuple[Message, str, str]:
-    """Return a copy of a message as it was sent, its exchange and its routing key."""
+    """Return a copy of a message to be sent again, its exchange and its routing key."""
     info = message.delivery_info
-    delivery = unwrap(Delivery(info["exchange"], info["routing_key"], message.headers))
+    delivery = resent(Delivery(info["exchange"], info["routing_key"], message.headers))
     headers = {key: value for key, value in delivery.headers.items() if key not in _COUNTS}
     copy = Message(message.body, **{**message.properties, "application_headers": headers})
     return copy, delivery.exchange, delivery.routing_key
