@@ -94,9 +94,15 @@ class ConfirmedChannel:
         if self._confirm:
             self._delivery_tag += 1
             self._unanswered[self._delivery_tag] = key, answered
-        upstream.publish_unconfirmed(
-            channel, message, exchange=exchange, routing_key=key, mandatory=True, timeout=timeout
-        )
+        try:
+            upstream.publish_unconfirmed(
+                channel, message, exchange=exchange, routing_key=key, mandatory=True, timeout=timeout
+            )
+        except Exception:
+            # py-amqp reads before it writes. If that closed the channel, `refuse_all` has told `answered`.
+            if self._channel is channel:
+                raise
+            return
         if not self._confirm:
             answered(None)
 
