@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from amqp import Message
-from amqp.exceptions import InternalError, RecoverableConnectionError
+from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from ..core import headers as headers_
@@ -24,6 +24,9 @@ from .clients import client_of
 from .connection import Connection, server_version
 from .publisher import PendingMessage, now
 
+#: An exchange of the delayed-message-exchange plug-in, and the argument that tells what type it is besides.
+PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
+
 
 class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
     """A message as Kombu gives it to consumers, with what it was made from."""
@@ -31,8 +34,8 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
     def __init__(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(msg, *args, **kwargs)
         self.amqp_message = msg
-        #: Whether it came through the cascade.
-        self.was_delayed = False
+        #: Until when it was in the cascade, if it was.
+        self.delayed_until: datetime | None = None
 
 
 class Channel(pyamqp.Channel):  # type: ignore[misc]
@@ -121,15 +124,35 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers
-        was_delayed = bool(headers and headers_.HEADER in headers)
-        if was_delayed:
+        state = headers_.read_state(headers) if headers and headers_.HEADER in headers else None
+        if state:
             info = raw_message.delivery_info
             unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], headers))
             info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
             raw_message.properties["application_headers"] = unwrapped.headers
         message = super().message_to_python(raw_message)
-        message.was_delayed = was_delayed
+        message.delayed_until = state.due if state else None
         return message
+
+    def exchange_declare(self, exchange: str, type: str, *args: Any, arguments: Any = None, **kwargs: Any) -> Any:  # noqa: A002
+        if type != PLUG_IN_TYPE:
+            return super().exchange_declare(exchange, type, *args, arguments=arguments, **kwargs)
+        others = dict(arguments or {})
+        try:
+            type_within = others.pop(PLUG_IN_ARGUMENT)
+        except KeyError:
+            raise UnsupportedConfiguration(
+                f"the exchange {exchange!r} is declared with the type {PLUG_IN_TYPE!r}, but without the argument "
+                f'{PLUG_IN_ARGUMENT!r}: say what type it is to be, such as "direct"'
+            ) from None
+        try:
+            return super().exchange_declare(exchange, type_within, *args, arguments=others, **kwargs)
+        except PreconditionFailed as exc:
+            raise UnsupportedConfiguration(
+                f"the exchange {exchange!r} exists, declared in another way ({exc.reply_text}). If it is one of the "
+                "delayed-message plug-in, wait until it has delivered what it holds, delete it, and start your "
+                "programs again, so that they declare it and bind their queues; or give the exchange another name"
+            ) from exc
 
     def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
         try:
