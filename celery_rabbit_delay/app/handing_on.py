@@ -21,7 +21,7 @@ from ..amqp.destinations import destinations_of
 from ..amqp.publisher import DelayedPublisher, PendingMessage, now
 from ..amqp.transport import DeliveredMessage, with_headers
 from ..core import headers as headers_
-from ..core.due import microseconds_until, parse_eta
+from ..core.due import parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
 
@@ -52,13 +52,14 @@ class HandingOn:
 
     def offer(self, message: DeliveredMessage) -> bool:
         """Take a message if it can be handed on; return whether it was taken."""
-        if message.was_delayed:  # it has waited; a worker whose clock is slow holds it for the difference
-            return False
         connection = self._consumer.channel.connection
         options = connection.delay_options
-        eta = eta_of(message) if options.hand_on else None
-        delay = microseconds_until_due(eta)
-        if delay <= MOMENT * options.tick * 1_000_000 or not self._may_send(message):
+        due = due_of(message) if options.hand_on else None
+        if due is None:
+            return False
+        moment, sent = now(), datetime.now(timezone.utc)
+        delay = (due - sent) // timedelta(microseconds=1)
+        if delay <= MOMENT * options.tick * 1_000_000 or has_waited(message, due) or not self._may_send(message):
             return False
         queue = self._queue_of(message)
         if queue is None or queue.no_ack or queue.name in self._refused:
@@ -66,7 +67,6 @@ class HandingOn:
         destination = next(destinations_of(queue), None)
         if destination is None:  # an exclusive queue, or one for broadcasts
             return False
-        moment = now()
         try:
             options.check_delay(delay)
             info = message.delivery_info
@@ -74,7 +74,7 @@ class HandingOn:
                 Delivery(info["exchange"], info["routing_key"], message.headers),
                 options.cascade.root,
                 queue.name,
-                datetime.now(timezone.utc) + timedelta(microseconds=delay),
+                due,
             )
             copy = with_headers(message.amqp_message, headers_.addressed(wrapped, destination))
             copy.properties.pop("expiration", None)  # as for every delayed message
@@ -167,15 +167,24 @@ def eta_of(message: DeliveredMessage) -> Any:
     return body.get("eta") if isinstance(body, dict) and "task" in body else None
 
 
-def microseconds_until_due(eta: Any) -> int:
-    """Return the time until an eta, 0 without one that can be read. A naive one is UTC to Celery's worker."""
+def due_of(message: DeliveredMessage) -> datetime | None:
+    """Return when a task is due, in UTC, as Celery's worker reads it: a naive eta is UTC. None without an eta."""
+    eta = eta_of(message)
     if not eta:
-        return 0
+        return None
     try:
         due = parse_eta(eta)
-        return microseconds_until(due if due.tzinfo else due.replace(tzinfo=timezone.utc), datetime.now(timezone.utc))
-    except InvalidDelay:  # Celery will say so
-        return 0
+        return due.astimezone(timezone.utc) if due.tzinfo else due.replace(tzinfo=timezone.utc)
+    except (InvalidDelay, ValueError, OverflowError):  # Celery will say so
+        return None
+
+
+def has_waited(message: DeliveredMessage, due: datetime) -> bool:
+    """Return whether a message was in the cascade until it was due: a worker whose clock is slow may not think so.
+
+    A worker without this package, on the other hand, publishes a retry with the headers of the first try.
+    """
+    return message.delayed_until is not None and due - message.delayed_until < timedelta(seconds=1)
 
 
 class Report(bootsteps.StartStopStep):  # type: ignore[misc]
