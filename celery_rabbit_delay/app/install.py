@@ -26,6 +26,7 @@ from ..amqp.schemes import delay_transport, delay_url
 from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options
 from .consumers import DelayedConsumer
+from .green import FullSpeed
 from .handing_on import Report
 from .signals import clear_elapsed_eta, enable_mingle_and_gossip
 
@@ -62,7 +63,7 @@ def install(app: Celery, **options: Any) -> None:
         _tell(app)
     worker_init.connect(enable_mingle_and_gossip, weak=False)
     task_received.connect(clear_elapsed_eta, weak=False)
-    app.steps["consumer"].add(Report)
+    app.steps["consumer"].update([Report, FullSpeed])
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
     if "amqp" in app.__dict__:  # used before: keep its queues and routes, forget its plain connections
         upgrade_amqp(app.amqp, wanted)
