@@ -40,7 +40,11 @@ def pools() -> Iterator[None]:
     kombu.pools.reset()
 
 
-MEMORY = {"broker_url": "memory://", "result_backend": "cache+memory://"}
+MEMORY = {
+    "broker_url": "memory://",
+    "result_backend": "cache+memory://",
+    "broker_connection_retry_on_startup": True,
+}
 
 
 def test_an_app_in_memory_is_left_alone_with_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
