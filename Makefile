@@ -1,10 +1,14 @@
 # make demo    the main job, on a private RabbitMQ node
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
-# make lint    ruff and mypy
+# make coverage   the same, and fails if the core or the package is covered too little
+# make lint    ruff, the import contracts in pyproject.toml, and mypy
+# make dist-check   builds sdist and wheel, checks them, and runs the sdist's unit tests on the wheel
 # make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (two hours)
+# make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make diagrams   redraws docs from the topology
+# make layout  rewrites tests/unit/layout.json from the topology
 #
 # A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ=4.3 chooses another RabbitMQ.
 
@@ -12,7 +16,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint matrix bench battle diagrams broker clean
+.PHONY: demo test coverage lint dist-check matrix upstream bench battle diagrams layout broker clean
 
 demo: $(VENV)/ready broker
 	$(BIN)/python -m tools.demo
@@ -20,14 +24,33 @@ demo: $(VENV)/ready broker
 test: $(VENV)/ready broker
 	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
 
+# The core by its unit tests alone, then everything by all tiers.
+coverage: $(VENV)/ready broker
+	$(BIN)/python -m pytest -q -n 2 tests/unit --cov celery_rabbit_delay/core --cov-report term-missing --cov-fail-under 100
+	$(BIN)/python -m pytest -n 6 --dist worksteal --cov --cov-report term-missing --cov-fail-under 90 $(ARGS)
+
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+
+# The tests of the sdist find its own tree; the programs that they start find the wheel.
+dist-check: $(VENV)/ready
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist . >/dev/null
+	$(BIN)/twine check --strict dist/*.tar.gz dist/*.whl
+	mkdir dist/sdist && tar xzf dist/*.tar.gz -C dist/sdist --strip-components 1
+	$(BIN)/python -m pip install --quiet --no-deps --target dist/wheel dist/*.whl
+	cd dist/sdist && PYTHONPATH=$(CURDIR)/dist/wheel $(CURDIR)/$(BIN)/python -m pytest -q -n 2 tests/unit
 
 matrix: $(VENV)/ready
 	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done
 	$(BIN)/tox run-parallel --parallel 2 $(ARGS)
+
+# --pre: what is not released yet, too. It may be newer than this package permits, and that is the point.
+upstream: $(VENV)/ready broker
+	$(BIN)/tox run -e upstream -- $(ARGS)
 
 bench: $(VENV)/ready-to-measure
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -40,6 +63,9 @@ battle: $(VENV)/ready-to-measure
 
 diagrams: $(VENV)/ready
 	$(BIN)/python -m tools.diagrams
+
+layout: $(VENV)/ready
+	$(BIN)/python -m tools.layout
 
 broker:
 	@tools/get-rabbitmq $(RABBITMQ) >/dev/null
@@ -54,4 +80,4 @@ $(VENV)/ready-to-measure: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage* dist

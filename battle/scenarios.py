@@ -15,6 +15,7 @@ import kombu
 
 import celery_rabbit_delay
 from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp.waiting import Allowed
 from testkit.meter import about
 from testkit.node import Node, NodeFailed, cluster, dead_letters_again, start_all
 from testkit.proxy import Proxy, proxy
@@ -136,7 +137,7 @@ def queue_gone(stage: Stage) -> None:
         stage.arena.ready()
     with ours(stage) as connection:
         if connection is not None:
-            list(operate.replay(connection, 1_000_000))
+            list(operate.replay(connection, 1_000_000, Allowed(None)))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import kombu
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core import routing_key
-from celery_rabbit_delay.core.routing_key import Destination
+from celery_rabbit_delay.core.destination import Destination
 from testkit.broker import Broker
 from testkit.node import Node
 

@@ -1,12 +1,14 @@
 """The private parts of Celery, Kombu and py-amqp that this package relies on, each in a function of its own.
 
-`make upstream` runs the tests against their newest releases, to learn early when one of them changes. This module imports
-nothing, so that every other one may use it.
+`make upstream` runs the tests against their newest releases, to learn early when one of them changes. This module
+imports nothing of the package, so that every other one may use it.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+_CHANNEL_CLOSE = (20, 40)
 
 
 def settings_so_far(app: Any) -> Any:
@@ -38,6 +40,27 @@ def queue_of_tag(consumer: Any, tag: Any) -> str | None:
 def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
     """Send `basic.publish` on an `amqp.Channel` without waiting for the broker's confirm, whatever its settings."""
     channel._basic_publish(message, **arguments)
+
+
+class NamesItsErrors:
+    """A mixin for `amqp.Channel`: the error with which the broker closes a channel says which channel that was.
+
+    py-amqp raises it wherever the connection is read next, which may be while another channel waits for its answer.
+    """
+
+    def _on_close(self, *args: Any) -> None:
+        try:
+            super()._on_close(*args)  # type: ignore[misc]
+        except Exception as exc:
+            exc.channel = self  # type: ignore[attr-defined]
+            raise
+
+
+def close_without_waiting(channel: Any) -> None:
+    """Send `channel.close` on an `amqp.Channel`; its number is free again when the broker answers."""
+    if channel.is_open and not channel.is_closing:
+        channel.is_closing = True
+        channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
 
 
 def close_socket(connection: Any) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import kombu
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.routing_key import Destination
+from celery_rabbit_delay.core.destination import Destination
 from testkit.node import Node
 
 #: Short ticks make timing tests short and honest; few levels are quick to declare.

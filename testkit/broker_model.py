@@ -78,9 +78,10 @@ class BrokerModel:
             arguments = self.queues[name].arguments
             if "x-dead-letter-exchange" in arguments:
                 visited.append(name)
-                due = now + int(arguments["x-message-ttl"]) - 1  # as early as a quorum queue may
+                due = now + max(0, int(arguments["x-message-ttl"]) - 1)  # as early as a quorum queue may
                 onward = self.route(str(arguments["x-dead-letter-exchange"]), keys)
-                assert onward, f"stuck in {name}"
+                if not onward:
+                    arrived.append((due, name))  # stuck
                 moving += [(due, queue) for queue in onward]
             elif "x-message-ttl" not in arguments:
                 arrived.append((now, name))

@@ -147,6 +147,14 @@ class Node:
                 raise NodeFailed(f"{self.server} did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
             time.sleep(0.05)
 
+    def has_registered(self, queue: str) -> bool:
+        """Whether the node has written down that it has a quorum queue.
+
+        RabbitMQ does so about half a second after it has said that the queue exists. Before 4.3, a queue of a node that
+        is killed in between never elects a leader again.
+        """
+        return any(queue.encode() in file.read_bytes() for file in self.data.rglob("names.dets"))
+
     def is_ready(self) -> bool:
         return speaks_amqp(self.port) and ("rabbitmq_management" not in self.plugins or self.manages())
 

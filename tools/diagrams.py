@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from celery_rabbit_delay.core import routing_key
-from celery_rabbit_delay.core.routing_key import Destination
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from celery_rabbit_delay.operate import export
 from testkit.broker_model import topic_matches
@@ -30,11 +30,11 @@ def topology() -> str:
 
 def journey(ticks: int = 10) -> str:
     """What one message passes through, followed from binding to binding."""
-    keys = routing_key.encode(CASCADE.route(ticks, 0)), routing_key.encode_destination(QUEUE)
+    keys = routing_key.encode(CASCADE.route(ticks, 0)), QUEUE.outbox_address, QUEUE.address
     bindings = [*CASCADE.bindings(), *CASCADE.destination_bindings(QUEUE)]
-    queues = {queue.name: queue for queue in CASCADE.queues()}
+    queues = {queue.name: queue for queue in [*CASCADE.queues(), CASCADE.outbox(QUEUE)]}
     names = ["publisher", CASCADE.ingest]
-    lines = [f"    publisher->>{_alias(CASCADE.ingest)}: {keys[0]}<br/>CC: celery, {keys[1]}"]
+    lines = [f"    publisher->>{_alias(CASCADE.ingest)}: {keys[0]}<br/>CC: celery, {keys[1]}, {keys[2]}"]
     exchange = CASCADE.ingest
     while True:
         [binding] = [
@@ -42,13 +42,16 @@ def journey(ticks: int = 10) -> str:
         ]
         here, there = names[-1], binding.destination
         bit = "first level" if exchange == CASCADE.ingest else "next level"
-        why = "destination" if there == "celery" else "no level left" if binding.destination_type == "exchange" else bit
+        outbox = CASCADE.outbox_name(QUEUE)
+        whys = {"celery": "destination", outbox: "outbox of the destination", CASCADE.done: "no level left"}
+        why = whys.get(there, bit)
         lines.append(f"    {_alias(here)}->>{_alias(there)}: {why}")
         names.append(there)
         if there not in queues and binding.destination_type == "queue":
             break
         if binding.destination_type == "queue":
-            lines.append(f"    Note over {_alias(there)}: {queues[there].seconds:g} s")
+            if there != outbox:
+                lines.append(f"    Note over {_alias(there)}: {queues[there].seconds:g} s")
             exchange = str(queues[there].arguments["x-dead-letter-exchange"])
         else:
             exchange = there
@@ -57,7 +60,7 @@ def journey(ticks: int = 10) -> str:
 
 
 def _alias(name: str) -> str:
-    return name.replace(".", "_")
+    return re.sub(r"\W", "_", name)
 
 
 DIAGRAMS = {"topology": topology, "journey": journey}

@@ -10,8 +10,8 @@ import pytest
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import due, routing_key
 from celery_rabbit_delay.core import headers as headers_
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import Delivery
-from celery_rabbit_delay.core.routing_key import Destination
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 QUEUE = Destination("", ("celery",))

@@ -1,6 +1,6 @@
 """Many delayed messages for one round trip: all are sent before the broker's first answer is waited for.
 
-Kombu 5.7 has a place for this, `Producer.batch`; `collect` does the same with every Kombu, and connects again if need be.
+Kombu 5.7 has a place for this, `Producer.batch`; `collect` does the same with every Kombu, and connects again.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from amqp.exceptions import ChannelError, MessageNacked
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
 from .. import upstream
 from ..core.errors import NotRouted
@@ -42,6 +43,11 @@ class ConfirmedChannel:
             self._channel.events["basic_return"].add(self._on_return)
             self._channel.events["basic_ack"].add(self._on_ack)
             self._channel.events["basic_nack"].add(self._on_nack)
+        return self._channel
+
+    @property
+    def current(self) -> Any:
+        """The `amqp.Channel`, if it is open."""
         return self._channel
 
     def publish(
@@ -106,26 +112,23 @@ class ConfirmedChannel:
         if not self._confirm:
             answered(None)
 
-    def refuse_all(self, channel: Any, exc: Exception) -> bool:
-        """If the broker has closed the `amqp.Channel`, tell all who wait for an answer; return whether it is ours."""
-        if self._channel is None or self._channel is not channel:
-            return False
+    def refuse_all(self, exc: Exception) -> None:
+        """Tell all who wait for an answer that the broker has closed the channel, and start afresh."""
         unanswered = list(self._unanswered.values())
-        self.reset(close=True)  # py-amqp has opened it again
+        self.reset()  # py-amqp has opened it again
         for _, answered in unanswered:
             answered(exc)
-        return True
 
-    def reset(self, close: bool) -> None:
-        """Start afresh with the next message; `close` if the broker still answers on this channel."""
+    def reset(self) -> None:
+        """Start afresh with the next message. Waits for nothing: the broker may not answer."""
         channel, self._channel = self._channel, None
         self._confirming = False
         self._delivery_tag = 0
         self._unanswered.clear()
         if channel is not None:
             channel.events.clear()  # answers that come after a time-out are not about the messages of the next one
-            if close:
-                channel.close()
+            with suppress(AMQPError, OSError):
+                upstream.close_without_waiting(channel)
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         for key, answered in self._pop(delivery_tag, multiple):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from amqp import spec
-from amqp.exceptions import ChannelError, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
 from .. import upstream
+from ..core.destination import Declarations
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import Options
+from .confirms import ConfirmedChannel
 from .deliveries import DeferredDeliveries, Delivery
 from .publisher import DelayedPublisher
 
@@ -24,9 +29,12 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._process = os.getpid()
-        self.bindings_seen: dict[tuple[str, str], str] = {}  # (exchange, binding key) -> queue, as bound here
+        self.declarations = Declarations()
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._deliveries = DeferredDeliveries(self._deliver)
+        self._errors: deque[AMQPError] = deque()
+        self._exclusive: ConfirmedChannel | None = None
+        self._deadline: float | None = None
 
     @property
     def _is_inherited(self) -> bool:
@@ -36,10 +44,6 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         if self._is_inherited:
             upstream.close_socket(self)  # py-amqp would shut it down, for the parent as well
         super().collect()
-
-    def defer_deliveries(self) -> AbstractContextManager[None]:
-        """Keep messages for consumers on this connection back until the block ends."""
-        return self._deliveries.hold()
 
     def _deliver(self, delivery: Delivery) -> None:
         channel_id, *method = delivery
@@ -53,13 +57,52 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         try:
             return super().on_inbound_method(channel_id, method_sig, payload, content)
         except ChannelError as exc:  # nobody who reads from the connection knows of what was submitted
-            if not any(publisher.refuse_submitted(channel, exc) for publisher in self._publishers.values()):
+            if not any(publisher.refuse_submitted(channel, exc) for publisher in list(self._publishers.values())):
                 raise
 
     def drain_events(self, timeout: float | None = None) -> Any:
         if self._deliveries.flush():  # left behind by a consumer that raised an error
             return None
+        if self._exclusive is not None:
+            return self._drain_exclusively(self._exclusive, timeout)
+        if self._errors:
+            raise self._errors.popleft()
         return super().drain_events(timeout)
+
+    def _drain_exclusively(self, channel: ConfirmedChannel, timeout: float | None) -> None:
+        limit = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = [moment - time.monotonic() for moment in (self._deadline, limit) if moment is not None]
+            if left and min(left) <= 0:
+                raise TimeoutError(
+                    "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
+                )
+            try:
+                if self.blocking_read(min(left, default=None)):  # a heartbeat is no answer
+                    return
+            except TimeoutError:
+                continue
+            except AMQPError as exc:
+                if getattr(exc, "channel", channel.current) is channel.current:
+                    raise
+                self._errors.append(exc)
+
+    @contextmanager
+    def exclusively(self, channel: ConfirmedChannel, seconds: float | None) -> Iterator[None]:
+        """Wait for answers to one channel only, for so many seconds at most.
+
+        Deliveries are deferred, and so are the errors with which the broker closes other channels: they are raised when
+        the connection is read next. Raises `TimeoutError`.
+        """
+        outer = self._exclusive, self._deadline
+        with self._deliveries.hold():
+            if self._exclusive is None:
+                self._exclusive = channel
+                self._deadline = None if seconds is None else time.monotonic() + seconds
+            try:
+                yield
+            finally:
+                self._exclusive, self._deadline = outer
 
     @property
     def delay_options(self) -> Options:

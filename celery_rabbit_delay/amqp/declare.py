@@ -11,6 +11,7 @@ from typing import Any
 
 from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 
+from ..core.destination import Destination
 from ..core.errors import (
     CascadeConflict,
     CascadeMissing,
@@ -20,8 +21,7 @@ from ..core.errors import (
     NotPermitted,
 )
 from ..core.layouts import Layout1
-from ..core.routing_key import Destination
-from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, layout_name
+from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -37,19 +37,32 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
     if others:
         raise LayoutMismatch(
             f"the broker has layout {others[0]} of the cascade {cascade.prefix!r}, and this release of "
-            f'celery-rabbit-delay needs layout {LAYOUT}, which declare="passive" does not create: run `celery delay setup` '
-            "of this release; `celery delay migrate --from-layout` then moves what waits"
+            f'celery-rabbit-delay needs layout {LAYOUT}, which declare="passive" does not create: run `celery delay '
+            "setup` of this release; `celery delay migrate --from-layout` then moves what waits"
         )
     raise CascadeMissing(
-        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a worker or '
-        f'publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
+        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a worker '
+        f'or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
     )
+
+
+def require_route(channel: Channel, cascade: Cascade, destination: Destination) -> None:
+    """Make sure that the cascade leads to a destination, as far as its outbox tells. Raises `DestinationNotFound`.
+
+    A user without any permission on the outbox cannot see it on RabbitMQ 4.3, and is told nothing.
+    """
+    with suppress(AccessRefused):
+        if not queue_exists(channel, cascade.outbox_name(destination)):
+            raise DestinationNotFound(
+                f'declare="passive", and nothing leads to {destination}: create it, and then run `celery delay setup` '
+                "with the app, or `celery-rabbit-delay --queue … setup`"
+            )
 
 
 def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
     """Return the layouts of other releases under the cascade's prefix, as far as this user may see them."""
     names = {1: Layout1(cascade).ingest}
-    names |= {layout: layout_name(cascade.prefix, layout) for layout in range(2, LAYOUT + 5) if layout != LAYOUT}
+    names |= {layout: cascade.root_of(layout) for layout in range(2, LAYOUT + 5) if layout != LAYOUT}
     found = []
     for layout, name in names.items():
         with suppress(AccessRefused):
@@ -75,8 +88,8 @@ def ensure_route(channel: Channel, cascade: Cascade, destination: Destination, c
 def declare_cascade(channel: Channel, cascade: Cascade) -> None:
     """Declare all of the cascade, whatever of it is there already. Raises `CascadeConflict`, `NotPermitted`.
 
-    Safe in many processes at once: declaring is idempotent, and the exchange `marker` comes last. It alone is waited for,
-    so this takes about as long as the broker needs to store ~600 entities.
+    Safe in many processes at once: declaring is idempotent, and the exchange `marker` comes last. It alone is waited
+    for, so this takes about as long as the broker needs to store ~600 entities.
     """
     with translate_errors(cascade):
         try:
@@ -99,15 +112,26 @@ def _declare(channel: Channel, cascade: Cascade) -> None:
 
 
 def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Lead what is due to a destination.
+    """Create a destination's outbox, and lead what is due through it to the destination: one round trip.
 
     Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
     """
+    *first, last = cascade.destination_bindings(destination)
     with translate_errors(cascade):
-        *others, last = cascade.destination_bindings(destination)
-        for binding in others:
+        for binding in first:
             bind(channel, binding, nowait=True)
+        # Without the destination it is not created: the broker ignores what follows an error on a channel.
+        if not destination.short_lived:
+            declare_queue(channel, cascade.outbox(destination), nowait=True)
         bind(channel, last)
+
+
+def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:
+    """Lead what is in an outbox to its destination again. Raises as `bind_destination`."""
+    with translate_errors(cascade):
+        for binding in cascade.destination_bindings(destination):
+            if binding.source == cascade.exit:
+                bind(channel, binding)
 
 
 def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:
@@ -174,13 +198,13 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         yield
     except PreconditionFailed as exc:
         raise CascadeConflict(
-            f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another prefix, "
-            "or delete what has that name if it is not needed"
+            f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another "
+            "prefix, or delete what has that name if it is not needed"
         ) from exc
     except AccessRefused as exc:
         raise NotPermitted(
-            f"permission denied ({exc.reply_text}): grant the permission, see docs/operations.md#permissions, or create "
-            'everything as another user with `celery delay setup` and set declare="passive"'
+            f"permission denied ({exc.reply_text}): grant the permission, see docs/operations.md#permissions, or "
+            'create everything as another user with `celery delay setup` and set declare="passive"'
         ) from exc
     except ResourceLocked as exc:
         raise InvalidDestination(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
-from amqp.exceptions import ChannelError, MessageNacked
+from amqp.exceptions import AccessRefused, NotFound
 
 from ..core import routing_key
-from ..core.errors import CascadeMissing, DelayError, NotRouted
+from ..core.destination import Destination
+from ..core.errors import CascadeMissing, NotRouted
 from ..core.options import Options
-from ..core.routing_key import Destination
 from ..core.topology import Cascade
 from . import declare
 from .confirms import Answered, ConfirmedChannel
+
+#: Destinations that a connection remembers. Reply queues may be without number.
+_MAX_BOUND = 10_000
 
 
 def now() -> int:
@@ -56,7 +59,7 @@ class DelayedPublisher:
         Raises `DelayError` when the broker refuses it, `amqp.exceptions.MessageNacked` when it cannot store it now, and
         connection errors and time-outs as py-amqp does. The next publish starts afresh after any of them.
         """
-        with self._connection.defer_deliveries():
+        with self._exclusively():
             try:
                 self._publish(pending)
             except (CascadeMissing, NotRouted):
@@ -68,7 +71,7 @@ class DelayedPublisher:
 
     def repair(self) -> None:
         """Declare all of the cascade. Raises what `declare_cascade` does."""
-        with self._connection.defer_deliveries():
+        with self._exclusively():
             declare.declare_cascade(self._channel.get_channel(), self.cascade)
 
     def submit(self, pending: PendingMessage, answered: Answered) -> None:
@@ -77,17 +80,20 @@ class DelayedPublisher:
         Reading from the connection calls `answered`: with None when the message is stored, or else with what `publish`
         would raise. It is always confirmed, whatever the options say.
         """
-        with self._connection.defer_deliveries():  # while a channel is opened
+        with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):  # while a channel is opened
             self._unawaited.send(pending.message, self.cascade.ingest, self._key(pending), answered)
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
-        """Take the blame if the broker has closed the channel of messages that were submitted; return whether it has."""
+        """Take the blame if the broker has closed the channel of what was submitted; return whether it has."""
+        if channel is None or self._unawaited.current is not channel:
+            return False
         try:
-            with declare.translate_errors(self.cascade):
+            with self._translate_refusals():
                 raise exc
         except Exception as translated:
-            with self._connection.defer_deliveries():
-                return self._unawaited.refuse_all(channel, translated)
+            with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):
+                self._unawaited.refuse_all(translated)
+        return True
 
     def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
         """Send all messages, to bound destinations, before waiting for any answer.
@@ -98,7 +104,7 @@ class DelayedPublisher:
         unsent = {name: (pending.message, self._key(pending)) for name, pending in messages.items()}
         last = next(reversed(messages.values()))
         try:
-            with self._connection.defer_deliveries(), self._reset_on_error(), declare.translate_errors(self.cascade):
+            with self._exclusively(), self._reset_on_error(), self._translate_refusals():
                 self._channel.publish_all(unsent, self.cascade.ingest, last.timeout, last.confirm_timeout)
         finally:
             for name in messages.keys() - unsent.keys():
@@ -112,23 +118,35 @@ class DelayedPublisher:
         """Make sure that the cascade is there and leads to a destination, once for each connection."""
         if self.is_bound(destination):
             return
-        with self._connection.defer_deliveries(), self._reset_on_error():
+        with self._exclusively(), self._reset_on_error():
             channel = self._channel.get_channel()
             if self.options.declare == "auto":
                 declare.ensure_route(channel, self.cascade, destination, check=not self._ensured)
-            elif not self._ensured:
-                declare.require_cascade(channel, self.cascade)
+            else:
+                if not self._ensured:
+                    declare.require_cascade(channel, self.cascade)
+                declare.require_route(channel, self.cascade, destination)
             self._ensured = True
+            if len(self._bound) >= _MAX_BOUND:
+                self._bound.clear()
             self._bound.add(destination)
 
-    def rebind(self, destination: Destination) -> None:
-        """Make sure of it again: what a destination needs goes with a queue that is deleted and declared again."""
-        self._bound.discard(destination)
-        self.bind(destination)
+    def lead_back(self, destination: Destination) -> None:
+        """Lead what still waits for a destination to it: its bindings went with it if it was deleted.
+
+        Creates the cascade where it is missing, but outboxes only for queues: those of an exchange come when they are
+        needed. Raises as `bind`.
+        """
+        if not destination.exchange:
+            self._bound.discard(destination)
+            self.bind(destination)
+            return
+        with self._exclusively(), self._reset_on_error():
+            declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
 
     def _publish(self, pending: PendingMessage) -> None:
         self.bind(pending.destination)
-        with self._reset_on_error(), declare.translate_errors(self.cascade):
+        with self._reset_on_error(), self._translate_refusals():
             returned = self._channel.publish(
                 pending.message,
                 self.cascade.ingest,
@@ -143,13 +161,27 @@ class DelayedPublisher:
         """Return the routing key for what is left of the delay: declaring, or a batch, may have taken a while."""
         return routing_key.encode(self.options.route(self.cascade, pending.due - now()))
 
+    def _exclusively(self) -> AbstractContextManager[None]:
+        exclusively: AbstractContextManager[None] = self._connection.exclusively(
+            self._channel, self.options.confirm_timeout
+        )
+        return exclusively
+
+    @contextmanager
+    def _translate_refusals(self) -> Iterator[None]:
+        """Raise refusals to publish as errors that say what to do; what else there is is about the message itself."""
+        try:
+            yield
+        except (AccessRefused, NotFound):
+            with declare.translate_errors(self.cascade):
+                raise
+
     @contextmanager
     def _reset_on_error(self) -> Iterator[None]:
         try:
             yield
-        except BaseException as exc:
+        except BaseException:
             self._ensured = False
             self._bound.clear()
-            # Where the broker answered, it will answer the closing too.
-            self._channel.reset(close=isinstance(exc, (DelayError, ChannelError, MessageNacked)))
+            self._channel.reset()
             raise

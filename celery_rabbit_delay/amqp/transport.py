@@ -14,14 +14,15 @@ from amqp import Message
 from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
+from .. import upstream
 from ..core import headers as headers_
-from ..core.errors import DestinationNotFound, UnsupportedConfiguration
+from ..core.errors import InvalidDestination, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
-from ..core.routing_key import Destination
 from .batch import PublishBatch
 from .clients import client_of
 from .connection import Connection, server_version
+from .destinations import is_lasting
 from .publisher import PendingMessage, now
 
 #: An exchange of the delayed-message-exchange plug-in, and the argument that tells what type it is besides.
@@ -38,7 +39,7 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
         self.delayed_until: datetime | None = None
 
 
-class Channel(pyamqp.Channel):  # type: ignore[misc]
+class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     """Delays what asks for a delay, and restores what comes back."""
 
     Message = DeliveredMessage
@@ -82,7 +83,10 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Send a message into the cascade, or put it into the batch that is being collected."""
-        destination = self._bound_destination(exchange, wrapped, msg.properties.get("priority"))
+        keys = [*wrapped["CC"], *headers_.cc_keys(wrapped, "BCC")]
+        destination = self.connection.declarations.destination(exchange, keys)
+        publisher = self.connection.publisher_for(_priority(msg))
+        publisher.bind(destination)
         message = with_headers(msg, headers_.addressed(wrapped, destination))
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
         pending = PendingMessage(message, due, destination, timeout, confirm_timeout)
@@ -90,33 +94,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         if batches:
             batches[-1].add(self.connection, pending)
         else:
-            self.connection.publisher_for(pending.priority).publish(pending)
-
-    def _bound_destination(self, exchange: str, wrapped: headers_.Headers, priority: int | None) -> Destination:
-        """Return where a wrapped message goes when it is due, once the cascade leads there."""
-        publisher = self.connection.publisher_for(priority)
-        destination = self._destination(exchange, wrapped)
-        try:
-            publisher.bind(destination)
-        except DestinationNotFound:
-            if not (exchange and destination.queues):
-                raise
-            # A queue that was bound here has been deleted since; the exchange may have others.
-            destination = Destination(exchange, ())
-            publisher.bind(destination)
-        return destination
-
-    def _destination(self, exchange: str, wrapped: headers_.Headers) -> Destination:
-        """Return where a wrapped message goes when it is due.
-
-        A queue bound to an exchange with just the message's routing key, without arguments, gets it from there for
-        sure, whatever the exchange's type.
-        """
-        keys = [*wrapped["CC"], *headers_.cc_keys(wrapped, "BCC")]
-        if exchange == "":
-            return Destination("", tuple(dict.fromkeys(keys)))
-        queues = (self.connection.bindings_seen.get((exchange, key)) for key in keys)
-        return Destination(exchange, tuple(dict.fromkeys(queue for queue in queues if queue)))
+            publisher.publish(pending)
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return what `kombu.Producer.batch` collects messages in."""
@@ -134,29 +112,36 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         message.delayed_until = state.due if state else None
         return message
 
-    def exchange_declare(self, exchange: str, type: str, *args: Any, arguments: Any = None, **kwargs: Any) -> Any:  # noqa: A002
-        if type != PLUG_IN_TYPE:
-            return super().exchange_declare(exchange, type, *args, arguments=arguments, **kwargs)
-        others = dict(arguments or {})
+    def exchange_declare(self, exchange: str, type: str, passive: bool = False, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+        plug_in = type == PLUG_IN_TYPE
+        if plug_in:
+            type, kwargs["arguments"] = _without_plug_in(exchange, kwargs.get("arguments"))  # noqa: A001
         try:
-            type_within = others.pop(PLUG_IN_ARGUMENT)
-        except KeyError:
-            raise UnsupportedConfiguration(
-                f"the exchange {exchange!r} is declared with the type {PLUG_IN_TYPE!r}, but without the argument "
-                f'{PLUG_IN_ARGUMENT!r}: say what type it is to be, such as "direct"'
-            ) from None
-        try:
-            return super().exchange_declare(exchange, type_within, *args, arguments=others, **kwargs)
+            declared = super().exchange_declare(exchange, type, passive, *args, **kwargs)
         except PreconditionFailed as exc:
+            if not plug_in:
+                raise
             raise UnsupportedConfiguration(
                 f"the exchange {exchange!r} exists, declared in another way ({exc.reply_text}). If it is one of the "
                 "delayed-message plug-in, wait until it has delivered what it holds, delete it, and start your "
                 "programs again, so that they declare it and bind their queues; or give the exchange another name"
             ) from exc
+        if not passive:
+            self.connection.declarations.add_exchange(exchange, type)
+        return declared
 
-    def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
+    def queue_declare(
+        self,
+        queue: str = "",
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = True,
+        nowait: bool = False,
+        arguments: Any = None,
+    ) -> Any:
         try:
-            return super().queue_declare(*args, **kwargs)
+            declared = super().queue_declare(queue, passive, durable, exclusive, auto_delete, nowait, arguments)
         except InternalError as exc:
             if "transient_nonexcl_queues" not in str(exc):
                 raise
@@ -167,11 +152,15 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
                 "and no result_backend = 'rpc://'; or put deprecated_features.permit.transient_nonexcl_queues = true "
                 f"into rabbitmq.conf ({exc.reply_text})"
             ) from exc
+        if not passive:
+            name = declared.queue if declared is not None else queue
+            self.connection.declarations.add_queue(name, is_lasting(durable, exclusive, auto_delete, arguments))
+        return declared
 
     def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         bound = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
-        if exchange and not args and not kwargs.get("arguments"):
-            self.connection.bindings_seen[exchange, routing_key] = queue
+        if not kwargs.get("arguments"):
+            self.connection.declarations.add_binding(exchange, routing_key)
         return bound
 
 
@@ -210,6 +199,24 @@ class SSLTransport(Transport):
         super().__init__(client, **kwargs)
         if not client.ssl:
             client.ssl = True
+
+
+def _priority(msg: Any) -> int | None:
+    priority = msg.properties.get("priority")
+    if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
+        return priority
+    raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")
+
+
+def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:
+    """Return the type that an exchange of the plug-in is besides, and its other arguments."""
+    others = dict(arguments or {})
+    if PLUG_IN_ARGUMENT not in others:
+        raise UnsupportedConfiguration(
+            f"the exchange {exchange!r} is declared with the type {PLUG_IN_TYPE!r}, but without the argument "
+            f'{PLUG_IN_ARGUMENT!r}: say what type it is to be, such as "direct"'
+        )
+    return others.pop(PLUG_IN_ARGUMENT), others
 
 
 def _drain_once(connection: Any) -> None:

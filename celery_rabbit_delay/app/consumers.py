@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Any
 
 import kombu
+from amqp.exceptions import AccessRefused
 
+from ..amqp import declare
 from ..amqp.destinations import destinations_of
 from ..amqp.transport import Channel, DeliveredMessage
+from ..amqp.waiting import Allowed, replay
 from ..core.errors import NotPermitted
+from ..core.topology import Cascade
 from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
+
+#: Orphans that a worker looks through when it starts.
+MAX_ORPHANS = 10_000
 
 
 class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
@@ -68,10 +76,20 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
             return
         try:
             for destination in destinations_of(queue):
-                publisher.rebind(destination)
+                publisher.lead_back(destination)
         except NotPermitted as exc:  # no reason not to consume
             logger.warning(
-                "This worker may not create the cascade or lead it to %r, so whoever publishes has to: %s",
-                queue.name,
-                exc,
+                "This worker may not create the cascade or lead it to %r, so publishers have to: %s", queue.name, exc
             )
+            return
+        self._replay_orphans(queue, publisher.cascade)
+
+    def _replay_orphans(self, queue: kombu.Queue, cascade: Cascade) -> None:
+        """Bring what came due while the queue was deleted."""
+        connection = self.channel.connection
+        with suppress(NotPermitted, AccessRefused), closing(connection.channel()) as channel:
+            if not declare.message_count(channel, cascade.orphans):
+                return
+            results = [refused for _, refused in replay(connection, cascade, Allowed([queue]), MAX_ORPHANS)]
+            if sent := results.count(None):
+                logger.info("%d delayed tasks that were due while %r did not exist are in it now", sent, queue.name)

@@ -16,7 +16,6 @@ from weakref import WeakSet
 
 import kombu
 from celery import Celery
-from celery.signals import task_received, worker_init
 from celery.utils.time import LocalTimezone
 from kombu.utils.imports import symbol_by_name
 
@@ -28,7 +27,7 @@ from ..core.options import OPTIONS, Options
 from .consumers import DelayedConsumer
 from .green import FullSpeed
 from .handing_on import Report
-from .signals import clear_elapsed_eta, enable_mingle_and_gossip
+from .signals import connect
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +60,7 @@ def install(app: Celery, **options: Any) -> None:
         if not needs_no_broker(settings, url):
             raise
         _tell(app)
-    worker_init.connect(enable_mingle_and_gossip, weak=False)
-    task_received.connect(clear_elapsed_eta, weak=False)
+    connect()
     app.steps["consumer"].update([Report, FullSpeed])
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
     if "amqp" in app.__dict__:  # used before: keep its queues and routes, forget its plain connections

@@ -11,7 +11,8 @@ import click
 if TYPE_CHECKING:
     import kombu
 
-    from ..core.routing_key import Destination
+    from ..amqp.waiting import Allowed
+    from ..core.destination import Destination
     from ..operate import Management
 
 #: Exit code of a command that did what it should and found problems.
@@ -130,6 +131,26 @@ management_option = click.option(
 limit_option = click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of orphans."
 )
+
+
+any_queue_option = click.option(
+    "--any-queue",
+    is_flag=True,
+    help="Also for queues that are not of the app, nor named with --queue. What a message says of its destination may "
+    "be made up by anybody who may publish with a delay.",
+)
+
+
+def allowed(target: Target, any_queue: bool) -> Allowed:
+    """Return where messages may be sent on to."""
+    from ..amqp.waiting import Allowed
+
+    return Allowed(None if any_queue else target.queues())
+
+
+def escape(text: str) -> str:
+    """Return text from a message without what would control the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def format_duration(milliseconds: int) -> str:

@@ -8,20 +8,23 @@ import click
 
 from . import common, inspecting, moving, topology
 
+version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
+
 
 @click.group(help="See, create, check and export the queues in which delayed tasks wait.")
+@version_option
 def delay() -> None:
     pass
 
 
 @click.group(help="Manage delay queues without a Celery app.")
-@click.version_option(package_name="celery-rabbit-delay")
+@version_option
 @click.option(
     "--broker",
     "-b",
     required=True,
     envvar="CELERY_BROKER_URL",
-    help="amqp://user:password@host/vhost. Use the environment variable CELERY_BROKER_URL to keep the password out of `ps`.",
+    help="amqp://user:password@host/vhost. The environment variable CELERY_BROKER_URL keeps the password out of `ps`.",
 )
 @click.option("--prefix", help="As in install(), like the options that follow.")
 @click.option("--tick", type=float, help="Seconds.")

@@ -10,7 +10,10 @@ import click
 
 from .common import (
     EXIT_PROBLEMS,
+    allowed,
+    any_queue_option,
     connected,
+    escape,
     format_duration,
     limit_option,
     management_of,
@@ -76,22 +79,24 @@ def list_orphans(obj: Any, limit: int, as_json: bool) -> None:
 
 @orphans.command()
 @limit_option
+@any_queue_option
 @click.pass_obj
-def replay(obj: Any, limit: int) -> None:
-    """Send the oldest orphans on to where they were going.
+def replay(obj: Any, limit: int, any_queue: bool) -> None:
+    """Send the oldest orphans for the queues of the app on to where they were going.
 
     One by one, each confirmed by the broker; what still cannot be delivered stays. Exits with 3 if some stayed.
     """
     from .. import operate
 
     sent = stayed = 0
-    with connected(target_of(obj)) as connection:
-        for orphan, refused in operate.replay(connection, limit):
+    target = target_of(obj)
+    with connected(target) as connection:
+        for orphan, refused in operate.replay(connection, limit, allowed(target, any_queue)):
             if refused is None:
                 sent += 1
             else:
                 stayed += 1
-                click.echo(f"stays: {format_orphan(orphan)}: {refused}")
+                click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
     click.echo(f"{sent:,} sent on, {stayed:,} stay")
     if stayed:
         raise SystemExit(EXIT_PROBLEMS)
@@ -113,7 +118,7 @@ def format_orphan(orphan: Orphan) -> str:
     place = f"exchange {orphan.exchange!r}, key" if orphan.exchange else "queue"
     what = f"{orphan.task}[{orphan.task_id}]" if orphan.task else f"{orphan.size:,} bytes"
     due = f"{orphan.due:%Y-%m-%d %H:%M:%S}Z" if orphan.due else "unknown"
-    return f"{due}  {place} {orphan.routing_key!r}  {what}"
+    return escape(f"{due}  {place} {orphan.routing_key!r}  {what}")
 
 
 def _as_data(found: Status) -> dict[str, Any]:
@@ -122,8 +127,8 @@ def _as_data(found: Status) -> dict[str, Any]:
         "orphans": found.orphans,
         "blocked": [level.queue for level in found.blocked],
         "levels": [level._asdict() for level in found.levels],
-        "destinations": found.destinations
-        and [{"from": b.source, "to": b.destination, "kind": b.destination_type} for b in found.destinations],
+        "destinations": found.destinations,
+        "stuck": None if found.outboxes is None else [outbox._asdict() for outbox in found.outboxes],
     }
 
 
@@ -135,8 +140,10 @@ def _as_text(found: Status, show_all: bool) -> str:
         unsettled = "" if level.unsettled is None else f"{level.unsettled:,}"
         lines.append(f"{format_duration(level.ttl):>10}  {ready:>9}  {unsettled:>9}  {level.queue}")
     lines.append(f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans"))
-    for binding in found.destinations or ():
-        lines.append(f"leads to {binding.destination_type} {binding.destination!r}")
+    for destination in found.destinations or ():
+        lines.append(f"leads to {destination!r}")
+    for outbox in found.outboxes or ():
+        lines.append(f"{outbox.stuck:,} due for {outbox.destination}: {outbox.reason}")
     for level in found.blocked:
         lines.append(f"{level.queue} may be blocked; run `verify`")
     return "\n".join(lines)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 import click
 
 from .common import (
     EXIT_PROBLEMS,
+    allowed,
+    any_queue_option,
     connected,
     ensure_connection,
+    escape,
     management_of,
     management_option,
     target_of,
@@ -29,15 +33,23 @@ from .common import (
 @click.option("--to-max-delay", type=float, help="Seconds.")
 @click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]))
 @click.option("--from-layout", type=click.Choice(["1"]), help="Move what waits in the cascade of an earlier release.")
+@any_queue_option
 @management_option
 @click.pass_obj
 def migrate(
-    obj: Any, /, to_broker: str | None, from_layout: str | None, management_url: str | None, **changes: Any
+    obj: Any,
+    /,
+    to_broker: str | None,
+    from_layout: str | None,
+    any_queue: bool,
+    management_url: str | None,
+    **changes: Any,
 ) -> None:
-    """Move what waits to another cascade: other options, another prefix, another broker, or from an earlier layout.
+    """Move what waits for the queues of the app to another cascade: other options, another prefix, another broker.
 
-    Each message keeps its due time. Start it again if it was interrupted: nothing is lost, and at most one message is
-    delivered twice. Apps that still publish to the old place go on doing so.
+    Each message keeps its due time. A message that cannot move stays; exits with 3 if some stayed. Start it again if it
+    was interrupted: nothing is lost, and at most one message is delivered twice. Apps that still publish to the old
+    place go on doing so.
     """
     from dataclasses import replace
 
@@ -46,7 +58,8 @@ def migrate(
     from ..core.options import OPTIONS
 
     changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}
-    with connected(target_of(obj)) as source:
+    source_target = target_of(obj)
+    with connected(source_target) as source:
         current = source.transport.delay_options
         options = replace(current, declare="auto", confirm=True, **changed)
         if not (to_broker or from_layout) and options.cascade.root == current.cascade.root:
@@ -72,11 +85,16 @@ def migrate(
                 cascades: Any = operate.earlier_layout(source, int(from_layout))
             else:
                 cascades = [operate.with_all_levels(source, cascade) for cascade in operate.cascades(source)]
-            moved = 0
+            moved, refused = 0, Counter[str]()
             with click.progressbar(length=waiting(), label="moving", file=sys.stderr) as bar:
-                for _ in operate.migrate(source, target, cascades):
-                    moved += 1
+                for message in operate.migrate(source, target, cascades, allowed(source_target, any_queue)):
+                    if message.refused is None:
+                        moved += 1
+                    else:
+                        refused[f"stays in {message.queue}: {message.refused}"] += 1
                     bar.update(1)
+            for reason, count in refused.items():
+                click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
             left = waiting()
     click.echo(f"{moved:,} moved, {left:,} left")
     if left:

@@ -47,8 +47,7 @@ def setup(obj: Any, priorities: bool | None) -> None:
         lacking = operate.setup(connection, wanted, destinations(target))
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         for destination in lacking:
-            place = f"exchange {destination.exchange!r} or queue" if destination.exchange else "queue"
-            click.echo(f"skipped {place} {destination.queues[0]!r}: it does not exist")
+            click.echo(f"skipped {destination}: it does not exist")
         _report_earlier(connection)
 
 
@@ -65,7 +64,7 @@ def setup(obj: Any, priorities: bool | None) -> None:
 def export(obj: Any, priorities: bool | None, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
-    `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON syntax, save it as `delays.tf.json`) for the
+    `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON syntax, for a file `delays.tf.json`) for the
     provider cyrilgdn/rabbitmq, `mermaid` a diagram. What leads to the queues of the app is not part of it: they may not
     exist yet.
     """
@@ -135,8 +134,9 @@ def _report_earlier(connection: kombu.Connection) -> bool:
     if waiting is None:
         return False
     click.echo(
-        f"layout 1, of an earlier release, exists too and holds {waiting:,} messages, which it delivers when they are due; "
-        f"this release uses layout {LAYOUT}: `migrate --from-layout 1` moves what waits, `teardown --layout 1` deletes it"
+        f"layout 1, of an earlier release, exists too and holds {waiting:,} messages, which it delivers when they are "
+        f"due; this release uses layout {LAYOUT}: `migrate --from-layout 1` moves what waits, and `teardown --layout 1` "
+        "deletes it"
     )
     return True
 
@@ -151,31 +151,37 @@ def _report_earlier(connection: kombu.Connection) -> bool:
 def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
-    Refuses while messages wait or are orphans; it knows of messages on their way between two queues only through the
-    management API. A publisher that still runs creates the cascade again, so stop publishers first.
+    Refuses while messages wait or are orphans. It knows of messages on their way between two queues, and of outboxes of
+    queues that are not the app's, only through the management API. A publisher that still runs creates the cascade
+    again, so stop publishers first.
     """
     from .. import operate
 
+    target = target_of(obj)
     if native:
         if delete_messages or layout:
             raise click.UsageError("--native deletes only what is empty, and nothing of ours")
-        _teardown_native(target_of(obj), management_url)
+        _teardown_native(target, management_url)
         return
-    with connected(target_of(obj)) as connection:
+    with connected(target) as connection:
         if layout:
             earlier = operate.earlier_layout(connection, int(layout))
             waiting = operate.count_earlier(connection, earlier) or 0
             orphans = operate.message_count(connection, earlier[0].orphans) or 0
         else:
-            cascades = [operate.with_all_levels(connection, c) for c in operate.cascades(connection)]
-            found = operate.status(connection, cascades, management_of(management_url, connection))
-            waiting, orphans = found.waiting, found.orphans or 0
+            management = management_of(management_url, connection)
+            cascades = [operate.with_all_levels(connection, cascade) for cascade in operate.cascades(connection)]
+            found = operate.status(connection, cascades, management)
+            waiting, orphans = found.waiting + found.stuck, found.orphans or 0
         if (waiting or orphans) and not delete_messages:
             raise click.ClickException(
                 f"{waiting:,} messages wait and {orphans:,} are orphans: "
                 "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
             )
-        deleted = operate.teardown_earlier(connection, earlier) if layout else operate.teardown(connection)
+        if layout:
+            deleted = operate.teardown_earlier(connection, earlier)
+        else:
+            deleted = operate.teardown(connection, destinations(target), management)
         click.echo(f"{deleted:,} exchanges and queues deleted")
 
 

@@ -1,6 +1,6 @@
 """How long until a message is due, in microseconds. Pure: `now` is an argument.
 
-`eta`, `countdown` and `x-delay` end here. All arithmetic is on integers, so that no rounding error makes a message early.
+`eta`, `countdown` and `x-delay` end here. All arithmetic is on integers: no rounding error makes a message early.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The headers of a message in the cascade. Pure: dicts in, dicts out.
 
-The original routing key and the destination's address travel in the CC header (sender-selected distribution,
+The original routing key and the addresses of the destination travel in the CC header (sender-selected distribution,
 https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
 `x-dead-letter-routing-key` is set. What else `unwrap` needs travels in a header of our own.
 """
@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple
 
+from .destination import SHORT_LIVED, Destination, check_key, decode, encode
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDestination
-from .routing_key import SENTINEL, Destination, encode_destination, is_reserved
+from .routing_key import SENTINEL, is_reserved
 
 #: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "routing_key": str, "CC": list
 #: (see `State`).
@@ -83,7 +84,9 @@ def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: da
         elif name != X_DELAY:
             wrapped[name] = value
     wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
+    check_key(exchange, "exchange")
     for key in (*wrapped["CC"], *cc_keys(headers, "BCC")):
+        check_key(key)
         if is_reserved(key):
             raise InvalidDestination(
                 f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
@@ -114,8 +117,9 @@ def wrap_for_return(delivery: Delivery, prefix: str, queue: str, due: datetime) 
 
 
 def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
-    """Return the headers of a wrapped message with the address that leads it from `done` to its destination."""
-    return {**wrapped, "CC": [*wrapped["CC"], encode_destination(destination)]}
+    """Return the headers of a wrapped message with the addresses that lead it from `done` to its destination."""
+    addresses = dict.fromkeys((destination.outbox_address, destination.address))
+    return {**wrapped, "CC": [*wrapped["CC"], *addresses]}
 
 
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:
@@ -144,7 +148,7 @@ def read_state(headers: Headers) -> State | None:
             _EPOCH + due * _MILLISECOND,
             deaths if isinstance(deaths, Mapping) else {},
             routing_key if isinstance(routing_key, str) else None,
-            _items(ours.get("CC")),
+            tuple(_items(ours.get("CC"))),
         )
     except OverflowError:  # a year beyond 9999
         return None
@@ -160,17 +164,17 @@ def unwrap(delivery: Delivery) -> Delivery:
     if state is None:
         return delivery
     ours = f"{state.prefix}."
+    if exchange.startswith(ours) and not _is_plausible(state, headers):
+        return delivery
     original, *cc = _items(headers.get("CC")) or [routing_key]
-    came_from_us = exchange.startswith(ours)
     if state.routing_key is not None:
         original, cc = state.routing_key, list(state.cc)
-        came_from_us = came_from_us or (exchange == "" and is_reserved(routing_key))
     unwrapped = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
     if cc := [key for key in cc if not is_reserved(str(key))]:
         unwrapped["CC"] = cc
     unwrapped |= x_death_history(headers, state, ours)
     return Delivery(
-        state.exchange if came_from_us else exchange,
+        state.exchange if exchange.startswith(ours) else exchange,
         str(original) if is_reserved(routing_key) else routing_key,
         unwrapped,
     )
@@ -184,6 +188,33 @@ def resent(delivery: Delivery) -> Delivery:
         return unwrapped
     queue, *_ = _items(delivery.headers.get("CC")) or [state.routing_key]
     return Delivery("", str(queue), {name: value for name, value in unwrapped.headers.items() if name != "CC"})
+
+
+def _is_plausible(state: State, headers: Headers) -> bool:
+    """Return whether a message's addresses lead to the exchange and the keys that it says it was sent to.
+
+    Otherwise somebody wrote it by hand, and a retry would carry what he wrote to wherever he liked.
+    """
+    cc = [key for key in _items(headers.get("CC")) if isinstance(key, str)]
+    keys = [key for key in cc if not is_reserved(key)]
+    if not keys:
+        return False
+    exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
+    for address in cc:
+        if not is_reserved(address) or address == SHORT_LIVED:
+            continue
+        mark = "=" if address.startswith(f"{SENTINEL}.=") else ""
+        names = decode(address)
+        if names is None:  # a hash
+            of_queues, of_exchange, of_key = (exchange, *keys), (exchange, ""), (exchange, *keys[:1])
+            plausible = address in [encode(*names, mark=mark) for names in (of_queues, of_exchange, of_key)]
+        elif exchange:
+            plausible = names[0] == exchange
+        else:
+            plausible = names[0] == "" and set(keys) <= set(names[1:])  # BCC keys are gone by now
+        if not plausible:
+            return False
+    return True
 
 
 def x_death_history(headers: Headers, state: State, ours: str) -> Headers:

@@ -29,10 +29,11 @@ class Layout1:
     def orphans(self) -> str:
         return f"{self.cascade.prefix}.orphans"
 
-    @property
-    def marker(self) -> str:
+    def markers(self) -> Iterator[str]:
+        """Yield the exchange that was declared last, for each number of levels that there may have been."""
         cascade = self.cascade
-        return f"{self.ingest}.{cascade.levels[0].ttl}ms.{cascade.powers}.{cascade.queue_type}"
+        for levels in range(1, cascade.powers + 1):
+            yield f"{self.ingest}.{cascade.levels[0].ttl}ms.{levels}.{cascade.queue_type}"
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -47,7 +48,7 @@ class Layout1:
         yield self.ingest
         yield from (level.done for level in self.levels)
         yield from (f"{self.cascade.prefix}.{name}" for name in ("orphans", "guard", "done"))
-        yield self.marker
+        yield from self.markers()
 
     def queue_names(self) -> Iterator[str]:
         yield from (level.queue for level in self.levels)

@@ -27,7 +27,7 @@ OPTIONS = "rabbit_delay"
 #: RabbitMQ refuses a queue TTL over ten years.
 TEN_YEARS = 10 * 365 * 24 * 3600.0
 
-_MAX_PREFIX = 200  # bytes; AMQP allows a name 255
+_MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Options:
     queue_type: QueueType = "quorum"
     #: Wait until the broker has stored each delayed message.
     confirm: bool = True
+    #: Seconds that publishing a delayed message may wait for the broker, then `TimeoutError`; None waits for ever.
+    confirm_timeout: float | None = 60.0
     #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
     declare: Declare = "auto"
     #: Let workers hand on tasks that reach them before they are due, sent by others, to wait in RabbitMQ as well.
@@ -88,6 +90,8 @@ class Options:
         for name in ("confirm", "hand_on"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
+        if self.confirm_timeout is not None and not (_is_number(self.confirm_timeout) and self.confirm_timeout > 0):
+            raise InvalidOption(f"confirm_timeout={self.confirm_timeout!r}: use seconds above 0, or None")
         if self.declare not in declares:
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(declares)}")
         _ = self.naive_timezone

@@ -1,12 +1,16 @@
 """A cascade is data: exchanges, queues and bindings, looped over by whoever declares, verifies, draws or tests it.
 
-Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange, whose
-bindings jump straight to the queue of the next level in the message's key. After the last one the message passes through
-the final `done` exchange to its destination.
+Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange. Its
+bindings jump straight to the queue of the next level in the message's key. After the last one the message passes the
+final `done` exchange, the outbox of its destination, and the exchange `exit`.
+
+At-least-once dead lettering lets 32 messages of a queue be unsettled, so that a destination that takes nothing would
+stop a level for everybody. It stops only its outbox. What has no way to go on becomes an orphan.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,27 +19,23 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from . import routing_key
+from .destination import SHORT_LIVED, Destination
 from .levels import Level, fewest_set_bits, powers_of_two
-from .routing_key import Destination
+from .routing_key import MAX_LENGTH
 
 QueueType = Literal["quorum", "classic"]
 
-#: The version of what stands on a broker. Names, arguments and patterns change only together with it, for a broker keeps
-#: what an earlier release declared: raise it, describe the earlier layout in `layouts`, and write an upgrade note.
+#: The version of what stands on a broker. Names, arguments and patterns change only together with it, for a broker
+#: keeps what an earlier release declared: raise it, describe the earlier layout in `layouts`, write an upgrade note.
 LAYOUT = 2
 
 #: Quorum queues take higher priorities first.
 MAX_NORMAL_PRIORITY = 4
 
-#: The clock of quorum queues counts whole milliseconds: a message may leave up to one of them before its TTL has passed.
+#: The clock of quorum queues counts whole milliseconds: a message may leave up to one before its TTL has passed.
 EXPIRY_MARGIN_MS = 1
 
 _MILLISECOND = timedelta(milliseconds=1)
-
-
-def layout_name(prefix: str, layout: int = LAYOUT) -> str:
-    """Return what all names of a layout begin with. The exchange of that name tells that the layout is in use."""
-    return f"{prefix}.v{layout}"
 
 
 class Exchange(NamedTuple):
@@ -50,8 +50,8 @@ class Queue(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long a message stays in a level's queue, at least."""
-        return (int(self.arguments["x-message-ttl"]) - EXPIRY_MARGIN_MS) / 1000
+        """How long a message stays in this queue, at least."""
+        return max(0, int(self.arguments["x-message-ttl"]) - EXPIRY_MARGIN_MS) / 1000
 
 
 class Binding(NamedTuple):
@@ -108,8 +108,12 @@ class Cascade:
     @property
     def root(self) -> str:
         """What all names of the cascade begin with."""
+        return self.root_of(LAYOUT)
+
+    def root_of(self, layout: int) -> str:
+        """Return the root in another layout. Where the exchange of that name exists, that layout is in use."""
         milliseconds = self.tick // _MILLISECOND
-        return f"{layout_name(self.prefix)}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
+        return f"{self.prefix}.v{layout}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
 
     @property
     def base_name(self) -> str:
@@ -125,12 +129,18 @@ class Cascade:
         return f"{self.root}.done"
 
     @property
-    def fallback(self) -> str:
-        return f"{self.root}.fallback"
+    def exit(self) -> str:
+        # Workers of layout 1 restore what comes from names that begin so: old and new ones may run side by side.
+        return f"{self.root}.delay.exit"
 
     @property
     def orphans(self) -> str:
         return f"{self.root}.orphans"
+
+    @property
+    def lost(self) -> str:
+        """The exchange of the orphans; no queue has its name, so that who may bind it may not purge them."""
+        return f"{self.root}.lost"
 
     @property
     def discard(self) -> str:
@@ -150,32 +160,41 @@ class Cascade:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
         # What no level takes is returned to the publisher (mandatory), for ingest has no alternate exchange.
         yield Exchange(self.ingest)
+        way_out: dict[str, str] = {"alternate-exchange": self.lost}
         for level in self.levels:
-            yield Exchange(level.done)
-        yield Exchange(self.orphans, "fanout")
+            yield Exchange(level.done, arguments=way_out)  # a key that somebody made up may lead to no other level
+        yield Exchange(self.lost, "fanout")
         # Direct ones, whose bindings are in force once they exist: RabbitMQ with Mnesia says of one to a topic exchange
         # that somebody else is creating that it exists before it is in force, and a short delay may end meanwhile.
-        yield Exchange(self.fallback, "direct", {"alternate-exchange": self.orphans})
-        yield Exchange(self.done, "direct", {"alternate-exchange": self.orphans})  # after all that it can lead to
-        yield Exchange(layout_name(self.prefix), "fanout")
+        yield Exchange(self.done, "direct", way_out)
+        yield Exchange(self.exit, "direct", way_out)
+        yield Exchange(self.root, "fanout")
         yield Exchange(self.marker, "fanout")
 
     def queues(self) -> Iterator[Queue]:
+        for level in self.levels:
+            yield self._passing(level.queue, level.ttl + EXPIRY_MARGIN_MS, level.done)
+        yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.exit)
+        yield Queue(self.orphans, {"x-queue-type": self.queue_type, **self._kept})
+        yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
+
+    @property
+    def _kept(self) -> dict[str, str | int]:
         # From 4.0 on, a quorum queue drops, or dead-letters early, what was looked at and put back 20 times
         # (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
-        kept: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
-        for level in self.levels:
-            arguments: dict[str, str | int] = {
-                "x-queue-type": self.queue_type,
-                "x-message-ttl": level.ttl + EXPIRY_MARGIN_MS,
-                "x-dead-letter-exchange": level.done,
-            }
-            if self.queue_type == "quorum":
-                # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
-                arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-            yield Queue(level.queue, {**arguments, **kept})
-        yield Queue(self.orphans, {"x-queue-type": self.queue_type, **kept})
-        yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
+        return {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
+
+    def _passing(self, name: str, ttl: int, dead_letter_exchange: str) -> Queue:
+        """Return a queue that hands on each message after `ttl` milliseconds, and loses none."""
+        arguments: dict[str, str | int] = {
+            "x-queue-type": self.queue_type,
+            "x-message-ttl": ttl,
+            "x-dead-letter-exchange": dead_letter_exchange,
+        }
+        if self.queue_type == "quorum":
+            # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
+            arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        return Queue(name, {**arguments, **self._kept})
 
     def bindings(self) -> Iterator[Binding]:
         for index, level in enumerate(self.levels):
@@ -183,27 +202,39 @@ class Cascade:
             for lower in self.levels[:index]:
                 yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
             yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
-        yield Binding(self.orphans, self.orphans, "queue", "")
+        yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
+        yield Binding(self.lost, self.orphans, "queue", "")
+
+    @property
+    def outbox_prefix(self) -> str:
+        """What the names of outboxes begin with."""
+        return f"{self.root}.out."
+
+    def _outbox_name(self, address: str) -> str:
+        name = self.outbox_prefix + address.removeprefix(f"{routing_key.SENTINEL}.")
+        if len(name.encode()) <= MAX_LENGTH:
+            return name
+        return f"{self.outbox_prefix}!{hashlib.sha256(address.encode()).hexdigest()[:40]}"
+
+    def outbox_name(self, destination: Destination) -> str:
+        """Return the name of the queue in which what is due waits until its destination takes it."""
+        return self._outbox_name(destination.outbox_address)
+
+    def outbox(self, destination: Destination) -> Queue:
+        """Return the outbox of a destination."""
+        return self._passing(self.outbox_name(destination), 0, self.exit)
 
     def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
-        """Yield what leads from `done` to a destination.
-
-        A message that an exchange beyond `done` can route nowhere would stay in its level for good: at-least-once
-        dead lettering keeps it, and at 32 such messages the level stands still for everybody. An alternate exchange
-        of ours does not help, for `done` did route it. So it always has one more way to go: to the queues known to
-        be bound to that exchange (RabbitMQ delivers one copy, however many ways lead to a queue), whose absence
-        makes it an orphan; or, if none is known, to a queue that keeps nothing, as an undelayed message without a
-        route would be dropped.
-        """
-        key = routing_key.encode_destination(destination)
-        source = self.done
+        """Yield what leads from `exit` to a destination, and then from `done` to its outbox."""
+        for queue in destination.queues:
+            yield Binding(self.exit, queue, "queue", destination.address)
         if destination.exchange:
-            yield Binding(self.done, destination.exchange, "exchange", key)
-            if destination.queues:
-                yield Binding(self.done, self.fallback, "exchange", key)
-                source = self.fallback
-        for queue in destination.queues or (self.discard,):
-            yield Binding(source, queue, "queue", key)
+            # What an exchange of the user can route nowhere stays in its outbox, for `exit` did route it.
+            yield Binding(self.exit, destination.exchange, "exchange", destination.address)
+        if destination.fanout:
+            yield Binding(self.exit, self.discard, "queue", destination.address)
+        if not destination.short_lived:
+            yield Binding(self.done, self.outbox_name(destination), "queue", destination.outbox_address)
 
 
 class Topology(NamedTuple):
@@ -222,5 +253,6 @@ class Topology(NamedTuple):
             topology.queues.update((queue.name, queue) for queue in cascade.queues())
             topology.bindings.update(dict.fromkeys(cascade.bindings()))
             for destination in destinations:
+                topology.queues[cascade.outbox_name(destination)] = cascade.outbox(destination)
                 topology.bindings.update(dict.fromkeys(cascade.destination_bindings(destination)))
         return topology

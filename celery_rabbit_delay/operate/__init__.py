@@ -6,18 +6,20 @@ Every function takes a `kombu.Connection` with our transport, whose options say 
 from .cascades import cascades, earlier_layout, with_all_levels
 from .diff import Finding, diff
 from .management import Management
-from .migrate import migrate
+from .migrate import Moved, migrate
 from .native import native_waiting, teardown_native
 from .orphans import Orphan, orphans, purge, replay
 from .probe import probe
 from .setup import setup, teardown, teardown_earlier
-from .status import LevelStatus, Status, count_earlier, message_count, status
+from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, status
 
 __all__ = [
     "Finding",
     "LevelStatus",
     "Management",
+    "Moved",
     "Orphan",
+    "OutboxStatus",
     "Status",
     "cascades",
     "count_earlier",

@@ -28,7 +28,7 @@ def cascades(connection: kombu.Connection, priorities: bool | None = None) -> li
 
 
 def with_all_levels(connection: kombu.Connection, cascade: Cascade) -> Cascade:
-    """Return a cascade with the longer levels that others, with a larger `max_delay`, have added to it on the broker."""
+    """Return a cascade with the longer levels that others, with a larger `max_delay`, have added on the broker."""
     longest = Options(tick=cascade.tick.total_seconds(), max_delay=TEN_YEARS).cascade.powers
     powers = cascade.powers
     while powers < longest and declare.queue_exists(

@@ -9,7 +9,7 @@ import kombu
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
 from ..amqp import declare
-from ..core.routing_key import Destination
+from ..core.destination import Destination
 from ..core.topology import Binding, Cascade, Exchange, Queue, Topology
 from .management import Management
 
@@ -54,8 +54,8 @@ def diff(
     existing = management.bindings()
     for binding in topology.bindings:
         yield Finding("binding", _name(binding), "present" if binding in existing else "missing")
-    # What leaves `done` and the guard leads to destinations; anything else that we do not know multiplies messages.
-    inner = topology.exchanges.keys() - {name for cascade in wanted for name in (cascade.done, cascade.fallback)}
+    # What leaves `done` and `exit` leads to destinations; anything else that we do not know multiplies messages.
+    inner = topology.exchanges.keys() - {name for cascade in wanted for name in (cascade.done, cascade.exit)}
     for binding in sorted(existing - topology.bindings.keys()):
         if binding.source in inner:
             yield Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it")

@@ -5,41 +5,67 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 import kombu
 from amqp import Message
+from amqp.exceptions import AMQPError
+from amqp.exceptions import ConnectionError as AMQPConnectionError
 
+from ..amqp.waiting import Allowed, original, take
+from ..core.errors import DelayError
 from ..core.headers import X_DELAY, State, read_state
 from ..core.layouts import Layout1
 from ..core.topology import Cascade
-from .messages import take, unwrapped
 
 
-def migrate(source: kombu.Connection, target: kombu.Connection, cascades: Iterable[Cascade | Layout1]) -> Iterator[str]:
+class Moved(NamedTuple):
+    """A message that was looked at, in a level's queue. `refused` says why it stays, if it does."""
+
+    queue: str
+    refused: str | None
+
+
+def migrate(
+    source: kombu.Connection, target: kombu.Connection, cascades: Iterable[Cascade | Layout1], allowed: Allowed
+) -> Iterator[Moved]:
     """Move what waits in cascades of `source` into that of `target`; each message keeps its due time.
 
-    Yields the level's queue for each one moved. What becomes due meanwhile is delivered by `source`. Interrupted at any
-    point, nothing is lost, and it can be started again; the message that was being moved may be delivered twice.
-    Raises what publishing with a delay raises, such as `InvalidDelay` beyond the `max_delay` of `target`.
+    What becomes due meanwhile is delivered by `source`. Interrupted at any point, nothing is lost, and it can be
+    started again; the message that was being moved may be delivered twice. A message that cannot move stays, and the others go
+    on.
     """
     channel = source.channel()
     try:
         for cascade in reversed(list(cascades)):
             for level in reversed(cascade.levels):  # down, as messages go
                 for message in take(channel, level.queue):
-                    state = read_state(message.headers)
-                    if state is None:
-                        continue  # put there by somebody else
-                    _send(message, state, target)
-                    channel.basic_ack(message.delivery_tag)
-                    yield level.queue
+                    refused = _move(message, target, allowed)
+                    if refused is None:
+                        channel.basic_ack(message.delivery_tag)
+                    yield Moved(level.queue, refused)
     finally:
         channel.close()
 
 
-def _send(message: Message, state: State, target: kombu.Connection) -> None:
-    """Publish a message as it was sent, with what is left of its delay."""
-    copy, exchange, routing_key = unwrapped(message)
+def _move(message: Message, target: kombu.Connection, allowed: Allowed) -> str | None:
+    """Publish a message as it was sent, with what is left of its delay; return why that cannot be done."""
+    state = read_state(message.headers or {})
+    if state is None:
+        return "it has no header of ours"
+    try:
+        copy, exchange, routing_key = original(message)
+        refused = allowed.refuses(exchange, routing_key, copy.headers)
+        if refused is None:
+            copy.headers[X_DELAY] = _milliseconds_left(state)
+            target.default_channel.basic_publish(copy, exchange, routing_key)
+    except (DelayError, AMQPError, ValueError) as exc:
+        if isinstance(exc, AMQPConnectionError):
+            raise
+        return str(exc)
+    return refused
+
+
+def _milliseconds_left(state: State) -> int:
     left = (state.due - datetime.now(timezone.utc)).total_seconds()
-    copy.headers[X_DELAY] = max(1, math.ceil(left * 1000))  # a message that is due takes one tick, and is confirmed
-    target.default_channel.basic_publish(copy, exchange, routing_key)
+    return max(1, math.ceil(left * 1000))  # a message that is due takes one tick, and is confirmed

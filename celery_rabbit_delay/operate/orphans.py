@@ -1,4 +1,4 @@
-"""Orphans: messages that could not be delivered when they were due."""
+"""Orphans: messages that had no way to go when they were due."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import NamedTuple
 
 import kombu
 from amqp import Message
-from amqp.exceptions import ChannelError, MessageNacked
 
-from ..amqp import declare
-from ..amqp.confirms import ConfirmedChannel
+from ..amqp import declare, waiting
 from ..core.headers import read_state
-from .messages import take, unwrapped
 
 
 class Orphan(NamedTuple):
-    """A message that could not be delivered when it was due, and where it was going."""
+    """A message that had no way to go when it was due, and where it was going."""
 
     exchange: str
     routing_key: str
@@ -32,32 +29,16 @@ def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
     channel = connection.channel()
     try:
         queue = connection.transport.delay_options.cascade.orphans
-        return [_orphan(message) for message in take(channel, queue, limit)]
+        return [_orphan(message) for message in waiting.take(channel, queue, limit)]
     finally:
         channel.close()  # gives them back
 
 
-def replay(connection: kombu.Connection, limit: int) -> Iterator[tuple[Orphan, str | None]]:
-    """Send the oldest orphans on to where they were going, one by one, as if they were sent now.
-
-    Yields each with None once the broker has stored it there, or else with the reason why it stays an orphan.
-    Interrupted at any point, nothing is lost; the one that was being sent may be sent twice.
-    """
-    channel = connection.channel()
-    destination = ConfirmedChannel(connection.connection)
-    try:
-        for message in take(channel, connection.transport.delay_options.cascade.orphans, limit):
-            copy, exchange, routing_key = unwrapped(message)
-            try:
-                refused = destination.publish(copy, exchange, routing_key)
-            except (ChannelError, MessageNacked) as exc:
-                refused = str(exc)
-                destination.reset(close=True)
-            if refused is None:
-                channel.basic_ack(message.delivery_tag)
-            yield _orphan(message), refused
-    finally:
-        channel.close()
+def replay(connection: kombu.Connection, limit: int, allowed: waiting.Allowed) -> Iterator[tuple[Orphan, str | None]]:
+    """Send the oldest orphans on, as `waiting.replay` does. Yields each with the reason why it stays, if it does."""
+    cascade = connection.transport.delay_options.cascade
+    for message, refused in waiting.replay(connection.connection, cascade, allowed, limit):
+        yield _orphan(message), refused
 
 
 def purge(connection: kombu.Connection) -> int:
@@ -67,8 +48,8 @@ def purge(connection: kombu.Connection) -> int:
 
 
 def _orphan(message: Message) -> Orphan:
-    headers = message.headers
-    _, exchange, routing_key = unwrapped(message)
+    headers = message.headers or {}
+    _, exchange, routing_key = waiting.original(message)
     state = read_state(headers)
-    due = state.due if state else None
-    return Orphan(exchange, routing_key, due, headers.get("task"), headers.get("id"), len(message.body))
+    task, task_id = (None if headers.get(name) is None else str(headers[name]) for name in ("task", "id"))
+    return Orphan(exchange, routing_key, state.due if state else None, task, task_id, len(message.body))

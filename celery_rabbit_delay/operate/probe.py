@@ -13,10 +13,10 @@ from amqp import Message
 
 from ..amqp import declare
 from ..amqp.publisher import DelayedPublisher, PendingMessage, now
+from ..core.destination import Destination
 from ..core.errors import NotRouted
 from ..core.headers import addressed
 from ..core.levels import Level
-from ..core.routing_key import Destination
 from ..core.topology import Cascade
 
 
@@ -28,7 +28,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     """
     channel = connection.channel()
     queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue
-    destination = Destination("", (queue,))
+    destination = Destination("", (queue,), short_lived=True)
     declare.bind_destination(channel, cascade, destination)
     passive = replace(connection.transport.delay_options, declare="passive", confirm=True, slack=0)
     publisher = DelayedPublisher(connection.connection, cascade, passive)

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 import kombu
 
 from ..amqp import declare
+from ..core.destination import Destination
 from ..core.errors import DestinationNotFound
 from ..core.layouts import Layout1
-from ..core.routing_key import Destination
 from ..core.topology import Cascade, Topology
 from .cascades import cascades, with_all_levels
+from .management import Management
 
 
 def setup(
@@ -33,13 +34,20 @@ def setup(
     return lacking
 
 
-def teardown(connection: kombu.Connection) -> int:
+def teardown(
+    connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None = None
+) -> int:
     """Delete all of the cascades, with what is in them; return how many queues and exchanges there were.
 
-    Raises `NotPermitted`.
+    Outboxes are those of `destinations`; AMQP lists no queues, but the management API finds all others. Raises
+    `NotPermitted`.
     """
-    topology = Topology.of(with_all_levels(connection, cascade) for cascade in cascades(connection, priorities=True))
-    return _delete(connection, topology.exchanges, topology.queues)
+    found = [with_all_levels(connection, cascade) for cascade in cascades(connection, priorities=True)]
+    topology = Topology.of(found, destinations)
+    queues = dict.fromkeys(topology.queues)
+    if management is not None:
+        queues |= dict.fromkeys(name for name in management.queues() if name.startswith(found[0].outbox_prefix))
+    return _delete(connection, topology.exchanges, queues)
 
 
 def teardown_earlier(connection: kombu.Connection, earlier: Iterable[Layout1]) -> int:

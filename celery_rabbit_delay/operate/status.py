@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import kombu
 
 from ..amqp import declare
+from ..core.destination import Destination, decode
 from ..core.layouts import Layout1
-from ..core.topology import Binding, Cascade
+from ..core.routing_key import SENTINEL
+from ..core.topology import Cascade
 from .management import Management
+
+#: What the management API says of a queue.
+Row = Mapping[str, Any]
 
 
 class LevelStatus(NamedTuple):
@@ -22,14 +27,29 @@ class LevelStatus(NamedTuple):
     unsettled: int | None
 
 
+class OutboxStatus(NamedTuple):
+    """An outbox with messages that its destination has not taken."""
+
+    queue: str
+    destination: str
+    stuck: int
+    reason: str  # as far as it can be known
+
+
 class Status(NamedTuple):
     levels: list[LevelStatus]
     orphans: int | None  # None: the queue is missing
-    destinations: list[Binding] | None  # what `done` leads to; None: unknown
+    destinations: list[str] | None  # what the cascade leads to; None: unknown
+    outboxes: list[OutboxStatus] | None  # those that hold messages; None: unknown
 
     @property
     def waiting(self) -> int:
         return sum((level.ready or 0) + (level.unsettled or 0) for level in self.levels)
+
+    @property
+    def stuck(self) -> int:
+        """Messages that are due and that their destinations have not taken, as far as that is known."""
+        return sum(outbox.stuck for outbox in self.outboxes or ())
 
     @property
     def blocked(self) -> list[LevelStatus]:
@@ -51,11 +71,44 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
             on_the_way = unsettled(rows[level.queue]) if level.queue in rows else None
             ready = declare.message_count(channel, level.queue)
             levels.append(LevelStatus(level.queue, level.ttl, ready, on_the_way))
-    destinations = None
-    if management:
-        ours = {name for cascade in wanted for name in (cascade.done, cascade.fallback)}
-        destinations = sorted(binding for binding in management.bindings() if binding.source in ours)
-    return Status(levels, declare.message_count(channel, wanted[0].orphans), destinations)
+    orphans = declare.message_count(channel, wanted[0].orphans)
+    if management is None:
+        return Status(levels, orphans, None, None)
+    exits = {(b.routing_key, b.destination) for b in management.bindings() if b.source == wanted[0].exit}
+    outboxes = [_outbox(wanted[0], row, exits, rows) for name, row in rows.items() if _is_stuck(wanted[0], name, row)]
+    destinations = sorted({destination for _, destination in exits} - {wanted[0].discard})
+    return Status(levels, orphans, destinations, outboxes)
+
+
+def _is_stuck(cascade: Cascade, name: str, row: Row) -> bool:
+    return name.startswith(cascade.outbox_prefix) and bool(row.get("messages"))
+
+
+def _outbox(cascade: Cascade, row: Row, exits: set[tuple[str, str]], rows: Mapping[str, Row]) -> OutboxStatus:
+    """Say what holds the messages of an outbox up, from what the management API tells of its destination."""
+    name = row["name"]
+    names = decode(f"{SENTINEL}.{name.removeprefix(cascade.outbox_prefix)}")
+    queues: tuple[str, ...] = ()
+    if names is None:
+        shared = name == cascade.outbox_name(Destination("", ("",), short_lived=True))
+        destination = "short-lived queues" if shared else "a destination with a long name"
+    elif names[0]:
+        destination = str(Destination(names[0], key=names[1] or None))
+    else:
+        destination, queues = str(Destination("", names[1:])), names[1:]
+    reason = "it may be on its way"
+    for queue in queues:
+        target = rows.get(queue, {})
+        limits = {**(target.get("effective_policy_definition") or {}), **(target.get("arguments") or {})}
+        if any("max-length" in limit for limit in limits) and "reject" in str(
+            limits.get("x-overflow", limits.get("overflow"))
+        ):
+            reason = f"queue {queue!r} is full and refuses more: consume from it, or raise its limit"
+        elif target and target.get("state") not in (None, "running"):
+            reason = f"queue {queue!r} is {target['state']}: start the node that it is on"
+    if names and names[0]:
+        reason = "no queue is bound for it, or one of those that are is full: bind one, or make room"
+    return OutboxStatus(name, destination, int(row.get("messages") or 0), reason)
 
 
 def count_earlier(connection: kombu.Connection, cascades: Iterable[Layout1]) -> int | None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ def signature(shop: Shop, task: str, *args: Any, **options: Any) -> Any:
     return shop.app.signature(f"tests.acceptance.shop.{task}", args, options=options, immutable=immutable)
 
 
+def plain_celery_url(shop: Shop, **more: str) -> str:
+    """The broker with a user who may do what plain Celery needs, and no `more`."""
+    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
+    allowed = [f"{own}|{more[what]}" if what in more else own for what in ("configure", "write", "read")]
+    return shop.vhost.url("amqp", shop.vhost.user(*allowed))
+
+
+def waiting(vhost: Vhost) -> int:
+    """How many messages wait in the levels of the cascade."""
+    there = set(vhost.names("queues"))
+    return sum(vhost.count(level.queue) for level in vhost.cascade.levels if level.queue in there)
+
+
 class Worker:
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -100,6 +114,20 @@ class Worker:
 
     def output(self) -> str:
         return self.log.read_text()
+
+
+def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
+    """No task was early, misdirected or sent by way of Celery's native delayed delivery, and nobody warned of one."""
+    for run in shop.runs():
+        if run.get("eta"):
+            assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
+    assert "celery-rabbit-delay.v2.10ms.orphans" not in shop.vhost.names("queues") or not shop.vhost.count(
+        "celery-rabbit-delay.v2.10ms.orphans"
+    )
+    assert not [name for name in shop.vhost.names("exchanges") if name.startswith("celery_delayed")]
+    for worker in workers:
+        assert "WARNING" not in worker.output()
+        assert "ERROR" not in worker.output()
 
 
 MakeShop = Callable[..., Shop]

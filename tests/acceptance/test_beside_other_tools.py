@@ -17,8 +17,7 @@ from testkit.broker import QUICK, Vhost
 from testkit.node import free_port
 from testkit.wait import wait_until
 
-from .conftest import MakeShop
-from .test_handing_on import waiting
+from .conftest import MakeShop, waiting
 
 HEAD = f"""
 import json, os, sys

@@ -12,8 +12,9 @@ import pytest
 
 from celery_rabbit_delay.core import native
 from celery_rabbit_delay.core.headers import HEADER
+from testkit.broker import Vhost
+from testkit.commands import management, run
 from testkit.wait import wait_until
-from tests.integration.test_cli import management, run
 
 from .conftest import MakeShop, Shop, Worker
 
@@ -24,6 +25,12 @@ def seen_by_plain(shop: Shop) -> bool:
     """Whether a worker without this package has retried a task that came through the cascade."""
     retried = [run["properties"]["application_headers"] for run in shop.runs() if run["retries"]]
     return any(HEADER in headers for headers in retried)
+
+
+def not_native(vhost: Vhost) -> set[str]:
+    return {
+        name for kind in ("exchanges", "queues") for name in vhost.names(kind) if not name.startswith("celery_delayed_")
+    }
 
 
 def stop(worker: Worker) -> None:
@@ -51,10 +58,10 @@ def test_what_waits_in_native_delayed_delivery_arrives_and_then_it_can_be_remove
     for n in range(20):
         ours.wait_for(1, n)
     ours.wait_for(4, "stubborn")
-    others = [name for kind in ("exchanges", "queues") for name in vhost.names(kind) if "celery_delayed" not in name]
+    others = not_native(vhost)
     removed = run(vhost.url("amqp"), "teardown", "--native", "--yes")
     assert (removed.code, removed.out) == (0, "57 exchanges and queues deleted\n")
-    assert [name for kind in ("exchanges", "queues") for name in vhost.names(kind)] == others
+    assert not_native(vhost) == others == set(vhost.names("exchanges") + vhost.names("queues"))
     assert run(vhost.url("amqp"), "teardown", "--native", "--yes").out == "0 exchanges and queues deleted\n"
     ours.send("note", "afterwards", countdown=0.5)
     ours.wait_for(1, "afterwards")

@@ -78,6 +78,7 @@ def test_a_broker_is_killed_under_a_worker_and_a_publisher(shop_at: Callable[...
         shop.wait_for(1, "before")
         for n in range(10):
             shop.send("note", f"waits {n}", countdown=21)
+        wait_until(lambda: node.has_registered(".out.+celery"), "the node has written down what it has")
         node.kill()
         if wiped:
             shutil.rmtree(node.data / "data")

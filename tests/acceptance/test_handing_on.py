@@ -11,20 +11,13 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import QUICK, Broker, Vhost
+from testkit.broker import QUICK, Broker
 from testkit.node import Node
 from testkit.wait import wait_until
 
-from .conftest import MakeShop, Shop
-from .test_worker import plain_celery_url
+from .conftest import MakeShop, Shop, plain_celery_url, waiting
 
 HELD_BY_CELERY = "so that it holds such tasks itself, as Celery does"
-
-
-def waiting(vhost: Vhost) -> int:
-    """How many messages wait in the levels of the cascade."""
-    there = set(vhost.names("queues"))
-    return sum(vhost.count(level.queue) for level in vhost.cascade.levels if level.queue in there)
 
 
 def scheduled(shop: Shop) -> list[Any]:

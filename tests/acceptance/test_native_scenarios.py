@@ -18,8 +18,7 @@ from celery import chain, chord
 from testkit.broker import QUICK, Broker
 from testkit.wait import wait_until
 
-from .conftest import Shop, signature
-from .test_queues import assert_nothing_went_wrong
+from .conftest import Shop, assert_nothing_went_wrong, signature
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -78,7 +77,7 @@ def test_eta(shop: Shop, name: str, seconds: float, form: type) -> None:
 def test_25_hours_are_accepted(shop: Shop, name: str) -> None:
     shop.send("note", name, countdown=25 * 3600)
     ticks = 25 * 3600 * 100
-    level = f"celery-rabbit-delay.delay.{10 << (ticks.bit_length() - 1)}"
+    level = f"celery-rabbit-delay.v2.10ms.delay.{10 << (ticks.bit_length() - 1)}"
     wait_until(lambda: shop.vhost.count(level) == 1, "it waits in the level of its highest bit")
     assert not shop.runs(name)
 

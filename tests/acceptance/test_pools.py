@@ -12,8 +12,7 @@ import pytest
 from testkit.broker import QUICK
 from testkit.wait import wait_until
 
-from .conftest import MakeShop
-from .test_queues import assert_nothing_went_wrong
+from .conftest import MakeShop, assert_nothing_went_wrong
 
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])

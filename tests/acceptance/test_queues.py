@@ -5,29 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from datetime import datetime
 
 import pytest
 
 from celery_rabbit_delay import InvalidDestination
 from testkit.wait import wait_until
 
-from .conftest import MakeShop, Shop, Worker
+from .conftest import MakeShop, assert_nothing_went_wrong
 from .queues import KINDS, NAMES
-
-
-def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
-    """No task was early, misdirected or sent by way of Celery's native delayed delivery, and nobody warned of one."""
-    for run in shop.runs():
-        if run.get("eta"):
-            assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
-    assert "celery-rabbit-delay.orphans" not in shop.vhost.names("queues") or not shop.vhost.count(
-        "celery-rabbit-delay.orphans"
-    )
-    assert not [name for name in shop.vhost.names("exchanges") if name.startswith("celery_delayed")]
-    for worker in workers:
-        assert "WARNING" not in worker.output()
-        assert "ERROR" not in worker.output()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("broadcast", "exclusive")])

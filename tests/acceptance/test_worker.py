@@ -9,10 +9,10 @@ import pytest
 from celery import chain, chord, group
 
 from testkit.broker import QUICK
+from testkit.commands import documented_permissions as documented
 from testkit.wait import wait_until
-from tests.integration.test_permissions import documented
 
-from .conftest import MakeShop, Shop, signature
+from .conftest import MakeShop, plain_celery_url, signature
 
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}, {"queues": "classic, topic exchange"}])
@@ -57,7 +57,7 @@ def test_fifty_retries_stay_on_their_queue_and_do_not_grow(make_shop: MakeShop) 
         assert {k: v for k, v in headers.items() if k not in changing} == {
             k: v for k, v in first.items() if k not in changing
         }
-    assert shop.vhost.count("celery-rabbit-delay.orphans") == 0
+    assert shop.vhost.count("celery-rabbit-delay.v2.10ms.orphans") == 0
 
 
 def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
@@ -76,7 +76,7 @@ def test_a_queue_declared_again_receives_what_still_waits_for_it(make_shop: Make
     shop.vhost.delete_queue("celery")
     shop.worker()
     shop.wait_for(1, "patient")
-    assert shop.vhost.count("celery-rabbit-delay.orphans") == 0
+    assert shop.vhost.count("celery-rabbit-delay.v2.10ms.orphans") == 0
 
 
 def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make_shop: MakeShop) -> None:
@@ -86,13 +86,6 @@ def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make
     shop.vhost.delete_queue("later")
     shop.app.control.add_consumer("later", reply=True)
     shop.wait_for(1, "patient")
-
-
-def plain_celery_url(shop: Shop, **more: str) -> str:
-    """The broker with a user who may do what plain Celery needs, and no `more`."""
-    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
-    allowed = [f"{own}|{more[what]}" if what in more else own for what in ("configure", "write", "read")]
-    return shop.vhost.url("amqp", shop.vhost.user(*allowed))
 
 
 def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -> None:
@@ -107,28 +100,40 @@ def test_an_auto_worker_without_the_permission_says_what_to_do_and_works(make_sh
     shop = make_shop()
     shop.send("note", "delayed", countdown=5)
     worker = make_shop(broker_url=plain_celery_url(shop)).worker()
-    assert "become orphans: the broker refused it" in worker.output()
-    assert "grant the permission (the documentation lists them" in worker.output()
+    assert "This worker may not create the cascade or lead it to 'celery'" in worker.output()
+    assert worker.output().count("grant the permission, see docs/operations.md#permissions") == 1
     shop.wait_for(1, "delayed")
 
 
 def test_an_auto_worker_needs_no_more_than_the_documentation_says(make_shop: MakeShop) -> None:
-    needed = {what: pattern for what, pattern in documented("worker").items() if what != "configure"}
+    needed = documented("worker")
     shop = make_shop()
     shop.send("note", "patient", countdown=8)
     shop.vhost.delete_queue("celery")
     worker = make_shop(broker_url=plain_celery_url(shop, **needed)).worker()
-    assert "become orphans" not in worker.output()
+    assert "This worker may not" not in worker.output()
     shop.wait_for(1, "patient")
 
 
-def test_a_worker_creates_nothing_for_delays_that_nobody_asks_for(make_shop: MakeShop) -> None:
+def test_a_worker_creates_the_cascade_so_that_no_caller_has_to_wait_for_it(make_shop: MakeShop) -> None:
     shop = make_shop()
-    shop.worker()
-    shop.send("note", "immediate")
-    shop.wait_for(1, "immediate")
-    created = shop.vhost.names("queues") + shop.vhost.names("exchanges")
-    assert not [name for name in created if name.startswith("celery-rabbit-delay")]
+    shop.worker(name="first")
+    assert shop.vhost.cascade.marker in shop.vhost.names("exchanges")
+    log = shop.vhost.broker.node.log
+    before = len(log.read_text())
+    shop.worker(name="second")
+    assert "not_found" not in log.read_text()[before:]
+
+
+def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    for n in range(40):
+        shop.send("note", f"orphan {n}", countdown=1)
+    shop.vhost.delete_queue("celery")
+    wait_until(lambda: shop.vhost.count(shop.vhost.cascade.orphans) == 40, "all are orphans")
+    worker = shop.worker()
+    shop.wait_for(40)
+    assert "40 delayed tasks that were due while 'celery' did not exist are in it now" in worker.output()
 
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])

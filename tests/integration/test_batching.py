@@ -78,6 +78,23 @@ def test_all_that_was_sent_before_an_error_in_the_block_is_sent(vhost: Vhost, ma
     assert names(vhost.take("celery", 1)) == [0]
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["of the same producer", "of the same app"])
+def test_a_nested_batch_does_not_end_the_outer_one(vhost: Vhost, make_app: MakeApp, same: bool) -> None:
+    with proxy(vhost.broker.node.port) as between:
+        app = make_app(broker_url=between.url(vhost.url("amqp")))
+        app.send_task("t", (-1,), countdown=2)  # connects and declares
+        with celery_rabbit_delay.batch(app) as producer:
+            app.send_task("t", (0,), countdown=0.5, producer=producer)
+            with celery_rabbit_delay.batch(producer if same else app) as inner:
+                app.send_task("t", (1,), countdown=0.5, producer=inner)
+                before = len(between.sent)
+            after = len(between.sent)
+            assert after > before  # the inner one is stored
+            app.send_task("t", (2,), countdown=0.5, producer=producer)
+            assert len(between.sent) == after  # the outer one collects on
+    assert sorted(names(vhost.take("celery", 4))) == [-1, 0, 1, 2]
+
+
 def test_messages_of_all_priorities_and_for_several_queues_share_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
     with celery_rabbit_delay.batch(app) as producer:
@@ -138,8 +155,8 @@ def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app
     app = make_app()
     app.send_task("t", (-1,), countdown=2)
     vhost.take("celery", 1)
-    for level in range(vhost.cascade.levels):
-        vhost.delete_queue(vhost.cascade.levels[level].queue)
+    for level in vhost.cascade.levels:
+        vhost.delete_queue(level.queue)
     with celery_rabbit_delay.batch(app) as producer:
         for n in range(30):
             app.send_task("t", (n,), countdown=1, producer=producer)

@@ -121,16 +121,22 @@ def test_a_task_for_an_exchange_that_does_not_exist_is_an_error(make_app: MakeAp
 
 
 @pytest.mark.parametrize(
-    ("options", "exchange", "key", "queue", "address"),
+    ("options", "exchange", "key", "queue", "addresses"),
     [
-        ({}, "", "celery", "celery", "@.+celery"),
-        ({"queue": "mail"}, "", "mail", "mail", "@.+mail"),
-        ({"routing_key": "mail.urgent", "exchange": "mails"}, "mails", "mail.urgent", "urgent", "@.mails+"),
-        ({"queue": "urgent"}, "mails", "mail.urgent", "urgent", "@.mails+urgent"),
+        ({}, "", "celery", "celery", ["@.+celery", "@.=+celery"]),
+        ({"queue": "mail"}, "", "mail", "mail", ["@.+mail", "@.=+mail"]),
+        (
+            {"routing_key": "mail.urgent", "exchange": "mails"},
+            "mails",
+            "mail.urgent",
+            "urgent",
+            ["@.mails+", "@.=mails+"],
+        ),
+        ({"queue": "urgent"}, "mails", "mail.urgent", "urgent", ["@.mails+mail%2Eurgent", "@.=mails+"]),
     ],
 )
 def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
-    vhost: Vhost, make_app: MakeApp, options: Any, exchange: str, key: str, queue: str, address: str
+    vhost: Vhost, make_app: MakeApp, options: Any, exchange: str, key: str, queue: str, addresses: list[str]
 ) -> None:
     mails = kombu.Exchange("mails", "topic")
     queues = [kombu.Queue("celery"), kombu.Queue("urgent", mails, routing_key="mail.urgent")]
@@ -140,7 +146,7 @@ def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
     app.send_task("t", countdown=0.5, **options)
     [message] = vhost.take(queue, 1)
     assert message.headers[HEADER]["exchange"] == exchange
-    assert message.headers["CC"] == [key, address]
+    assert message.headers["CC"] == [key, *addresses]
 
 
 @pytest.mark.parametrize("exchange_type", ["direct", "topic"])

@@ -22,8 +22,9 @@ def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early() -> 
         with kombu.Connection(url, transport_options=options) as connection:
             kombu.Queue("q")(connection.default_channel).declare()
             connection.Producer().publish(-1, routing_key="q", headers={"x-delay": 15_000})  # declares the cascade
-            # RabbitMQ with Mnesia may forget what was created last: docs/operations.md, Restarts.
+            # RabbitMQ may forget what was created last: docs/operations.md, Restarts.
             kombu.Queue("last")(connection.default_channel).declare()
+            wait_until(lambda: node.has_registered(".out.+q"), "the node has written down what it has")
             # Half a second less than the level holds them, so that rounding up to it costs no second hop.
             due = datetime.now(timezone.utc) + timedelta(seconds=DELAY - 0.5)
             for n in range(AMOUNT):
@@ -52,6 +53,7 @@ def test_a_publisher_with_retry_survives_a_restart_of_the_broker() -> None:
             sent = {"routing_key": "q", "headers": {"x-delay": 50}, "declare": [queue], "retry": True}
             producer.publish(1, **sent)
             wait_until(lambda: queue(connection.channel()).get(no_ack=True), "the first message arrived")
+            wait_until(lambda: node.has_registered(".out.+q"), "the node has written down what it has")
             node.kill()
             node.start()
             producer.publish(2, **sent, retry_policy={"max_retries": 20, "interval_start": 0.5})

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, Options
 from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.core.destination import Destination
 from testkit.broker import QUICK, Vhost
 from testkit.frames import frames
 
@@ -18,6 +19,9 @@ def publish(vhost: Vhost, queue: str = "q", user: str = "guest", **options: Any)
     """One delayed message, from a connection of its own."""
     with vhost.connection(user, **options) as connection:
         connection.Producer().publish("x", routing_key=queue, headers={"x-delay": 20})
+
+
+Q = Destination("", ("q",))
 
 
 @pytest.fixture
@@ -32,13 +36,16 @@ def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> N
     exchanges = {e.name: e for e in cascade.exchanges()}
     queues = {queue.name: queue for queue in cascade.queues()}
     assert vhost.names("exchanges") == sorted(exchanges)
-    assert vhost.names("queues") == sorted([*queues, "q"])
+    outbox = cascade.outbox(Q)
+    assert vhost.names("queues") == sorted([*queues, outbox.name, "q"])
+    assert vhost.arguments("queues", outbox.name) == outbox.arguments
     for name, exchange in exchanges.items():
         assert vhost.arguments("exchanges", name) == exchange.arguments
     for name, queue in queues.items():
         assert vhost.arguments("queues", name) == queue.arguments
     declared = {(b.source, b.destination, b.destination_type, b.routing_key) for b in cascade.bindings()}
-    assert vhost.bindings() == declared | {(cascade.done, "q", "queue", "@.+q")}
+    led = {(cascade.done, outbox.name, "queue", "@.+q"), (cascade.exit, "q", "queue", "@.=+q")}
+    assert vhost.bindings() == declared | led
 
 
 def test_everything_we_create_carries_the_prefix(vhost: Vhost, q: str) -> None:
@@ -53,8 +60,8 @@ def test_an_existing_cascade_costs_one_round_trip(vhost: Vhost, q: str) -> None:
         connection.default_channel  # noqa: B018
         with frames(connection) as (sent, received):
             connection.Producer().publish("x", routing_key="q", headers={"x-delay": 20})
-    assert sent == [(20, 10), (40, 10), (50, 20), (85, 10), (60, 40)]  # our channel, declare, bind, confirms, publish
-    assert received == [(20, 11), (50, 21), (60, 80)]  # only the binding and the message are waited for
+    assert sent == [(20, 10), (40, 10), (50, 20), (50, 10), (50, 20), (85, 10), (60, 40)]  # marker, exit, outbox, done
+    assert received == [(20, 11), (50, 21), (60, 80)]  # only the last binding and the message are waited for
 
 
 def test_a_second_message_costs_nothing_but_itself(vhost: Vhost, q: str) -> None:
@@ -127,20 +134,26 @@ def test_a_queue_that_somebody_else_is_just_creating(vhost: Vhost, q: str, monke
 
 
 @pytest.mark.parametrize("other", [{"tick": 0.02}, {"max_delay": 5}, {"queue_type": "classic"}])
-def test_a_cascade_of_the_same_prefix_with_other_parameters_is_an_error(
-    vhost: Vhost, q: str, other: dict[str, Any]
-) -> None:
+def test_cascades_with_other_options_stand_side_by_side(vhost: Vhost, q: str, other: dict[str, Any]) -> None:
     publish(vhost)
-    before = vhost.bindings(), vhost.names("queues"), vhost.names("exchanges")
-    with pytest.raises(CascadeConflict, match=r"prefix='celery-rabbit-delay' is taken.*or another prefix"):
-        publish(vhost, **other)
-    assert (vhost.bindings(), vhost.names("queues"), vhost.names("exchanges")) == before
-    publish(vhost, prefix="other", **other)
+    before = vhost.bindings()
+    publish(vhost, **other)
+    assert before <= vhost.bindings()
+    publish(vhost)
+    assert len(vhost.take("q", 3)) == 3
+
+
+def test_something_else_with_a_name_of_ours_is_an_error(vhost: Vhost, q: str) -> None:
+    with vhost.plain() as connection:
+        connection.default_channel.exchange_declare(vhost.cascade.ingest, "fanout", durable=True, auto_delete=False)
+    with pytest.raises(CascadeConflict, match=r"something else has the name .*use another prefix"):
+        publish(vhost)
+    publish(vhost, prefix="other")
 
 
 def test_passive_creates_nothing_and_says_what_is_missing_and_what_to_do(vhost: Vhost, q: str) -> None:
     with pytest.raises(
-        CascadeMissing, match=r"lacks celery-rabbit-delay\.ingest, .* more: run .*declare=\"auto\" once"
+        CascadeMissing, match=r"lacks celery-rabbit-delay\.v2\.10ms\.ingest, .* more: run `celery delay setup`"
     ):
         publish(vhost, declare="passive")
     assert vhost.names("queues") == ["q"]
@@ -160,20 +173,23 @@ def test_passive_names_the_one_part_that_is_missing(vhost: Vhost, q: str) -> Non
     vhost.delete_queue(vhost.cascade.levels[4].queue)
     vhost.delete_exchange(vhost.cascade.marker)
     with pytest.raises(
-        CascadeMissing, match=r"lacks celery-rabbit-delay\.ingest\.10ms\S*, celery-rabbit-delay\.delay\.160"
+        CascadeMissing,
+        match=r"lacks celery-rabbit-delay\.v2\.10ms\.ingest\.14, celery-rabbit-delay\.v2\.10ms\.delay\.160",
     ):
         publish(vhost, declare="passive")
 
 
 def test_no_permission_to_create_is_an_error_that_says_so(vhost: Vhost, q: str) -> None:
     user = vhost.user(configure="^q$", write=".*", read=".*")
-    with pytest.raises(NotPermitted, match=r"access to exchange 'celery-rabbit-delay\.ingest.*grant the permission"):
+    with pytest.raises(
+        NotPermitted, match=r"access to exchange 'celery-rabbit-delay\.v2\.10ms\.ingest.*grant the permission"
+    ):
         publish(vhost, user=user)
 
 
 def test_a_passive_publisher_needs_only_to_write_to_ingest(vhost: Vhost, q: str) -> None:
     publish(vhost)
-    user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.ingest", read="^$")
+    user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.v2\.10ms\.(ingest|out\.)", read="^$")
     publish(vhost, user=user, declare="passive")
     assert len(vhost.take("q", 2)) == 2
 
@@ -181,14 +197,17 @@ def test_a_passive_publisher_needs_only_to_write_to_ingest(vhost: Vhost, q: str)
 def test_a_passive_publisher_that_may_see_no_more_than_ingest_is_told_what_is_missing(vhost: Vhost, q: str) -> None:
     publish(vhost)
     vhost.delete_exchange(vhost.cascade.marker)
-    user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.ingest", read="^$")
-    with pytest.raises(CascadeMissing, match=r"lacks .*celery-rabbit-delay\.ingest\.10ms"):
+    user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.v2\.10ms\.(ingest|out\.)", read="^$")
+    with pytest.raises(CascadeMissing, match=r"lacks .*celery-rabbit-delay\.v2\.10ms\.ingest\.14"):
         publish(vhost, user=user, declare="passive")
 
 
 def test_classic_levels_deliver_too(vhost: Vhost, q: str) -> None:
     publish(vhost, queue_type="classic")
-    assert vhost.arguments("queues", vhost.cascade.levels[0].queue)["x-queue-type"] == "classic"
+    assert (
+        vhost.arguments("queues", Options(**QUICK, queue_type="classic").cascade.levels[0].queue)["x-queue-type"]
+        == "classic"
+    )
     assert len(vhost.take("q", 1)) == 1
 
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import kombu
 import pytest
 
 from celery_rabbit_delay import Options, operate
+from celery_rabbit_delay.amqp.waiting import Allowed
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade
 from testkit.broker import QUICK, Vhost, lead, take
+from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, publish, run
 from testkit.wait import wait_until
 
-from .test_cli import CASCADE, QUICKLY, make_orphans, management, publish, run
-
 NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
-TO_NEW = ("--to-prefix", "new", "--to-tick", "0.02")
+TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02")
 
 
 def waiting(vhost: Vhost, *cascades: Cascade) -> int:
@@ -67,7 +68,7 @@ def test_what_waits_moves_to_another_broker(vhost: Vhost) -> None:
     publish(vhost, "q", 100, 100, 20)
     with vhost.broker.vhost() as other:
         other.declare("q")
-        moved = run(vhost.url("amqp"), "migrate", "--to-broker", other.url("amqp"))
+        moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-broker", other.url("amqp"))
         assert (moved.code, moved.out) == (0, "3 moved, 0 left\n")
         with other.connection() as connection:
             take(connection, "q", 1)
@@ -82,9 +83,9 @@ def test_what_cannot_move_stays(vhost: Vhost, destination: str) -> None:
         where = ["--to-broker", other.url("amqp")]  # without the queue
         if destination == "short":
             where = ["--to-prefix", "new", "--to-max-delay", "10"]
-        failed = run(vhost.url("amqp"), "migrate", *where)
-        assert failed.code == 1
-        assert ("does not exist" if destination == "nowhere" else "more than max_delay=10 s") in failed.err
+        failed = run(vhost.url("amqp"), "migrate", "--any-queue", *where)
+        assert failed.code == 3
+        assert ("does not exist" if destination == "nowhere" else "more than max_delay=10 s") in failed.out
         wait_until(lambda: waiting(vhost, CASCADE) == 1, "the message is given back")
 
 
@@ -101,8 +102,7 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
         for n in range(amount):
             connection.Producer().publish(n, routing_key="q", headers={"x-delay": 100_000})
     old, new = Options(**QUICK).cascade, Options(**NEW).cascade
-    program = Path(sys.executable).with_name("celery-rabbit-delay")
-    command = [str(program), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
     for moved in (1, 100, 200):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as migration:
             wait_until(lambda moved=moved: waiting(vhost, new) >= moved, "some have moved")  # type: ignore[misc]
@@ -129,7 +129,7 @@ def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> N
         for _ in range(100):
             source.Producer().publish("x", routing_key="q", headers={"x-delay": QUICK["tick"] * 1000})
             time.sleep(pause)
-            moved = list(operate.migrate(source, target, operate.cascades(source)))
+            moved = list(operate.migrate(source, target, operate.cascades(source), Allowed(None)))
             pause = max(0, pause + (0.0005 if moved else -0.0005))
             take(source, "q", 1)
 
@@ -141,7 +141,7 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     others = vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()
     assert run(url, "--queue", "q", "setup", "--priorities").code == 0
     assert run(url, "teardown").code == 1  # nobody answers the question
-    assert run(url, "teardown", "--yes").code == 0
+    assert run(url, "--queue", "q", "teardown", "--yes").code == 0
     assert (vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()) == others
     assert run(url, "teardown", "--yes").out == "0 exchanges and queues deleted\n"
 
@@ -151,11 +151,14 @@ def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost
     publish(vhost, "q", 100)
     short = ("--tick", str(QUICK["tick"]), "--max-delay", "1")
     assert "1 wait" in run(vhost.url("amqp"), "status", options=short).out
-    moved = run(vhost.url("amqp"), "migrate", "--to-prefix", "new", "--to-max-delay", "120", options=short)
+    moved = run(vhost.url("amqp"), "migrate", "--any-queue", *TO_NEW[1:3], "--to-max-delay", "120", options=short)
     assert (moved.code, moved.out) == (0, "1 moved, 0 left\n")
     assert run(vhost.url("amqp"), "teardown", "--yes", options=short).code == 0
-    left = [name for name in vhost.names("queues") + vhost.names("exchanges") if not name.startswith("new.")]
-    assert left == ["q"]
+    assert [name for name in vhost.names("exchanges") if not name.startswith("new.")] == []
+    left = [name for name in vhost.names("queues") if not name.startswith("new.")]
+    assert left == [CASCADE.outbox_name(Destination("", ("q",))), "q"]
+    assert run(vhost.url("amqp"), "teardown", "--yes", *management(vhost), options=short).code == 0
+    assert [name for name in vhost.names("queues") if not name.startswith("new.")] == ["q"]
 
 
 def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
@@ -181,5 +184,18 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
         assert refused.code == 1
         assert ("1 messages wait" if held == "waiting" else "1 are orphans") in refused.err
     assert (vhost.names("queues"), vhost.names("exchanges")) == before
-    assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages").code == 0
+    assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+def test_teardown_of_an_earlier_layout_leaves_nothing_of_it_and_all_of_this_one(vhost: Vhost) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    now = vhost.names("queues"), vhost.names("exchanges")
+    with vhost.plain() as connection:
+        for cascade in (CASCADE, replace(CASCADE, high=True)):
+            for name in Layout1(cascade).exchange_names():
+                connection.default_channel.exchange_declare(name, "fanout", durable=True, auto_delete=False)
+            for name in Layout1(cascade).queue_names():
+                connection.default_channel.queue_declare(name, durable=True, auto_delete=False)
+    assert run(vhost.url("amqp"), "teardown", "--layout", "1", "--yes").code == 0
+    assert (vhost.names("queues"), vhost.names("exchanges")) == now

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_rabbit_delay import DelayError, NotPermitted
 from testkit.broker import Vhost
+from testkit.commands import documented_permissions as documented
+from testkit.commands import make_orphans, run
 from testkit.wait import wait_until
 
-from .test_cli import make_orphans, run
-
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 NOTHING = "^$"
-
-
-def documented(who: str) -> dict[str, str]:
-    """The row of a role in the table of permissions, for the queue "q"."""
-    rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    [cells] = [cells for cells in rows if cells[0].strip() == who]
-    patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", "(q|gone)") for cell in cells[1:]]
-    return dict(zip(("configure", "write", "read"), patterns, strict=True))
 
 
 def refused(vhost: Vhost, permission: str) -> str:
@@ -59,7 +49,7 @@ def test_a_passive_publisher(vhost: Vhost) -> None:
     with vhost.connection(user, declare="passive") as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30}, priority=9)
     vhost.take("q", 2)
-    with pytest.raises(DelayError, match=r"celery-rabbit-delay\.ingest"):
+    with pytest.raises(DelayError, match=r"celery-rabbit-delay\.v2\.10ms\.ingest"):
         publish(vhost, vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
 
 
@@ -72,15 +62,15 @@ def test_an_operator(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
     vhost.declare("gone")
     assert len(run(url, "orphans", "list").out.splitlines()) == 1
-    assert run(url, "orphans", "replay").code == 0
+    assert run(url, "--queue", "gone", "orphans", "replay").code == 0
     vhost.take("gone", 1)
     assert "0 removed" in run(url, "orphans", "purge", "--yes").out
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 60_000})
-    moved = run(url, "migrate", "--to-prefix", "celery-rabbit-delay.new")
+    moved = run(url, "migrate", "--any-queue", "--to-prefix", "celery-rabbit-delay.new")
     assert moved.out == "1 moved, 0 left\n", moved.err
     assert run(url, "teardown", "--yes").code == 0
-    wait_until(lambda: "celery-rabbit-delay.ingest" not in vhost.names("exchanges"), "the cascade is gone")
+    wait_until(lambda: "celery-rabbit-delay.v2.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
 
 
 @pytest.mark.parametrize("lacking", ["configure", "write", "read"])

@@ -183,4 +183,4 @@ def test_the_highest_level_of_the_default_options_takes_messages(vhost: Vhost) -
     with kombu.Connection(vhost.url()) as connection:
         years = timedelta(days=8 * 365 - 1) // timedelta(milliseconds=1)
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": years})
-    assert vhost.count(f"celery-rabbit-delay.delay.{125 << 30}") == 1
+    assert vhost.count(f"celery-rabbit-delay.v2.125ms.delay.{125 << 30}") == 1

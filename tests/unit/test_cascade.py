@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay.core import routing_key
-from celery_rabbit_delay.core.routing_key import Destination
-from celery_rabbit_delay.core.topology import Cascade, Exchange, Queue, Topology
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
 from testkit.broker_model import BrokerModel, topic_matches
 
 CASCADE = Cascade("t", timedelta(milliseconds=10), powers=11)
@@ -21,7 +21,7 @@ SHOP = Destination("", ("shop",))
 
 def keys(ticks: int, destination: Destination, *users: str) -> tuple[str, ...]:
     """The routing keys of a delayed message: its own, and those in its CC header."""
-    return routing_key.encode(LONG.route(ticks, 0)), *users, routing_key.encode_destination(destination)
+    return routing_key.encode(LONG.route(ticks, 0)), *users, destination.outbox_address, destination.address
 
 
 def model_with_queues(*names: str, cascade: Cascade = CASCADE) -> BrokerModel:
@@ -33,27 +33,27 @@ def model_with_queues(*names: str, cascade: Cascade = CASCADE) -> BrokerModel:
 
 def test_every_delay_arrives_once_on_time_with_one_hop_per_set_bit() -> None:
     model = model_with_queues("shop")
-    model.bind(CASCADE.destination_bindings(SHOP))
+    bind(model, SHOP)
     for ticks in range(1, CASCADE.max_ticks + 1):
         arrived, visited = model.publish(CASCADE.ingest, *keys(ticks, SHOP, "shop"))
         assert arrived == [(ticks * 10, "shop")]
-        assert len(visited) == ticks.bit_count()
+        assert len(visited) == ticks.bit_count() + 1  # the outbox
 
 
 @given(st.integers(1, (1 << 31) - 1))
 def test_any_delay_of_the_default_cascade_arrives_once_on_time(ticks: int) -> None:
     cascade = Cascade("t", timedelta(milliseconds=125), powers=31)
     model = model_with_queues("shop", cascade=cascade)
-    model.bind(cascade.destination_bindings(SHOP))
+    bind(model, SHOP, cascade)
     arrived, visited = model.publish(cascade.ingest, *keys(ticks, SHOP, "shop"))
     assert arrived == [(ticks * 125, "shop")]
-    assert len(visited) == ticks.bit_count()
+    assert len(visited) == ticks.bit_count() + 1  # the outbox
 
 
 @pytest.mark.parametrize("key", ["^0", "^1.^0", "^3.^2.shop", "#", "*.^1.*", "a.@.^1", "@shop.^1.^0.x"])
 def test_a_users_routing_key_that_looks_like_bits_matches_no_level(key: str) -> None:
     model = model_with_queues("shop")
-    model.bind(CASCADE.destination_bindings(SHOP))
+    bind(model, SHOP)
     for ticks in range(1, 256):
         arrived, _ = model.publish(CASCADE.ingest, *keys(ticks, SHOP, key, f"{key}.{key}"))
         assert arrived == [(ticks * 10, "shop")]
@@ -61,46 +61,97 @@ def test_a_users_routing_key_that_looks_like_bits_matches_no_level(key: str) -> 
 
 def test_a_message_whose_queue_is_gone_becomes_an_orphan() -> None:
     model = model_with_queues("shop")
-    model.bind(CASCADE.destination_bindings(SHOP))
+    bind(model, SHOP)
     model.delete_queue("shop")
     arrived, _ = model.publish(CASCADE.ingest, *keys(5, SHOP, "shop"))
     assert arrived == [(50, CASCADE.orphans)]
 
 
-def named_exchange(model: BrokerModel, *queues: str) -> None:
-    model.exchanges["orders"] = Exchange("orders", "direct")
-    for queue in queues:
-        model.bindings["orders"].append(type(next(CASCADE.bindings()))("orders", queue, "queue", "new"))
+def named_exchange(model: BrokerModel, *queues: str, kind: str = "direct") -> None:
+    model.exchanges["orders"] = Exchange("orders", kind)
+    model.bind(Binding("orders", queue, "queue", "new") for queue in queues)
 
 
-@pytest.mark.parametrize("known", [(), ("shop",), ("shop", "audit")])
-def test_a_named_exchange_routes_and_each_of_its_queues_gets_one_copy(known: tuple[str, ...]) -> None:
+def bind(model: BrokerModel, destination: Destination, cascade: Cascade = CASCADE) -> None:
+    outbox = cascade.outbox(destination)
+    model.queues[outbox.name] = outbox
+    model.bind(cascade.destination_bindings(destination))
+
+
+@pytest.mark.parametrize("destination", [Destination("orders"), Destination("orders", key="new")])
+def test_a_named_exchange_routes_by_the_original_key(destination: Destination) -> None:
     model = model_with_queues("shop", "audit")
     named_exchange(model, "shop", "audit")
-    destination = Destination("orders", known)
-    model.bind(CASCADE.destination_bindings(destination))
+    bind(model, destination)
     arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
     assert sorted(arrived) == [(60, "audit"), (60, "shop")]
 
 
-def test_a_message_for_a_named_exchange_without_the_known_queue_becomes_an_orphan() -> None:
-    model = model_with_queues("shop")
-    named_exchange(model, "shop")
-    destination = Destination("orders", ("shop",))
-    model.bind(CASCADE.destination_bindings(destination))
-    model.delete_queue("shop")
+def test_what_an_exchange_cannot_route_waits_in_its_outbox_and_nowhere_else() -> None:
+    model = model_with_queues()
+    named_exchange(model)
+    destination = Destination("orders")
+    bind(model, destination)
+    arrived, visited = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
+    assert arrived == [(60, CASCADE.outbox_name(destination))]
+    assert len(visited) == 3
+
+
+def test_a_fanout_exchange_without_listeners_drops_messages() -> None:
+    model = model_with_queues()
+    named_exchange(model, kind="fanout")
+    destination = Destination("orders", fanout=True)
+    bind(model, destination)
+    arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
+    assert arrived == []
+
+
+def test_a_message_for_an_exchange_that_is_gone_becomes_an_orphan() -> None:
+    model = model_with_queues()
+    destination = Destination("orders")
+    model.queues[CASCADE.outbox_name(destination)] = CASCADE.outbox(destination)
+    model.bind(b for b in CASCADE.destination_bindings(destination) if b.source == CASCADE.done)
     arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
     assert arrived == [(60, CASCADE.orphans)]
 
 
-def test_a_message_that_no_queue_wants_blocks_no_level() -> None:
-    model = model_with_queues()
-    named_exchange(model)
-    destination = Destination("orders", ())
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Destination("", ("shop",)), Destination("", ("shop",), short_lived=True)),
+        (Destination("orders"), Destination("orders", key="new")),
+    ],
+)
+def test_a_message_enters_one_outbox_even_where_its_destination_has_several(
+    one: Destination, other: Destination
+) -> None:
+    model = model_with_queues("shop")
+    named_exchange(model, "shop")
+    for destination in (one, other):
+        bind(model, destination)
+    for destination in (one, other):
+        key = "new" if destination.exchange else "shop"
+        arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, key))
+        assert arrived == [(60, "shop")]
+
+
+def test_short_lived_queues_share_an_outbox_and_leave_nothing_behind() -> None:
+    model = model_with_queues("amq.gen-1")
+    destination = Destination("", ("amq.gen-1",), short_lived=True)
+    before = {source: list(bindings) for source, bindings in model.bindings.items()}
     model.bind(CASCADE.destination_bindings(destination))
-    arrived, visited = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
-    assert arrived == []  # as without a delay; the model asserts that it is not stuck
-    assert len(visited) == 2
+    arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "amq.gen-1"))
+    assert arrived == [(60, "amq.gen-1")]
+    model.delete_queue("amq.gen-1")
+    assert {source: bindings for source, bindings in model.bindings.items() if bindings} == before
+
+
+@pytest.mark.parametrize("key", ["@.^3.^9", "@.^9.^3.^2.^77", "@.^2.x", "@.^10.^10"])
+def test_a_key_that_somebody_made_up_is_an_orphan_at_the_latest(key: str) -> None:
+    model = model_with_queues("shop")
+    bind(model, SHOP)
+    arrived, _ = model.publish(CASCADE.ingest, key, "shop", SHOP.address)
+    assert {queue for _, queue in arrived} <= {CASCADE.orphans, "shop"}
 
 
 def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
@@ -111,11 +162,11 @@ def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
     for queue in high.queues():
         model.queues[queue.name] = queue
     model.bind(high.bindings())
-    model.bind(CASCADE.destination_bindings(SHOP))
+    bind(model, SHOP)
     for cascade in (CASCADE, high):
         arrived, visited = model.publish(cascade.ingest, *keys(11, SHOP, "shop"))
         assert arrived == [(110, "shop")]
-        assert visited == [cascade.levels[level].queue for level in (3, 1, 0)]
+        assert visited == [*(cascade.levels[level].queue for level in (3, 1, 0)), CASCADE.outbox_name(SHOP)]
     assert list(high.destination_bindings(SHOP)) == list(CASCADE.destination_bindings(SHOP))
     assert not {q.name for q in high.queues() if ".delay." in q.name} & {q.name for q in CASCADE.queues()}
 
@@ -126,10 +177,10 @@ def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
 
 
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
-    cascade = Cascade("p" * 200, timedelta(milliseconds=1), powers=49)
+    cascade = Cascade("p" * 150, timedelta(milliseconds=1), powers=49)
     names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()]
-    assert len(names) == len(set(names)) + 1  # the orphans queue is named like its exchange
-    assert all(name.startswith("p" * 200 + ".") and len(name) <= 255 for name in names)
+    assert len(names) == len(set(names))
+    assert all(name.startswith("p" * 150 + ".") and len(name) <= 255 for name in names)
 
 
 def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_limit() -> None:
@@ -142,6 +193,33 @@ def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_l
             assert queue.arguments["x-overflow"] == "reject-publish"
 
 
+def test_a_level_keeps_a_message_for_its_ticks() -> None:
+    seconds = {queue.name: queue.seconds for queue in CASCADE.queues() if ".delay." in queue.name}
+    assert seconds == {level.queue: level.ticks * 0.01 for level in CASCADE.levels}
+
+
+def test_a_topology_has_each_part_of_several_cascades_and_destinations_once() -> None:
+    high = replace(CASCADE, high=True)
+    destinations = [SHOP, Destination("orders", key="new")]
+    topology = Topology.of([CASCADE, high], iter(destinations))
+    assert topology.exchanges.keys() == {e.name for c in (CASCADE, high) for e in c.exchanges()}
+    outboxes = {CASCADE.outbox_name(destination) for destination in destinations}
+    assert topology.queues.keys() == {q.name for c in (CASCADE, high) for q in c.queues()} | outboxes
+    assert topology.bindings.keys() == {
+        binding
+        for cascade in (CASCADE, high)
+        for part in (cascade.bindings(), *map(cascade.destination_bindings, destinations))
+        for binding in part
+    }
+
+
+def test_an_outbox_whose_name_would_be_too_long_for_amqp_is_named_by_a_hash() -> None:
+    cascade = replace(CASCADE, prefix="p" * 150)
+    one, other = (cascade.outbox_name(Destination("", (name * 100,))) for name in "xy")
+    assert one != other
+    assert all(name.startswith(f"{cascade.root}.out.!") and len(name) <= 255 for name in (one, other))
+
+
 def test_cascades_that_are_declared_differently_share_no_name() -> None:
     others = [
         CASCADE,
@@ -149,7 +227,7 @@ def test_cascades_that_are_declared_differently_share_no_name() -> None:
         Cascade("t", timedelta(milliseconds=10), 11, "classic"),
         Cascade("u", timedelta(milliseconds=10), 11),
     ]
-    names = [name for c in others for t in [Topology.of([c])] for name in {*t.exchanges, *t.queues} - {"t.v2", "u.v2"}]
+    names = [name for c in others for t in [Topology.of([c])] for name in {*t.exchanges, *t.queues}]
     assert len(names) == len(set(names))
 
 

@@ -50,6 +50,10 @@ def test_what_celery_writes_is_read_as_celery_reads_it(when: datetime, precision
         assert found.utcoffset() == expected.utcoffset()
 
 
+def test_a_datetime_is_taken_as_it_is() -> None:
+    assert due.parse_eta(NOW) is NOW
+
+
 @pytest.mark.parametrize("value", ["tomorrow", "", "nan", "2026-13-01", 5, float("nan"), None, [], b"\xff", object()])
 def test_an_unreadable_eta_is_an_error_that_says_what_to_use(value: object) -> None:
     with pytest.raises(InvalidDelay, match="use an aware datetime, or an ISO 8601 string"):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination
 from celery_rabbit_delay.core import headers as headers_
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER, Delivery
-from celery_rabbit_delay.core.routing_key import Destination
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
 DESTINATION = Destination("", ("q",))
@@ -50,6 +50,10 @@ def test_a_naive_eta_is_meant_in_the_given_zone_and_made_aware_for_the_worker() 
     assert delay == 10_000_000
     assert headers["eta"] == "2026-07-01T14:00:10+02:00"
     assert naive["eta"] == "2026-07-01T14:00:10"
+
+
+def test_an_x_delay_is_enough() -> None:
+    assert headers_.delay_of({"x-delay": 5000}, NOW, timezone.utc) == (5_000_000, {"x-delay": 5000})
 
 
 def test_the_later_of_eta_and_x_delay_counts() -> None:
@@ -95,7 +99,8 @@ def test_restore_undoes_divert_and_every_death_in_our_levels(
     users: dict[str, Any], exchange: str, key: str, cc: list[str], hops: int
 ) -> None:
     sent = {**users, **({"CC": cc} if cc else {})}
-    on_the_way = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), DESTINATION) | {
+    destination = Destination(exchange) if exchange else Destination("", (key, *cc))
+    on_the_way = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), destination) | {
         "x-death": [death(f"p.delay.{n}") for n in range(hops)],
         "x-first-death-queue": "p.delay.1",
         "x-first-death-exchange": "p.ingest",
@@ -114,9 +119,8 @@ def test_a_message_that_comes_back_to_its_queue_is_as_the_queue_delivered_it(
     wrapped = headers_.wrap_for_return(delivered, "p", queue, NOW)
     assert wrapped["CC"] == [queue], "no other queue gets a copy"
     on_the_way = headers_.addressed(wrapped, Destination("", (queue,))) | {"x-death": [death("p.delay.1")]}
-    for last_exchange in ("p.delay.1.done", ""):
-        assert headers_.unwrap(Delivery(last_exchange, "@.^1", on_the_way)) == delivered
-    assert headers_.resent(Delivery("p.done", "@.^1", on_the_way)) == Delivery("", queue, users)
+    assert headers_.unwrap(Delivery("p.exit", "@.^1", on_the_way)) == delivered
+    assert headers_.resent(Delivery("p.exit", "@.^1", on_the_way)) == Delivery("", queue, users)
 
 
 def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays() -> None:
@@ -127,8 +131,63 @@ def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays()
 
 
 def test_a_message_without_a_queue_of_its_own_is_sent_again_as_it_was_sent() -> None:
-    headers = headers_.addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), DESTINATION)
-    assert headers_.resent(Delivery("p.done", "@.^1", headers)) == ("orders", "new", {"a": 1})
+    headers = headers_.addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), Destination("orders"))
+    assert headers_.resent(Delivery("p.exit", "@.^1", headers)) == ("orders", "new", {"a": 1})
+
+
+def test_a_senders_own_cc_comes_back() -> None:
+    destination = Destination("", ("new", "copy"))
+    on_the_way = headers_.addressed(headers_.wrap({"CC": ["copy"]}, "p", "", "new", NOW), destination)
+    assert headers_.unwrap(Delivery("p.exit", "@.^1", on_the_way)) == ("", "new", {"CC": ["copy"]})
+
+
+LONG = "x" * 200  # its address is a hash
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "destination"),
+    [
+        ("", "q", Destination("", ("q",))),
+        ("", "q", Destination("", ("q",), short_lived=True)),
+        ("", "q", Destination("", ("q", "blind copy"))),
+        ("", LONG, Destination("", (LONG, LONG + "2"))),
+        ("orders", "new", Destination("orders")),
+        ("orders", "new", Destination("orders", key="new")),
+        (LONG, LONG, Destination(LONG)),
+        (LONG, LONG, Destination(LONG, key=LONG)),
+    ],
+)
+def test_a_message_whose_addresses_lead_to_where_it_says_is_restored(
+    exchange: str, key: str, destination: Destination
+) -> None:
+    sent = {"CC": list(destination.queues[1:])} if LONG in destination.queues else {}
+    headers = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), destination)
+    assert headers_.unwrap(Delivery("p.exit", "@.^1", headers)) == (exchange, key, sent)
+
+
+@pytest.mark.parametrize(
+    "cc",
+    [
+        ["q", "@.+other"],
+        ["q", "@.orders+"],
+        ["q", "@.!" + "0" * 64],
+        ["@.+q"],
+        ["@.!" + "0" * 64],
+        [],
+        "q",
+    ],
+)
+def test_a_message_that_somebody_wrote_by_hand_is_left_as_it_is(cc: Any) -> None:
+    headers = headers_.wrap({}, "p", "", "q", NOW) | {"CC": cc}
+    forged = Delivery("p.exit", "@.^1", headers)
+    assert headers_.unwrap(forged) is forged
+
+
+@pytest.mark.parametrize("cc", [["q", "@.+other"], ["q", "@.orders+"], ["@.+q"]])
+def test_nor_is_one_by_hand_that_pretends_to_come_back_to_its_queue(cc: list[str]) -> None:
+    headers = headers_.wrap_for_return(Delivery("orders", "new", {}), "p", "q", NOW) | {"CC": cc}
+    forged = Delivery("p.exit", "@.^1", headers)
+    assert headers_.unwrap(forged) is forged
 
 
 def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
@@ -137,6 +196,33 @@ def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> Non
     assert not [key for key in diverted if "death" in key]
     on_the_way = diverted | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
     assert headers_.unwrap(Delivery("p.delay.10.done", "@.^1", on_the_way)) == ("", "q", {"a": 1, **earlier})
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        None,
+        "text",
+        {},
+        {"prefix": 5, "exchange": "", "due": 0},
+        {"prefix": "p", "exchange": None, "due": 0},
+        {"prefix": "p", "exchange": "", "due": "soon"},
+        {"prefix": "p", "exchange": "", "due": 1 << 60},  # beyond the year 9999
+    ],
+)
+def test_a_header_that_this_package_did_not_write_tells_nothing(ours: Any) -> None:
+    assert headers_.read_state({HEADER: ours}) is None
+
+
+@pytest.mark.parametrize("deaths", [None, "text", {"x-death": []}])
+def test_a_state_has_deaths_only_if_they_are_a_table(deaths: Any) -> None:
+    state = headers_.read_state({HEADER: {"prefix": "p", "exchange": "e", "due": 1000, "deaths": deaths}})
+    assert state == headers_.State(
+        "p",
+        "e",
+        datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc),
+        {} if deaths in (None, "text") else deaths,
+    )
 
 
 def test_messages_of_others_are_left_alone() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -26,7 +27,7 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
     [
         ({"prefix": ""}, "prefix=''"),
         ({"prefix": None}, "prefix=None"),
-        ({"prefix": "x" * 201}, "prefix="),
+        ({"prefix": "x" * 151}, "prefix="),
         ({"prefix": "amq.delay"}, "'amq.'"),
         ({"tick": 0}, "tick=0"),
         ({"tick": 0.0015}, "tick=0.0015"),
@@ -46,7 +47,7 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"declare": "never"}, "declare='never': use one of auto, passive"),
         ({"timezone": "Mars/Olympus"}, "timezone='Mars/Olympus'"),
         ({"timezone": 5}, "timezone=5"),
-        ({"ticks": 1}, "unknown option ticks: use any of confirm, declare, hand_on, max_delay, prefix"),
+        ({"ticks": 1}, "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, max_delay"),
         (5, "rabbit_delay=5"),
     ],
 )
@@ -109,6 +110,29 @@ def test_options_are_equal_printable_and_picklable_by_value() -> None:
     assert repr(options) == repr(Options(prefix="shop", timezone=ZoneInfo("Europe/Berlin")))
     assert Options.parse(options) is options
     assert Options.parse(None) == Options()
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({}, {"timezone": None, "slack": [0.001, 1.0]}),
+        ({"slack": 0.5, "timezone": timezone.utc}, {"slack": 0.5, "timezone": "UTC"}),
+        ({"timezone": ZoneInfo("Europe/Berlin")}, {"timezone": "Europe/Berlin"}),
+        ({"timezone": "local", "prefix": "shop"}, {"timezone": "local", "prefix": "shop"}),
+    ],
+)
+def test_options_are_written_as_json_and_read_back(options: dict[str, Any], written: dict[str, Any]) -> None:
+    found = Options(**options).to_dict()
+    assert found.items() >= written.items()
+    again = Options.parse(json.loads(json.dumps(found)))
+    assert again.to_dict() == found
+    assert again.cascade == Options(**options).cascade
+    assert str(again.naive_timezone) == str(Options(**options).naive_timezone)
+
+
+def test_local_is_the_zone_of_the_machine() -> None:
+    moment = datetime(2026, 7, 1, 12)  # noqa: DTZ001
+    assert moment.replace(tzinfo=Options(timezone="local").naive_timezone).timestamp() == moment.timestamp()
 
 
 def test_a_naive_eta_is_meant_in_the_zone_given_or_in_utc() -> None:

@@ -1,0 +1,100 @@
+"""Messages taken out of queues of ours, to be sent on before they are acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import kombu
+from amqp import Message
+from amqp.exceptions import AMQPError
+from amqp.exceptions import ConnectionError as AMQPConnectionError
+
+from ..core.errors import DelayError
+from ..core.headers import Delivery, Headers, cc_keys, read_state, resent
+from ..core.topology import Cascade
+from . import declare
+from .confirms import ConfirmedChannel
+
+#: Headers with which a quorum queue counts how often it has delivered a message.
+_COUNTS = ("x-delivery-count", "x-acquired-count")
+
+
+def take(channel: Any, queue: str, limit: int | None = None) -> Iterator[Message]:
+    """Yield the oldest messages of a queue, of those that are there now, unacknowledged. None comes twice."""
+    there = declare.message_count(channel, queue) or 0
+    for _ in range(there if limit is None else min(limit, there)):
+        message = channel.basic_get(queue)
+        if message is None:
+            # RabbitMQ 3.10 and 4.0 dead-letter what expires just when it is asked for only once something else happens
+            # in the queue (rabbit_fifo, dequeue): a consumer comes and goes.
+            channel.basic_cancel(channel.basic_consume(queue, callback=lambda message: None))
+            return
+        yield message
+
+
+def original(message: Message) -> tuple[Message, str, str]:
+    """Return a copy of a message to be sent again, its exchange and its routing key."""
+    info = message.delivery_info
+    delivery = resent(Delivery(info["exchange"], info["routing_key"], message.headers or {}))
+    headers = {key: value for key, value in delivery.headers.items() if key not in _COUNTS}
+    copy = Message(message.body, **{**message.properties, "application_headers": headers})
+    return copy, delivery.exchange, delivery.routing_key
+
+
+class Allowed:
+    """The destinations that a message may be sent on to with the rights of whoever sends it on.
+
+    What a message says of its destination may be made up, by anybody who may write to ingest.
+    """
+
+    def __init__(self, queues: Iterable[kombu.Queue] | None) -> None:
+        """Allow queues and their exchanges; with None anything."""
+        self._any = queues is None
+        self._queues = {queue.name for queue in queues or ()}
+        self._exchanges = {queue.exchange.name for queue in queues or () if queue.exchange.name}
+
+    def refuses(self, exchange: str, routing_key: str, headers: Headers) -> str | None:
+        """Return why a message may not go to an exchange with its keys; None if it may."""
+        if self._any:
+            return None
+        if exchange:
+            return None if exchange in self._exchanges else f"exchange {exchange!r} is none of those that were named"
+        others = [key for key in (routing_key, *cc_keys(headers, "CC")) if key not in self._queues]
+        return f"queue {others[0]!r} is none of those that were named" if others else None
+
+
+def replay(
+    connection: Any, cascade: Cascade, allowed: Allowed, limit: int | None = None
+) -> Iterator[tuple[Message, str | None]]:
+    """Send the oldest orphans on to where they were going, one by one, as if they were sent now.
+
+    Yields each one with None once the broker has stored it there, or else with the reason why it stays. Interrupted at
+    any point, nothing is lost; the one that was being sent may be sent twice. Raises `NotPermitted`.
+    """
+    channel = connection.channel()
+    confirmed = ConfirmedChannel(connection)
+    try:
+        with declare.translate_errors(cascade):
+            messages = take(channel, cascade.orphans, limit)
+            for message in messages:
+                try:
+                    refused = _replay(message, confirmed, allowed)
+                except (AMQPError, DelayError, ValueError) as exc:
+                    if isinstance(exc, AMQPConnectionError):
+                        raise
+                    refused = str(exc)
+                    confirmed.reset()
+                if refused is None:
+                    channel.basic_ack(message.delivery_tag)
+                yield message, refused
+    finally:
+        confirmed.reset()
+        channel.close()  # gives back what was not acknowledged
+
+
+def _replay(message: Message, confirmed: ConfirmedChannel, allowed: Allowed) -> str | None:
+    if read_state(message.headers or {}) is None:
+        return "it has no header of ours"
+    copy, exchange, routing_key = original(message)
+    return allowed.refuses(exchange, routing_key, copy.headers) or confirmed.publish(copy, exchange, routing_key)

@@ -1,0 +1,133 @@
+"""Where a delayed message goes when it is due, and the addresses that lead it there. Pure.
+
+    @.+celery         the outbox of the queue "celery"
+    @.orders+         the outbox of the exchange "orders"
+    @.orders+new      the outbox of the exchange "orders" for the routing key "new"
+    @.short-lived     the outbox that short-lived queues share
+    @.=+celery        the queue "celery", through the default exchange
+    @.=orders+        the exchange "orders"
+
+Two addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one
+from `exit` to its destination. They have nothing in common, so that a message enters one outbox even where others exist.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from .errors import InvalidDestination
+from .routing_key import MAX_LENGTH, SENTINEL
+
+SHORT_LIVED = f"{SENTINEL}.short-lived"
+
+_UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", re.ASCII | re.IGNORECASE).search
+
+
+class Destination(NamedTuple):
+    """Where a message goes when it is due.
+
+    `exchange` is "" for the default exchange; then `queues` are the queues that the message is for. Any other exchange
+    routes the message itself, with the bindings that it has at that moment.
+    """
+
+    exchange: str
+    queues: tuple[str, ...] = ()
+    #: A routing key of a named exchange that has an outbox of its own; None for the outbox of the exchange.
+    key: str | None = None
+    #: Queues that come and go share an outbox, for nobody removes what such a queue leaves behind.
+    short_lived: bool = False
+    #: A fanout exchange drops what nobody listens to, as without a delay.
+    fanout: bool = False
+
+    @property
+    def address(self) -> str:
+        """What leads a message from `exit` to its destination."""
+        return encode(self.exchange, *(self.queues or ("",)), mark="=")
+
+    @property
+    def outbox_address(self) -> str:
+        """What leads a message from `done` to its outbox."""
+        if self.short_lived:
+            return SHORT_LIVED
+        return encode(self.exchange, *(self.queues or (self.key or "",)))
+
+    def __str__(self) -> str:
+        if not self.exchange:
+            return f"queue {', '.join(map(repr, self.queues))}"
+        return f"exchange {self.exchange!r}" + (f" with the routing key {self.key!r}" if self.key is not None else "")
+
+
+@functools.lru_cache(maxsize=1024)
+def encode(*names: str, mark: str = "") -> str:
+    """Return an address for names: readable, injective, two words without `*` or `#`; a hash if too long.
+
+    It is never just a name: the destination's exchange sees it too, and a user's topic binding may end in that name.
+    """
+    readable = f"{SENTINEL}.{mark}" + "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
+    if len(readable) <= MAX_LENGTH:
+        return readable
+    return f"{SENTINEL}.{mark}!{hashlib.sha256(readable.encode()).hexdigest()}"
+
+
+def decode(address: str) -> tuple[str, ...] | None:
+    """Return the names that an address stands for; None for a hash and for `SHORT_LIVED`."""
+    text = address.removeprefix(f"{SENTINEL}.").removeprefix("=")
+    if text.startswith("!") or address == SHORT_LIVED:
+        return None
+    return tuple(map(unquote, text.split("+")))
+
+
+def is_short_lived(queue: str) -> bool:
+    """Return whether a queue's name is one that is used only for a while: the broker's own choice, or with a UUID."""
+    return queue.startswith("amq.") or bool(_UUID(queue))
+
+
+class Declarations:
+    """What has been declared on a connection, as far as it decides which outbox a message takes."""
+
+    def __init__(self) -> None:
+        self._short_lived: dict[str, bool] = {}
+        self._fanouts: set[str] = set()
+        self._keys: set[tuple[str, str]] = set()
+
+    def add_queue(self, name: str, lasting: bool) -> None:
+        """Take note of a queue; `lasting` ones are durable, not exclusive, not auto-delete, and never expire."""
+        self._short_lived[name] = not lasting
+
+    def add_exchange(self, name: str, kind: str) -> None:
+        """Take note of an exchange and its type."""
+        if kind == "fanout":
+            self._fanouts.add(name)
+
+    def add_binding(self, exchange: str, key: str) -> None:
+        """Take note of a queue that is bound to an exchange with a routing key."""
+        if exchange:
+            self._keys.add((exchange, key))
+
+    def destination(self, exchange: str, keys: Iterable[str]) -> Destination:
+        """Return where a message goes that is sent to an exchange with some routing keys, the first one its own."""
+        keys = tuple(dict.fromkeys(keys))
+        if exchange:
+            if exchange in self._fanouts:
+                return Destination(exchange, fanout=True)
+            # Queues behind one exchange need not wait for each other, and there are not more of them than bindings.
+            return Destination(exchange, key=keys[0] if (exchange, keys[0]) in self._keys else None)
+        if not all(keys):
+            raise InvalidDestination("the routing key is empty: for the default exchange it is the name of a queue")
+        short_lived = any(self._short_lived.get(queue, is_short_lived(queue)) for queue in keys)
+        return Destination("", keys, short_lived=short_lived)
+
+
+def check_key(key: str, what: str = "routing key") -> None:
+    """Raise `InvalidDestination` for what AMQP cannot carry (clause 4.2.5.3, short string)."""
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as exc:
+        raise InvalidDestination(f"the {what} {key!r} is not valid text: use characters that UTF-8 can encode") from exc
+    if size > MAX_LENGTH:
+        raise InvalidDestination(f"the {what} {key[:40]!r}... has {size} bytes: use at most {MAX_LENGTH}")

@@ -1,0 +1,63 @@
+"""The command line as operators use it, as a subprocess, and what waits or is an orphan for it to show."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from celery_rabbit_delay import Options
+from testkit.broker import QUICK, Vhost, lead
+from testkit.wait import wait_until
+
+CASCADE = Options(**QUICK).cascade
+QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
+
+PROGRAM = Path(sys.executable).with_name("celery-rabbit-delay")
+
+OPERATIONS = Path(__file__).parents[1] / "docs" / "operations.md"
+
+
+class Result:
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+        self.text = self.out + self.err
+        assert "Traceback" not in self.err
+
+
+def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result:
+    command = [str(PROGRAM), "--broker", url, *options, *arguments]
+    return Result(subprocess.run(command, capture_output=True, text=True, timeout=120))
+
+
+def management(vhost: Vhost) -> tuple[str, str]:
+    return "--management-url", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
+
+
+def publish(vhost: Vhost, queue: str, *delays: float, **options: Any) -> None:
+    with vhost.connection() as connection:
+        lead(connection, queue, options.get("priority"))
+        for delay in delays:
+            connection.Producer().publish("x", routing_key=queue, headers={"x-delay": delay * 1000}, **options)
+
+
+def make_orphans(vhost: Vhost, amount: int) -> None:
+    vhost.declare("gone")
+    assert run(vhost.url("amqp"), "setup").code == 0  # it takes seconds on a busy machine
+    with vhost.connection() as connection:
+        lead(connection, "gone")
+        for n in range(amount):
+            headers = {"x-delay": 4000, "task": "shop.review", "id": f"id-{n}"}
+            connection.Producer().publish({"n": n}, routing_key="gone", headers=headers)
+    vhost.delete_queue("gone")
+    wait_until(lambda: vhost.count(CASCADE.orphans) == amount, "all are orphans")
+
+
+def documented_permissions(who: str) -> dict[str, str]:
+    """The row of a role in the table of permissions in docs/operations.md, for the queues "q" and "gone"."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in OPERATIONS.read_text().splitlines() if line.startswith("|")]
+    [cells] = [cells for cells in rows if cells[0].strip() == who]
+    patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", "(q|gone)") for cell in cells[1:]]
+    return dict(zip(("configure", "write", "read"), patterns, strict=True))

@@ -1,0 +1,215 @@
+"""Nobody can stop or mislead anybody else's delays: each defect beside innocent messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kombu
+import pytest
+from amqp import Message
+from amqp.exceptions import NotFound, PreconditionFailed
+
+from celery_rabbit_delay import DestinationNotFound, InvalidDestination
+from celery_rabbit_delay.core.headers import HEADER
+from testkit.broker import Vhost, take
+from testkit.proxy import proxy
+from testkit.wait import wait_until
+
+SOON = {"x-delay": 200}
+SLOW = {"x-delay": 3000}
+
+
+def full(vhost: Vhost, name: str, kind: str) -> dict[str, Any]:
+    """Declare a queue that takes one message and refuses the others."""
+    arguments = {"x-queue-type": kind, "x-max-length": 1, "x-overflow": "reject-publish"}
+    with vhost.plain() as connection:
+        connection.default_channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+    return arguments
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_queue_that_is_full_stops_only_its_own_messages(vhost: Vhost, kind: str) -> None:
+    full(vhost, "full", kind)
+    vhost.declare("good")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        for n in range(40):
+            producer.publish(n, routing_key="full", headers=SOON)
+        wait_until(lambda: vhost.count("full"), "the queue is full")
+        for n in range(5):
+            producer.publish(n, routing_key="good", headers=SOON)
+        assert len(take(connection, "good", 5, timeout=20)) == 5
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared here", "unknown here"])
+def test_queues_behind_one_exchange_do_not_wait_for_each_other_if_they_are_known(vhost: Vhost, declared: bool) -> None:
+    vhost.declare("good", exchange="orders")
+    full(vhost, "full", "classic")
+    exchange = kombu.Exchange("orders", "direct")
+    with vhost.connection() as connection:
+        connection.default_channel.queue_bind("full", "orders", "full")
+        producer = connection.Producer()
+        for n in range(40):
+            producer.publish(n, exchange="orders", routing_key="full", headers=SOON)
+        wait_until(lambda: vhost.count("full"), "the queue is full")
+        more = {"declare": [kombu.Queue("good", exchange, routing_key="good")]} if declared else {}
+        producer.publish("x", exchange="orders", routing_key="good", headers=SOON, **more)
+        assert len(take(connection, "good", 1, timeout=20)) == 1
+
+
+@pytest.mark.parametrize("key", ["@.^3.^9", "@.^9.^8.^77", "@.^2.x"])
+def test_a_key_that_somebody_made_up_blocks_no_level(vhost: Vhost, key: str) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish("first", routing_key="q", headers=SOON)
+        take(connection, "q", 1)
+        with vhost.plain() as forger:
+            for _ in range(40):
+                forger.default_channel.basic_publish(Message("forged"), vhost.cascade.ingest, key)
+        for delay in (10, 20, 40, 80, 160, 5120 + 80):
+            producer.publish(delay, routing_key="q", headers={"x-delay": delay})
+        assert len(take(connection, "q", 6)) == 6
+
+
+def test_a_made_up_destination_does_not_steer_where_a_retry_goes(vhost: Vhost) -> None:
+    """A retry is published to what `delivery_info` says."""
+    vhost.declare("q", "secret", exchange="admin")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=SOON)
+        [honest] = take(connection, "q", 1)
+        assert (honest.delivery_info["exchange"], honest.delivery_info["routing_key"]) == ("", "q")
+        forged = {
+            HEADER: {"prefix": vhost.cascade.root, "exchange": "admin", "due": 0},
+            "CC": ["secret", "@.+q", "@.=+q"],
+        }
+        with vhost.plain() as forger:
+            message = Message("forged", application_headers=forged)
+            forger.default_channel.basic_publish(message, vhost.cascade.ingest, "@.^0")
+        [received] = take(connection, "q", 1)
+        assert received.delivery_info["exchange"] != "admin"
+        assert received.delivery_info["routing_key"] != "secret"
+
+
+def test_a_queue_that_was_unbound_meanwhile_gets_nothing(vhost: Vhost) -> None:
+    exchange = kombu.Exchange("orders", "direct")
+    old = kombu.Queue("old", exchange, routing_key="new")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", exchange=exchange, routing_key="new", declare=[old], headers=SLOW)
+        channel = connection.default_channel
+        channel.queue_declare("fresh", durable=True, auto_delete=False)
+        channel.queue_bind("fresh", "orders", "new")
+        channel.queue_unbind("old", "orders", "new")
+        connection.Producer().publish("y", exchange="orders", routing_key="new", headers=SLOW)
+        assert len(take(connection, "fresh", 2)) == 2
+        assert vhost.count("old") == 0
+
+
+@pytest.mark.parametrize("kind", ["x-random", "x-consistent-hash"])
+def test_an_exchange_that_picks_one_queue_still_picks_one(vhost: Vhost, kind: str) -> None:
+    """One copy of each message, from exchanges of plug-ins too, where the node has them."""
+    with vhost.connection() as connection:
+        channel = connection.default_channel
+        try:
+            channel.exchange_declare("pick", kind, durable=True, auto_delete=False)
+        except Exception as exc:
+            pytest.skip(f"this node has no exchanges of that type: {exc}")
+        queues = [kombu.Queue(f"q{n}", kombu.Exchange("pick", kind), routing_key="1") for n in range(2)]
+        for queue in queues:
+            queue(channel).declare()
+        for n in range(40):
+            connection.Producer().publish(n, exchange="pick", routing_key="1", headers=SOON)
+        assert len(take(connection, ["q0", "q1"], 40)) == 40
+        assert vhost.count("q0") + vhost.count("q1") == 0
+
+
+def test_short_lived_queues_leave_no_outboxes_and_no_bindings(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        channel = connection.default_channel
+        connection.Producer().publish("x", routing_key="q", headers=SOON)
+        before = vhost.bindings(), vhost.names("queues")
+        names = []
+        for n in range(20):
+            name = channel.queue_declare("" if n % 2 else f"reply-{n}", exclusive=True, auto_delete=True).queue
+            names.append(name)
+            connection.Producer().publish(n, routing_key=name, headers=SOON)
+        take(connection, names, 20)
+        for name in names:
+            channel.queue_delete(name)
+        assert (vhost.bindings(), vhost.names("queues")) == before
+
+
+def test_a_refusal_that_is_about_the_message_is_told_as_it_is(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish("x", routing_key="q", headers=SOON)
+        with pytest.raises(PreconditionFailed, match="user_id"):
+            producer.publish("x", routing_key="q", headers=SOON, user_id="somebody else")
+        producer.publish("y", routing_key="q", headers=SOON)
+        assert len(take(connection, "q", 2)) == 2
+
+
+def test_an_error_of_another_channel_is_no_error_of_a_message_that_was_stored(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=SOON)
+        other = connection.channel()
+        other.basic_publish(Message("nowhere"), "no such exchange", "k")
+        connection.Producer().publish("y", routing_key="q", headers=SOON)
+        with pytest.raises(NotFound, match="no such exchange"):
+            take(connection, "q", 3)
+        assert len(take(connection, "q", 1)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "says"),
+    [
+        ("", {}, "routing key is empty"),
+        ("x" * 256, {}, "has 256 bytes: use at most 255"),
+        ("\ud800", {}, "not valid text"),
+        ("q", {"priority": "high"}, "priority='high': use a whole number from 0 to 255"),
+        ("q", {"priority": 256}, "priority=256"),
+    ],
+)
+def test_what_amqp_cannot_carry_is_an_error_and_the_connection_stays_usable(
+    vhost: Vhost, key: str, more: dict[str, Any], says: str
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        with pytest.raises(InvalidDestination, match=says):
+            connection.Producer().publish("x", routing_key=key, headers=SOON, **more)
+        connection.Producer().publish("y", routing_key="q", headers=SOON)
+        assert len(take(connection, "q", 1)) == 1
+
+
+def test_a_passive_publisher_is_told_that_nothing_leads_to_a_queue(vhost: Vhost) -> None:
+    vhost.declare("q", "other")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=SOON)
+    with vhost.connection(declare="passive") as connection:
+        connection.Producer().publish("y", routing_key="q", headers=SOON)
+        with pytest.raises(DestinationNotFound, match=r"nothing leads to queue 'other': create it, and then run"):
+            connection.Producer().publish("z", routing_key="other", headers=SOON)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["declaring", "confirming"])
+def test_a_broker_that_falls_silent_holds_nobody_for_ever(vhost: Vhost, first: bool) -> None:
+    vhost.declare("q")
+    with proxy(vhost.broker.node.port) as between:
+        options = {"rabbit_delay": {"tick": 0.01, "max_delay": 120, "confirm_timeout": 1}}
+        url = between.url(vhost.url())
+        with kombu.Connection(url, transport_options=options) as connection:
+            connection.connect()
+            if not first:
+                connection.Producer().publish("x", routing_key="q", headers=SOON)
+            channels = len(connection.connection.channels)
+            between.flowing.clear()
+            with pytest.raises(TimeoutError, match="has not answered in time"):
+                connection.Producer().publish("y", routing_key="q", headers=SOON)
+            between.flowing.set()
+            connection.Producer().publish("z", routing_key="q", headers=SOON)
+            payloads = {message.payload for message in take(connection, "q", 1 if first else 2)}
+            assert payloads <= {"x", "y", "z"}
+            assert len(connection.connection.channels) <= channels + 2, "no channel is leaked"

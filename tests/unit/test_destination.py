@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import InvalidDestination
+from celery_rabbit_delay.core import routing_key
+from celery_rabbit_delay.core.destination import (
+    SHORT_LIVED,
+    Declarations,
+    Destination,
+    check_key,
+    decode,
+    encode,
+    is_short_lived,
+)
+from celery_rabbit_delay.core.routing_key import MAX_LENGTH
+from celery_rabbit_delay.core.topology import Cascade
+from testkit.broker_model import topic_matches
+
+LEVELS = Cascade("t", timedelta(milliseconds=1), powers=49).levels
+UUID = "5a4d6f0c-6c0e-4a0e-9f0a-7a8b9c0d1e2f"
+
+names = st.text(max_size=255).filter(lambda s: len(s.encode("utf-8", "surrogatepass")) <= 255)
+addresses = st.lists(names, min_size=1, max_size=4).map(tuple)
+
+
+def test_addresses_can_be_read() -> None:
+    assert Destination("", ("celery",)).address == "@.=+celery"
+    assert Destination("", ("a.b", "c")).address == "@.=+a%2Eb+c"
+    assert Destination("orders").address == Destination("orders", key="new").address == "@.=orders+"
+
+
+def test_an_address_that_would_be_too_long_for_amqp_is_a_hash() -> None:
+    assert len(encode("", "x" * 252)) == MAX_LENGTH
+    assert encode("", "x" * 253) == f"@.!{hashlib.sha256(b'@.+' + b'x' * 253).hexdigest()}"
+    assert decode(encode("", "x" * 252)) == ("", "x" * 252)
+    assert decode(encode("", "x" * 253)) is None
+
+
+def test_an_outbox_is_for_a_queue_an_exchange_a_key_of_it_or_all_short_lived_queues() -> None:
+    assert Destination("", ("celery",)).outbox_address == "@.+celery"
+    assert Destination("orders").outbox_address == "@.orders+"
+    assert Destination("orders", key="new").outbox_address == "@.orders+new"
+    assert Destination("", ("amq.gen-1",), short_lived=True).outbox_address == SHORT_LIVED
+
+
+def test_a_destination_says_what_it_is() -> None:
+    assert str(Destination("", ("a", "b"))) == "queue 'a', 'b'"
+    assert str(Destination("orders")) == "exchange 'orders'"
+    assert str(Destination("orders", key="new")) == "exchange 'orders' with the routing key 'new'"
+
+
+@given(addresses, addresses)
+def test_different_names_have_different_addresses(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    address = encode(*one)
+    assert not set(address) & set("*#")
+    assert address.startswith("@.")
+    assert address.count(".") == 1
+    assert len(address.encode()) <= MAX_LENGTH
+    assert address != SHORT_LIVED or one == ("short-lived",)
+    assert (address == encode(*other)) == (one == other)
+
+
+@given(st.tuples(names, names))
+@example(("", "x" * 253))
+def test_an_address_can_be_decoded_unless_it_is_a_hash(pair: tuple[str, str]) -> None:
+    address = encode(*pair)
+    assert decode(address) == (None if address.startswith("@.!") else pair)
+    assert decode(SHORT_LIVED) is None
+
+
+@given(addresses, st.integers(0, 48), st.integers(0, 48))
+def test_no_level_takes_an_address_for_a_delay(destination: tuple[str, ...], level: int, lower: int) -> None:
+    for address in (encode(*destination), SHORT_LIVED):
+        for pattern in (
+            routing_key.entry_pattern(LEVELS[level]),
+            routing_key.next_pattern(LEVELS[level], LEVELS[lower]),
+            routing_key.exit_pattern(LEVELS[level]),
+        ):
+            if "+" in address or address == SHORT_LIVED:
+                assert not topic_matches(pattern, address)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("a", "b"), ("", "a", "b")),
+        (("a+b", ""), ("a", "b")),
+        (("", "a.b"), ("", "a%2Eb")),
+        (("!" + "0" * 64, ""), ("%21" + "0" * 64, "")),
+    ],
+)
+def test_names_that_use_our_separators_do_not_collide(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    assert encode(*one) != encode(*other)
+
+
+@pytest.mark.parametrize(
+    ("queue", "short_lived"),
+    [
+        ("celery", False),
+        ("amq.gen-abc", True),
+        (f"reply.{UUID}", True),
+        (UUID.replace("-", "").upper(), True),
+        ("1", False),
+    ],
+)
+def test_names_that_the_broker_chose_or_that_hold_a_uuid_are_those_of_short_lived_queues(
+    queue: str, short_lived: bool
+) -> None:
+    assert is_short_lived(queue) is short_lived
+    assert Declarations().destination("", [queue]).short_lived is short_lived
+
+
+def test_how_a_queue_was_declared_counts_more_than_its_name() -> None:
+    declarations = Declarations()
+    declarations.add_queue(UUID, lasting=True)
+    declarations.add_queue("reply", lasting=False)
+    assert not declarations.destination("", [UUID]).short_lived
+    assert declarations.destination("", ["reply"]).short_lived
+
+
+def test_the_queues_of_a_message_are_its_keys_each_once() -> None:
+    assert Declarations().destination("", ["a", "b", "a"]) == Destination("", ("a", "b"))
+
+
+def test_an_empty_routing_key_is_no_queue() -> None:
+    with pytest.raises(InvalidDestination, match="routing key is empty"):
+        Declarations().destination("", [""])
+    assert Declarations().destination("orders", [""]) == Destination("orders")
+
+
+def test_a_key_that_a_queue_is_bound_with_has_an_outbox_of_its_own() -> None:
+    declarations = Declarations()
+    declarations.add_binding("orders", "new")
+    declarations.add_binding("", "celery")
+    assert declarations.destination("orders", ["new", "cc"]) == Destination("orders", key="new")
+    assert declarations.destination("orders", ["old"]) == Destination("orders")
+    assert declarations.destination("others", ["new"]) == Destination("others")
+
+
+def test_a_fanout_exchange_has_one_outbox() -> None:
+    declarations = Declarations()
+    declarations.add_exchange("news", "fanout")
+    declarations.add_exchange("orders", "direct")
+    declarations.add_binding("news", "new")
+    assert declarations.destination("news", ["new"]) == Destination("news", fanout=True)
+    assert not declarations.destination("orders", ["new"]).fanout
+
+
+def test_a_key_that_amqp_cannot_carry_is_an_error() -> None:
+    check_key("x" * 255)
+    with pytest.raises(InvalidDestination, match=r"the routing key 'x+'\.\.\. has 256 bytes: use at most 255"):
+        check_key("x" * 256)
+    with pytest.raises(InvalidDestination, match=r"the exchange '\\ud800' is not valid text"):
+        check_key("\ud800", "exchange")

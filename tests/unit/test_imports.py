@@ -1,0 +1,28 @@
+"""What is imported, and what is not, in a process that asks for a part of the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+KOMBU = "import kombu, celery_rabbit_delay; kombu.Connection('rabbit-delay://localhost//').transport"
+
+
+def imported_by(code: str) -> set[str]:
+    code = f"{code}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("code", ["import celery_rabbit_delay", KOMBU, "import celery_rabbit_delay.operate"])
+def test_without_celery_none_of_it_is_imported(code: str) -> None:
+    found = imported_by(code)
+    assert "celery_rabbit_delay.amqp.schemes" in found
+    assert not {name for name in found if name.split(".")[0] in ("celery", "click")}
+
+
+def test_the_transport_is_imported_only_with_a_connection() -> None:
+    assert "celery_rabbit_delay.amqp.transport" not in imported_by("import celery_rabbit_delay")
+    assert "celery_rabbit_delay.amqp.transport" in imported_by(KOMBU)

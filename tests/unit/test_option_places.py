@@ -1,0 +1,98 @@
+"""An option is a field, a check, a flag if it decides what stands on the broker, and a row of the reference."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import pytest
+
+from celery_rabbit_delay import InvalidOption, Options
+from celery_rabbit_delay.cli import groups, moving
+from celery_rabbit_delay.core.topology import QueueType
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
+
+NAMES = [field.name for field in fields(Options)]
+
+#: Another value of each option, and one that is refused.
+VALUES: dict[str, tuple[Any, Any]] = {
+    "prefix": ("shop", ""),
+    "tick": (1.0, 0),
+    "max_delay": (3600.0, 0),
+    "slack": (0.5, -1),
+    "queue_type": ("classic", "stream"),
+    "confirm": (False, 1),
+    "confirm_timeout": (None, 0),
+    "declare": ("passive", "never"),
+    "hand_on": (False, "no"),
+    "timezone": ("Europe/Berlin", "Mars/Olympus"),
+}
+
+#: Those that decide what stands on the broker. The others are about publishing.
+DECLARED = [name for name in NAMES if Options(**{name: VALUES[name][0]}).cascade != Options().cascade]
+
+
+def flags(command: click.Command) -> dict[str, click.Option]:
+    return {one.name: one for one in command.params if isinstance(one, click.Option) and one.name}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_is_checked_and_its_error_names_it(name: str) -> None:
+    other, bad = VALUES[name]
+    assert getattr(Options.parse({name: other}), name) == other != getattr(Options(), name)
+    with pytest.raises(InvalidOption, match=rf"^{name}={re.escape(repr(bad))}: .*use "):
+        Options.parse({name: bad})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_survives_being_written_as_json(name: str) -> None:
+    written = json.loads(json.dumps(Options(**{name: VALUES[name][0]}).to_dict()))
+    assert written[name] == VALUES[name][0]
+    assert Options.parse(written).to_dict() == written
+
+
+def test_the_command_line_has_a_flag_for_each_option_that_decides_what_stands_on_the_broker() -> None:
+    found = flags(groups.standalone)
+    assert [name for name in found if name not in ("version", "broker", "queues")] == DECLARED
+    for name in DECLARED:
+        assert found[name].opts == [f"--{name.replace('_', '-')}"]
+    with groups.standalone.make_context("celery-rabbit-delay", ["--broker", "amqp://", "plan"]) as context:
+        assert [context.params[name] for name in DECLARED] == [None] * len(DECLARED), "Options knows the defaults"
+
+
+def test_migrate_has_a_flag_for_each_of_them_as_well() -> None:
+    found = [name for name in flags(moving.migrate) if name.startswith("to_")]
+    assert found == ["to_broker", *(f"to_{name}" for name in DECLARED)]
+
+
+@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("command", [groups.standalone, moving.migrate], ids=lambda command: command.name)
+def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -> None:
+    flag = flags(command)[name if command is groups.standalone else f"to_{name}"]
+    default = getattr(Options(), name)
+    if isinstance(flag.type, click.Choice):
+        assert tuple(flag.type.choices) == get_args(QueueType)
+    else:
+        assert flag.type.convert(str(default), None, None) == default
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """(name, default, text) of each row in the table of options."""
+    section = REFERENCE.read_text().split("\n## ")[1]
+    assert section.startswith("`install(app, **options)`")
+    return re.findall(r"^\| `(\w+)` \| (.*?) \| (.+) \|$", section, re.MULTILINE)
+
+
+def test_the_reference_has_a_row_for_each_option_with_its_default() -> None:
+    assert [name for name, *_ in rows()] == NAMES
+    words = {"8 years": 8 * 365 * 24 * 3600.0, "the app's": None}
+    for name, default, text in rows():
+        value = words[default] if default in words else ast.literal_eval(default.strip("`"))
+        assert value == getattr(Options(), name), name
+        assert text.strip(), name

@@ -1,0 +1,74 @@
+"""What a stranger meets first: the version, the links, the targets of make, the checks of a hosted run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import pytest
+
+import celery_rabbit_delay
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = "https://github.com/celery-rabbit-delay/celery-rabbit-delay"
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def test_the_version_is_that_of_the_metadata() -> None:
+    assert celery_rabbit_delay.__version__ == version("celery-rabbit-delay")
+    assert f'version = "{celery_rabbit_delay.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert "__version__" in dir(celery_rabbit_delay)
+    with pytest.raises(AttributeError, match="has no attribute 'version'"):
+        _ = celery_rabbit_delay.version
+
+
+@pytest.mark.parametrize("command", ["celery-rabbit-delay", "celery -A shop delay"])
+def test_the_command_line_tells_the_version(command: str) -> None:
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    directory = ROOT / "examples" / "quickstart"
+    done = subprocess.run(
+        [*command.split(), "--version"], cwd=directory, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"celery-rabbit-delay, version {version('celery-rabbit-delay')}\n"
+
+
+def test_every_link_of_the_readme_works_on_a_package_index_and_leads_into_the_tree() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    for link in links:
+        match = re.fullmatch(rf"{REPOSITORY}/(blob|tree)/main/([^#]+)(#.*)?", link)
+        assert match, f"{link}: a package index knows no relative links"
+        target = ROOT / match[2]
+        assert target.is_dir() if match[1] == "tree" else target.is_file(), link
+
+
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_every_relative_link_beside_the_readme_leads_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / name).read_text()):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_urls_of_the_project_are_those_of_the_repository() -> None:
+    urls = dict(entry.split(", ", 1) for entry in metadata("celery-rabbit-delay").get_all("Project-URL") or [])
+    assert urls["Repository"] == REPOSITORY
+    assert all(url.startswith(REPOSITORY) for url in urls.values())
+
+
+def test_each_target_of_make_that_is_named_somewhere_exists_and_is_explained() -> None:
+    [phony] = re.findall(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
+    explained = re.findall(r"^# make ([a-z-]+) ", MAKEFILE, re.MULTILINE)
+    assert set(explained) == set(phony.split()) - {"broker", "clean"}
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / ".github" / "workflows" / "ci.yml"):
+        named = set(re.findall(r"(?:^|`|run: )make ([a-z-]+)", path.read_text(), re.MULTILINE))
+        assert named, path
+        assert named <= set(explained), path
+
+
+def test_a_hosted_run_does_nothing_but_call_make() -> None:
+    commands = re.findall(r"run: (.+)$", (ROOT / ".github" / "workflows" / "ci.yml").read_text(), re.MULTILINE)
+    assert commands
+    assert all(command.startswith("make ") for command in commands)

@@ -1,0 +1,121 @@
+"""The private parts of Celery, Kombu and py-amqp do what this package relies on."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import nullcontext
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import amqp
+import pytest
+from amqp import spec
+from amqp.exceptions import NotFound
+from celery import Celery
+from celery.worker.request import Request
+
+from celery_rabbit_delay import upstream
+
+
+def test_settings_are_read_without_loading_the_configuration() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.broker_url = "amqp://early//"
+    assert upstream.settings_so_far(app).get("broker_url") == "amqp://early//"
+    assert not app.configured
+    assert app.conf.task_protocol == 2  # loads it
+    assert app.configured
+    assert upstream.settings_so_far(app).broker_url == "amqp://early//"
+
+
+def test_forgotten_connections_stay_with_whoever_holds_them() -> None:
+    app = Celery("shop", broker="amqp://before//", set_as_current=False)
+    pool, producers = app.pool, app.amqp.producer_pool
+    app.conf.broker_url = "amqp://after//"
+    assert app.pool is pool
+    upstream.forget_connections(app)
+    assert app.pool.connection.hostname == "after"
+    assert app.amqp.producer_pool.connections.connection.hostname == "after"
+    assert pool.connection.hostname == producers.connections.connection.hostname == "before"
+
+
+def test_a_mixin_comes_before_the_class_that_an_object_has() -> None:
+    class Base:
+        def word(self) -> str:
+            return "base"
+
+    class Mixin:
+        extra = 0
+
+        def word(self) -> str:
+            return f"mixed {super().word()}"  # type: ignore[misc]
+
+    one: Any = Base()
+    other = Base()
+    upstream.mix_in(one, Mixin, extra=5)
+    assert (one.word(), other.word()) == ("mixed base", "base")
+    assert isinstance(one, Base)
+    assert isinstance(one, Mixin)
+    assert one.extra == 5
+    assert type(one).__name__ == "Mixin"
+
+
+def test_a_request_without_its_eta_is_one_to_run_at_once() -> None:
+    request = Request.__new__(Request)
+    request._eta = datetime(2030, 1, 1, tzinfo=timezone.utc)
+    assert request.eta == datetime(2030, 1, 1, tzinfo=timezone.utc)
+    upstream.clear_eta(request)
+    assert request.eta is None
+
+
+def connection_to(frames: list[Any], **options: Any) -> Any:
+    """A connection that writes its frames into a list."""
+    connection = amqp.Connection(**options)
+    connection._transport = SimpleNamespace(having_timeout=lambda timeout: nullcontext(), sock=None)
+    connection._frame_writer = lambda *frame: frames.append(frame)
+    return connection
+
+
+def test_an_unconfirmed_publish_waits_for_no_answer_even_where_publishes_are_confirmed() -> None:
+    frames: list[Any] = []
+    channel = amqp.Channel(connection_to(frames, confirm_publish=True))
+    upstream.publish_unconfirmed(channel, amqp.Message("x"), exchange="e", routing_key="k", mandatory=True)
+    [(_, channel_id, method, _, message)] = frames
+    assert (channel_id, method, message.body) == (channel.channel_id, spec.Basic.Publish, "x")
+
+
+def test_a_channel_that_is_closed_without_waiting_is_closed_once() -> None:
+    frames: list[Any] = []
+    channel = amqp.Channel(connection_to(frames))
+    upstream.close_without_waiting(channel)
+    assert frames == []  # it was not open yet
+    channel.is_open = True
+    upstream.close_without_waiting(channel)
+    upstream.close_without_waiting(channel)
+    [(_, channel_id, method, *_)] = frames
+    assert (channel_id, method) == (channel.channel_id, spec.Channel.Close)
+
+
+def test_the_error_that_closes_a_channel_names_the_channel() -> None:
+    channel = amqp.Channel(connection_to([]))
+    channel._do_revive = lambda: None  # py-amqp would open it again
+    upstream.mix_in(channel, upstream.NamesItsErrors)
+    with pytest.raises(NotFound) as caught:
+        channel._on_close(404, "NOT_FOUND", *spec.Queue.Declare)
+    assert caught.value.channel is channel
+
+
+def test_a_closed_socket_is_closed_for_this_process_alone() -> None:
+    ours, theirs = socket.socketpair()
+    child = socket.fromfd(ours.fileno(), ours.family, ours.type)  # another process's copy
+    connection = amqp.Connection()
+    upstream.close_socket(connection)  # was never open
+    connection._transport = SimpleNamespace(sock=ours)
+    upstream.close_socket(connection)
+    assert connection._transport.sock is None
+    assert ours.fileno() == -1
+    child.sendall(b"still open")
+    assert theirs.recv(10) == b"still open"
+    upstream.close_socket(connection)
+    for end in (child, theirs):
+        end.close()

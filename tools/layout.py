@@ -1,0 +1,72 @@
+"""Writes tests/unit/layout.json: a small cascade as it stands on a broker, to see each change of the layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from celery_rabbit_delay.core import headers, routing_key
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
+
+PATH = Path(__file__).parents[1] / "tests" / "unit" / "layout.json"
+
+QUORUM = Cascade("shop", timedelta(milliseconds=125), powers=3)
+CASCADES = {
+    "quorum": QUORUM,
+    "high priorities": replace(QUORUM, high=True),
+    "classic": replace(QUORUM, queue_type="classic"),
+}
+DESTINATIONS = [
+    Destination("", ("mail",)),
+    Destination("", ("mail", "print")),
+    Destination("", ("reply",), short_lived=True),
+    Destination("orders"),
+    Destination("orders", key="new"),
+    Destination("news", fanout=True),
+]
+
+
+def parts(topology: Topology) -> dict[str, Any]:
+    """Return all that is declared, one line for each part."""
+    return {
+        "exchanges": [" ".join([e.type, e.name, *arguments(e.arguments)]) for e in topology.exchanges.values()],
+        "queues": [" ".join([q.name, *arguments(q.arguments)]) for q in topology.queues.values()],
+        "bindings": [
+            f"{b.source} -> {b.destination_type} {b.destination} ({b.routing_key})" for b in topology.bindings
+        ],
+    }
+
+
+def message() -> dict[str, Any]:
+    """Return what a message carries that was sent to "orders" with the key "new" and a delay of five ticks."""
+    due = datetime(2030, 1, 1, tzinfo=timezone.utc)
+    wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
+    return {
+        "routing key": routing_key.encode(QUORUM.route(5, slack=0)),
+        "headers": headers.addressed(wrapped, Destination("orders", key="new")),
+    }
+
+
+def arguments(table: Any) -> Iterator[str]:
+    return (f"{name}={value}" for name, value in table.items())
+
+
+def dump() -> dict[str, Any]:
+    """Return the layout of this code."""
+    return {"layout": LAYOUT, "message": message()} | {
+        name: {"ingest": cascade.ingest, "marker": cascade.marker} | parts(Topology.of([cascade], DESTINATIONS))
+        for name, cascade in CASCADES.items()
+    }
+
+
+def text() -> str:
+    return json.dumps(dump(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text())
