@@ -32,6 +32,11 @@ def clear_eta(request: Any) -> None:
     request._eta = None
 
 
+def queue_of_tag(consumer: Any, tag: Any) -> str | None:
+    """Return the name of the queue that a `kombu.Consumer` consumes from under a consumer tag."""
+    return next((queue for queue, known in consumer._active_tags.items() if known == tag), None)
+
+
 def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
     """Send `basic.publish` on an `amqp.Channel` without waiting for the broker's confirm, whatever its settings."""
     channel._basic_publish(message, **arguments)

@@ -155,8 +155,9 @@ def collect(producer: kombu.Producer, max_size: int = MAX_SIZE, retry: dict[str,
         with batch.collecting(client):
             yield
     finally:
-        with batch.failing():
-            if retry is None:
-                flush()
-            else:
-                client.ensure(producer, flush, **retry)()
+        if batch.ids:  # or else there may be no broker: eager tasks have run already
+            with batch.failing():
+                if retry is None:
+                    flush()
+                else:
+                    client.ensure(producer, flush, **retry)()

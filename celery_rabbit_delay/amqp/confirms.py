@@ -7,13 +7,19 @@ refused on, must not take the user's channel along.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
 from .. import upstream
+from ..core.errors import NotRouted
+
+#: Called with None when the broker has stored a message, or with the reason why it has not.
+Answered = Callable[[Exception | None], None]
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +33,7 @@ class ConfirmedChannel:
         self._channel: Any = None
         self._confirming = False
         self._delivery_tag = 0  # of the last message published; the broker counts along
-        self._unanswered: dict[int, Any] = {}  # delivery tag -> name of the message
-        self._messages: dict[Any, tuple[Any, str]] = {}
+        self._unanswered: dict[int, tuple[str, Answered]] = {}  # delivery tag -> routing key, who wants to know
         self._returned: dict[str, str] = {}  # routing key -> why no queue took it
 
     def get_channel(self) -> Any:
@@ -74,24 +79,45 @@ class ConfirmedChannel:
 
         Removes those from `messages` that are stored, also if it raises. What is left in the end was refused.
         """
+        for name, (message, key) in list(messages.items()):
+            self.send(message, exchange, key, partial(_forget_stored, messages, name), timeout)
+        while self._unanswered:
+            self._connection.drain_events(timeout=confirm_timeout or timeout)
+
+    def send(self, message: Any, exchange: str, key: str, answered: Answered, timeout: float | None = None) -> None:
+        """Send an `amqp.Message` without waiting for the broker's answer.
+
+        Reading from the connection calls `answered`, with `NotRouted` or `amqp.exceptions.MessageNacked` if the message
+        was refused. Without `confirm` it is called at once.
+        """
         channel = self.get_channel()
         # Only now: declaring may close the channel, and py-amqp open it again without.
         if self._confirm and not self._confirming:
             channel.confirm_select(nowait=True)
             self._confirming = True
-        self._messages = messages
-        self._returned.clear()
-        for name, (message, key) in list(messages.items()):
-            if self._confirm:
-                self._delivery_tag += 1
-                self._unanswered[self._delivery_tag] = name
+        if not self._unanswered:
+            self._returned.clear()
+        if self._confirm:
+            self._delivery_tag += 1
+            self._unanswered[self._delivery_tag] = key, answered
+        try:
             upstream.publish_unconfirmed(
                 channel, message, exchange=exchange, routing_key=key, mandatory=True, timeout=timeout
             )
+        except Exception:
+            # py-amqp reads before it writes. If that closed the channel, `refuse_all` has told `answered`.
+            if self._channel is channel:
+                raise
+            return
         if not self._confirm:
-            messages.clear()
-        while self._unanswered:
-            self._connection.drain_events(timeout=confirm_timeout or timeout)
+            answered(None)
+
+    def refuse_all(self, exc: Exception) -> None:
+        """Tell all who wait for an answer that the broker has closed the channel, and start afresh."""
+        unanswered = list(self._unanswered.values())
+        self.reset()  # py-amqp has opened it again
+        for _, answered in unanswered:
+            answered(exc)
 
     def reset(self) -> None:
         """Start afresh with the next message. Waits for nothing: the broker may not answer."""
@@ -105,15 +131,16 @@ class ConfirmedChannel:
                 upstream.close_without_waiting(channel)
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
-        for name in self._answered(delivery_tag, multiple):
-            if self._messages[name][1] not in self._returned:  # a return comes before the answer
-                del self._messages[name]
+        for key, answered in self._pop(delivery_tag, multiple):
+            reason = self._returned.get(key)  # a return comes before the answer
+            answered(None if reason is None else NotRouted(f"no level of the cascade took the message: {reason}"))
 
     def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
-        self._answered(delivery_tag, multiple)
+        for _, answered in self._pop(delivery_tag, multiple):
+            answered(MessageNacked("RabbitMQ could not store the message: are most of its nodes up?"))
 
-    def _answered(self, delivery_tag: int, multiple: bool) -> list[Any]:
-        """Return the names of the messages that an answer is about; a `multiple` one is about all up to the tag."""
+    def _pop(self, delivery_tag: int, multiple: bool) -> list[tuple[str, Answered]]:
+        """Return who waits for an answer; a `multiple` one is about all messages up to the tag."""
         tags = list(takewhile(delivery_tag.__ge__, self._unanswered)) if multiple else [delivery_tag]
         return [self._unanswered.pop(tag) for tag in tags]
 
@@ -121,3 +148,8 @@ class ConfirmedChannel:
         self._returned[key] = str(exc.reply_text)
         if not self._confirm:  # nobody waits for it
             logger.error("RabbitMQ returned a delayed message, it is lost: %s, %r", exc.reply_text, message.headers)
+
+
+def _forget_stored(messages: dict[Any, Any], name: Any, refusal: Exception | None) -> None:
+    if refusal is None:
+        del messages[name]

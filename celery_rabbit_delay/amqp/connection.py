@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from amqp import spec
-from amqp.exceptions import AMQPError, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
@@ -53,7 +53,12 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
         if method_sig == spec.Basic.Deliver and self._deliveries.offer((channel_id, method_sig, payload, content)):
             return None
-        return super().on_inbound_method(channel_id, method_sig, payload, content)
+        channel = (self.channels or {}).get(channel_id)
+        try:
+            return super().on_inbound_method(channel_id, method_sig, payload, content)
+        except ChannelError as exc:  # nobody who reads from the connection knows of what was submitted
+            if not any(publisher.refuse_submitted(channel, exc) for publisher in list(self._publishers.values())):
+                raise
 
     def drain_events(self, timeout: float | None = None) -> Any:
         if self._deliveries.flush():  # left behind by a consumer that raised an error

@@ -15,7 +15,7 @@ from ..core.errors import CascadeMissing, NotRouted
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
-from .confirms import ConfirmedChannel
+from .confirms import Answered, ConfirmedChannel
 
 #: Destinations that a connection remembers. Reply queues may be without number.
 _MAX_BOUND = 10_000
@@ -49,6 +49,7 @@ class DelayedPublisher:
         self.cascade = cascade
         self._connection = connection
         self._channel = ConfirmedChannel(connection, options.confirm)
+        self._unawaited = ConfirmedChannel(connection)
         self._ensured = False
         self._bound: set[Destination] = set()
 
@@ -65,8 +66,34 @@ class DelayedPublisher:
                 # Somebody deleted a part of the cascade that this connection, or whoever made it, has seen complete.
                 if self.options.declare == "passive":
                     raise
-                declare.declare_cascade(self._channel.get_channel(), self.cascade)
+                self.repair()
                 self._publish(pending)
+
+    def repair(self) -> None:
+        """Declare all of the cascade. Raises what `declare_cascade` does."""
+        with self._exclusively():
+            declare.declare_cascade(self._channel.get_channel(), self.cascade)
+
+    def submit(self, pending: PendingMessage, answered: Answered) -> None:
+        """Send a message, to a bound destination, without waiting for the broker's answer.
+
+        Reading from the connection calls `answered`: with None when the message is stored, or else with what `publish`
+        would raise. It is always confirmed, whatever the options say.
+        """
+        with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):  # while a channel is opened
+            self._unawaited.send(pending.message, self.cascade.ingest, self._key(pending), answered)
+
+    def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
+        """Take the blame if the broker has closed the channel of what was submitted; return whether it has."""
+        if channel is None or self._unawaited.current is not channel:
+            return False
+        try:
+            with self._translate_refusals():
+                raise exc
+        except Exception as translated:
+            with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):
+                self._unawaited.refuse_all(translated)
+        return True
 
     def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
         """Send all messages, to bound destinations, before waiting for any answer.

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from amqp import Message
-from amqp.exceptions import InternalError, RecoverableConnectionError
+from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .. import upstream
@@ -25,9 +25,24 @@ from .connection import Connection, server_version
 from .destinations import is_lasting
 from .publisher import PendingMessage, now
 
+#: An exchange of the delayed-message-exchange plug-in, and the argument that tells what type it is besides.
+PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
+
+
+class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
+    """A message as Kombu gives it to consumers, with what it was made from."""
+
+    def __init__(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(msg, *args, **kwargs)
+        self.amqp_message = msg
+        #: Until when it was in the cascade, if it was.
+        self.delayed_until: datetime | None = None
+
 
 class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     """Delays what asks for a delay, and restores what comes back."""
+
+    Message = DeliveredMessage
 
     def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         return self._publish(super().basic_publish, msg, exchange, routing_key, *args, **kwargs)
@@ -87,12 +102,33 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers
-        if headers and headers_.HEADER in headers:
+        state = headers_.read_state(headers) if headers and headers_.HEADER in headers else None
+        if state:
             info = raw_message.delivery_info
             unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], headers))
             info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
             raw_message.properties["application_headers"] = unwrapped.headers
-        return super().message_to_python(raw_message)
+        message = super().message_to_python(raw_message)
+        message.delayed_until = state.due if state else None
+        return message
+
+    def exchange_declare(self, exchange: str, type: str, passive: bool = False, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+        plug_in = type == PLUG_IN_TYPE
+        if plug_in:
+            type, kwargs["arguments"] = _without_plug_in(exchange, kwargs.get("arguments"))  # noqa: A001
+        try:
+            declared = super().exchange_declare(exchange, type, passive, *args, **kwargs)
+        except PreconditionFailed as exc:
+            if not plug_in:
+                raise
+            raise UnsupportedConfiguration(
+                f"the exchange {exchange!r} exists, declared in another way ({exc.reply_text}). If it is one of the "
+                "delayed-message plug-in, wait until it has delivered what it holds, delete it, and start your "
+                "programs again, so that they declare it and bind their queues; or give the exchange another name"
+            ) from exc
+        if not passive:
+            self.connection.declarations.add_exchange(exchange, type)
+        return declared
 
     def queue_declare(
         self,
@@ -119,12 +155,6 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         if not passive:
             name = declared.queue if declared is not None else queue
             self.connection.declarations.add_queue(name, is_lasting(durable, exclusive, auto_delete, arguments))
-        return declared
-
-    def exchange_declare(self, exchange: str, type: str, passive: bool = False, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-        declared = super().exchange_declare(exchange, type, passive, *args, **kwargs)
-        if not passive:
-            self.connection.declarations.add_exchange(exchange, type)
         return declared
 
     def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
@@ -176,6 +206,17 @@ def _priority(msg: Any) -> int | None:
     if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
         return priority
     raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")
+
+
+def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:
+    """Return the type that an exchange of the plug-in is besides, and its other arguments."""
+    others = dict(arguments or {})
+    if PLUG_IN_ARGUMENT not in others:
+        raise UnsupportedConfiguration(
+            f"the exchange {exchange!r} is declared with the type {PLUG_IN_TYPE!r}, but without the argument "
+            f'{PLUG_IN_ARGUMENT!r}: say what type it is to be, such as "direct"'
+        )
+    return others.pop(PLUG_IN_ARGUMENT), others
 
 
 def _drain_once(connection: Any) -> None:

@@ -11,7 +11,7 @@ from amqp.exceptions import AMQPError
 from amqp.exceptions import ConnectionError as AMQPConnectionError
 
 from ..core.errors import DelayError
-from ..core.headers import Delivery, Headers, cc_keys, read_state, unwrap
+from ..core.headers import Delivery, Headers, cc_keys, read_state, resent
 from ..core.topology import Cascade
 from . import declare
 from .confirms import ConfirmedChannel
@@ -34,9 +34,9 @@ def take(channel: Any, queue: str, limit: int | None = None) -> Iterator[Message
 
 
 def original(message: Message) -> tuple[Message, str, str]:
-    """Return a copy of a message as it was sent, its exchange and its routing key."""
+    """Return a copy of a message to be sent again, its exchange and its routing key."""
     info = message.delivery_info
-    delivery = unwrap(Delivery(info["exchange"], info["routing_key"], message.headers or {}))
+    delivery = resent(Delivery(info["exchange"], info["routing_key"], message.headers or {}))
     headers = {key: value for key, value in delivery.headers.items() if key not in _COUNTS}
     copy = Message(message.body, **{**message.properties, "application_headers": headers})
     return copy, delivery.exchange, delivery.routing_key

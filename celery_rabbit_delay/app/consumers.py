@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import closing, suppress
+from typing import Any
 
 import kombu
 from amqp.exceptions import AccessRefused
 
 from ..amqp import declare
 from ..amqp.destinations import destinations_of
+from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
 from ..core.errors import NotPermitted
 from ..core.topology import Cascade
+from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +25,33 @@ MAX_ORPHANS = 10_000
 
 
 class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
-    """Makes sure that the cascade is there and leads to the worker's queues when it begins to consume.
+    """Makes sure that the cascade is there and leads to the worker's queues, and hands on what is not due yet.
 
-    No caller waits then for the cascade to be declared, and what still waits for a queue that was deleted and is
-    declared again reaches it.
+    It does the former when it begins to consume. No caller waits then for the cascade to be declared, and what still
+    waits for a queue that was deleted and is declared again reaches it.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.handing_on = HandingOn(self)
+        super().__init__(*args, **kwargs)
+
+    @property
+    def on_message(self) -> Callable[[Any], Any] | None:
+        """What Kombu calls with each message. Celery's worker sets it to what runs tasks."""
+        return self._offer if self.handing_on.keep and self._is_ours else self.handing_on.keep
+
+    @on_message.setter
+    def on_message(self, keep: Callable[[Any], Any] | None) -> None:
+        self.handing_on.keep = keep
+
+    def _offer(self, message: DeliveredMessage) -> Any:
+        if self.handing_on.offer(message) or self.handing_on.keep is None:
+            return None
+        return self.handing_on.keep(message)
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.handing_on.finish()
 
     def declare(self) -> None:
         super().declare()
@@ -37,7 +63,14 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         self._ensure_routes(added)
         return added
 
+    @property
+    def _is_ours(self) -> bool:
+        """Whether messages come through our transport: a test suite may have none but the one in memory."""
+        return isinstance(self.channel, Channel)
+
     def _ensure_routes(self, queue: kombu.Queue) -> None:
+        if not self._is_ours:
+            return
         publisher = self.channel.connection.publisher_for()
         if publisher.options.declare == "passive":
             return

@@ -7,10 +7,12 @@ of the URLs that it is given.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import kombu
 from celery import Celery
@@ -23,7 +25,13 @@ from ..amqp.schemes import delay_transport, delay_url
 from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options
 from .consumers import DelayedConsumer
+from .green import FullSpeed
+from .handing_on import Report
 from .signals import connect
+
+logger = logging.getLogger(__name__)
+
+_told: WeakSet[Celery] = WeakSet()
 
 
 def install(app: Celery, **options: Any) -> None:
@@ -33,23 +41,36 @@ def install(app: Celery, **options: Any) -> None:
 
     Raises `InvalidOption` for an option it does not know, a bad value, or other options than the first time, and
     `UnsupportedConfiguration` for a broker other than RabbitMQ over AMQP 0-9-1 and for `task_protocol = 1`. If the
-    app's configuration is still to be loaded, the latter may come when the app first connects.
+    app's configuration is still to be loaded, the latter may come when the app first connects. Test suites without a
+    broker need no condition: `memory://`, and any broker of an app with `task_always_eager`, is left as it is.
     """
     wanted = Options.parse(options)
     make = app.amqp_cls
-    if isinstance(make, partial) and make.func is _make_amqp:
+    if is_installed(app):
         if make.keywords["options"] != wanted:
             raise InvalidOption(f"{app} is already installed with {make.keywords['options']}: install it once")
         return
     # Reading app.conf would load the configuration, too early for a config_from_object() that is still to come.
     settings = upstream.settings_so_far(app)
     check_protocol(settings.get("task_protocol"))
-    delay_url(os.environ.get("CELERY_BROKER_URL") or settings.get("broker_url"))
+    url = os.environ.get("CELERY_BROKER_URL") or settings.get("broker_url")
+    try:
+        delay_url(url)
+    except UnsupportedConfiguration:
+        if not needs_no_broker(settings, url):
+            raise
+        _tell(app)
     connect()
+    app.steps["consumer"].update([Report, FullSpeed])
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
     if "amqp" in app.__dict__:  # used before: keep its queues and routes, forget its plain connections
         upgrade_amqp(app.amqp, wanted)
         upstream.forget_connections(app)
+
+
+def is_installed(app: Celery) -> bool:
+    """Return whether `install` was called on an app."""
+    return isinstance(app.amqp_cls, partial) and app.amqp_cls.func is _make_amqp
 
 
 def _make_amqp(app: Celery, *, base: Any, options: Options) -> Any:
@@ -73,12 +94,23 @@ class DelayedAMQP:
     delay_options: Options
 
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
-        """Return a `kombu.Connection` with our transport. Raises `UnsupportedConfiguration`, `InvalidOption`."""
+        """Return a `kombu.Connection` with our transport, or a plain one where there is no broker.
+
+        Raises `UnsupportedConfiguration`, `InvalidOption`.
+        """
         check_protocol(self.app.conf.task_protocol)
-        url = delay_url(hostname)
         transport = kwargs.pop("transport", None)
-        if transport or not isinstance(url, str) or "://" not in url:
-            transport = delay_transport(transport or "amqp")
+        try:
+            url = delay_url(hostname)
+            if transport or not isinstance(url, str) or "://" not in url:
+                ours = delay_transport(transport or "amqp")
+            else:
+                ours = None
+        except UnsupportedConfiguration:
+            if not needs_no_broker(self.app.conf, hostname, transport):
+                raise
+            _tell(self.app)
+            return super().Connection(hostname, *args, transport=transport, **kwargs)  # type: ignore[misc]
         options = self.delay_options
         if options.timezone is None:
             zone = self.app.timezone
@@ -89,12 +121,24 @@ class DelayedAMQP:
                 f"broker_transport_options[{OPTIONS!r}] has no effect beside install(): give it the options"
             )
         transport_options[OPTIONS] = options.to_dict()
-        connection = kombu.Connection(url, *args, transport=transport, transport_options=transport_options, **kwargs)
+        connection = kombu.Connection(url, *args, transport=ours, transport_options=transport_options, **kwargs)
         client_of(connection).uses_quorum_queues = self._uses_quorum_queues
         return connection
 
     def _uses_quorum_queues(self) -> bool:
         return any((q.queue_arguments or {}).get("x-queue-type") == "quorum" for q in self.queues.values())
+
+
+def needs_no_broker(settings: Any, url: Any, transport: Any = None) -> bool:
+    """Return whether an app whose broker cannot delay tasks may keep it: that of a test suite."""
+    name = transport or (url.partition("://")[0] if isinstance(url, str) else "")
+    return str(name).lower() == "memory" or bool(settings.get("task_always_eager"))
+
+
+def _tell(app: Celery) -> None:
+    if app not in _told:
+        _told.add(app)
+        logger.info("%s has no broker: Celery runs its delayed tasks, celery-rabbit-delay does nothing", app)
 
 
 def check_protocol(task_protocol: Any) -> None:

@@ -53,7 +53,9 @@ class AppTarget:
 
         connection = self.app.connection_for_write()
         if connection.transport.driver_type != DRIVER_TYPE:
-            raise click.ClickException(f"{self.app} does not delay its tasks: call celery_rabbit_delay.install(app)")
+            raise click.ClickException(
+                f"{self.app} does not delay its tasks: call celery_rabbit_delay.install(app), with RabbitMQ as broker"
+            )
         return connection
 
     def queues(self) -> list[kombu.Queue]:

@@ -8,6 +8,7 @@ import click
 
 from .common import (
     EXIT_PROBLEMS,
+    Target,
     connected,
     destinations,
     handle_errors,
@@ -143,10 +144,11 @@ def _report_earlier(connection: kombu.Connection) -> bool:
 @click.command()
 @click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait, which are lost then.")
 @click.option("--layout", type=click.Choice(["1"]), help="Delete the cascade of an earlier release instead.")
+@click.option("--native", is_flag=True, help="Delete what Celery's native delayed delivery declared instead.")
 @management_option
 @click.confirmation_option(prompt="Delete the cascade?")
 @click.pass_obj
-def teardown(obj: Any, delete_messages: bool, layout: str | None, management_url: str | None) -> None:
+def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
     Refuses while messages wait or are orphans. It knows of messages on their way between two queues, and of outboxes of
@@ -156,6 +158,11 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, management_url
     from .. import operate
 
     target = target_of(obj)
+    if native:
+        if delete_messages or layout:
+            raise click.UsageError("--native deletes only what is empty, and nothing of ours")
+        _teardown_native(target, management_url)
+        return
     with connected(target) as connection:
         if layout:
             earlier = operate.earlier_layout(connection, int(layout))
@@ -176,3 +183,19 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, management_url
         else:
             deleted = operate.teardown(connection, destinations(target), management)
         click.echo(f"{deleted:,} exchanges and queues deleted")
+
+
+def _teardown_native(target: Target, management_url: str | None) -> None:
+    from .. import operate
+
+    with connected(target) as connection:
+        waiting = operate.native_waiting(connection, management_of(management_url, connection))
+        if not waiting:
+            deleted = operate.teardown_native(connection)
+            click.echo(f"{deleted:,} exchanges and queues deleted")
+            waiting = operate.native_waiting(connection)
+        if waiting:
+            raise click.ClickException(
+                f"{waiting:,} messages wait in native delayed delivery, which delivers them when they are due: "
+                "run this again when it is empty"
+            )

@@ -44,15 +44,16 @@ def _unreadable(eta: object) -> InvalidDelay:
 
 
 def parse_x_delay(x_delay: object) -> int:
-    """Return the microseconds in an `x-delay` header, a number of milliseconds ≥ 0. Raises `InvalidDelay`."""
+    """Return the microseconds in an `x-delay` header, a number of milliseconds. Raises `InvalidDelay`.
+
+    A negative one is no delay: the delayed-message-exchange plug-in so marks what it has delayed.
+    """
     try:
-        if isinstance(x_delay, bool) or not (milliseconds := float(x_delay)) >= 0:  # type: ignore[arg-type]
+        if isinstance(x_delay, bool):
             raise ValueError
-        return math.ceil(milliseconds * 1000)
+        return max(0, math.ceil(float(x_delay) * 1000))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidDelay(
-            f"cannot read the header x-delay={x_delay!r}: use a number of milliseconds, 0 or more"
-        ) from exc
+        raise InvalidDelay(f"cannot read the header x-delay={x_delay!r}: use a number of milliseconds") from exc
 
 
 def to_ticks(delay: int, tick: int) -> int:

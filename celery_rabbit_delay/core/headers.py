@@ -16,7 +16,8 @@ from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDestination
 from .routing_key import SENTINEL, is_reserved
 
-#: Our header: {"prefix": str, "exchange": str, "due": int}, and "deaths": dict if there are any (see `State`).
+#: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "routing_key": str, "CC": list
+#: (see `State`).
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
@@ -35,6 +36,8 @@ class State(NamedTuple):
     exchange: str  # it was sent to
     due: datetime  # in UTC
     deaths: Headers  # x-death headers from before it was sent
+    routing_key: str | None = None  # it was sent with, if it is to come back to one queue
+    cc: Sequence[str] = ()  # the same
 
 
 class Delivery(NamedTuple):
@@ -95,6 +98,24 @@ def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: da
     return wrapped
 
 
+def wrap_for_return(delivery: Delivery, prefix: str, queue: str, due: datetime) -> dict[str, Any]:
+    """Return the headers with which a message, delivered by a queue, comes back to that queue as it was delivered.
+
+    No other queue gets a copy: what it was sent with travels in our header alone. Raises `InvalidDestination`.
+    """
+    wrapped = wrap(
+        {name: value for name, value in delivery.headers.items() if name not in ("CC", "BCC")},
+        prefix,
+        delivery.exchange,
+        queue,
+        due,
+    )
+    wrapped[HEADER]["routing_key"] = delivery.routing_key
+    if cc := cc_keys(delivery.headers, "CC"):
+        wrapped[HEADER]["CC"] = list(cc)
+    return wrapped
+
+
 def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
     """Return the headers of a wrapped message with the addresses that lead it from `done` to its destination."""
     addresses = dict.fromkeys((destination.outbox_address, destination.address))
@@ -119,8 +140,16 @@ def read_state(headers: Headers) -> State | None:
     prefix, exchange, due, deaths = (ours.get(name) for name in ("prefix", "exchange", "due", "deaths"))
     if not isinstance(prefix, str) or not isinstance(exchange, str) or not isinstance(due, int):
         return None
+    routing_key = ours.get("routing_key")
     try:
-        return State(prefix, exchange, _EPOCH + due * _MILLISECOND, deaths if isinstance(deaths, Mapping) else {})
+        return State(
+            prefix,
+            exchange,
+            _EPOCH + due * _MILLISECOND,
+            deaths if isinstance(deaths, Mapping) else {},
+            routing_key if isinstance(routing_key, str) else None,
+            tuple(_items(ours.get("CC"))),
+        )
     except OverflowError:  # a year beyond 9999
         return None
 
@@ -138,6 +167,8 @@ def unwrap(delivery: Delivery) -> Delivery:
     if exchange.startswith(ours) and not _is_plausible(state, headers):
         return delivery
     original, *cc = _items(headers.get("CC")) or [routing_key]
+    if state.routing_key is not None:
+        original, cc = state.routing_key, list(state.cc)
     unwrapped = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
     if cc := [key for key in cc if not is_reserved(str(key))]:
         unwrapped["CC"] = cc
@@ -149,6 +180,16 @@ def unwrap(delivery: Delivery) -> Delivery:
     )
 
 
+def resent(delivery: Delivery) -> Delivery:
+    """Return what to publish so that a message in the cascade takes the same way again, without our headers."""
+    unwrapped = unwrap(delivery)
+    state = read_state(delivery.headers)
+    if state is None or state.routing_key is None:
+        return unwrapped
+    queue, *_ = _items(delivery.headers.get("CC")) or [state.routing_key]
+    return Delivery("", str(queue), {name: value for name, value in unwrapped.headers.items() if name != "CC"})
+
+
 def _is_plausible(state: State, headers: Headers) -> bool:
     """Return whether a message's addresses lead to the exchange and the keys that it says it was sent to.
 
@@ -158,16 +199,17 @@ def _is_plausible(state: State, headers: Headers) -> bool:
     keys = [key for key in cc if not is_reserved(key)]
     if not keys:
         return False
+    exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
     for address in cc:
         if not is_reserved(address) or address == SHORT_LIVED:
             continue
         mark = "=" if address.startswith(f"{SENTINEL}.=") else ""
         names = decode(address)
         if names is None:  # a hash
-            of_queues, of_exchange, of_key = (state.exchange, *keys), (state.exchange, ""), (state.exchange, *keys[:1])
+            of_queues, of_exchange, of_key = (exchange, *keys), (exchange, ""), (exchange, *keys[:1])
             plausible = address in [encode(*names, mark=mark) for names in (of_queues, of_exchange, of_key)]
-        elif state.exchange:
-            plausible = names[0] == state.exchange
+        elif exchange:
+            plausible = names[0] == exchange
         else:
             plausible = names[0] == "" and set(keys) <= set(names[1:])  # BCC keys are gone by now
         if not plausible:

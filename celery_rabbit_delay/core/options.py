@@ -56,6 +56,8 @@ class Options:
     confirm_timeout: float | None = 60.0
     #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
     declare: Declare = "auto"
+    #: Let workers hand on tasks that reach them before they are due, sent by others, to wait in RabbitMQ as well.
+    hand_on: bool = True
     #: The zone that a naive `eta` is meant in: a name, or "local". `install` takes the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
@@ -85,8 +87,9 @@ class Options:
             raise InvalidOption(f"slack={self.slack!r}: use a fraction below 1, or (fraction, maximum in seconds)")
         if self.queue_type not in known_types:
             raise InvalidOption(f"queue_type={self.queue_type!r}: use one of {', '.join(known_types)}")
-        if not isinstance(self.confirm, bool):
-            raise InvalidOption(f"confirm={self.confirm!r}: use True or False")
+        for name in ("confirm", "hand_on"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
         if self.confirm_timeout is not None and not (_is_number(self.confirm_timeout) and self.confirm_timeout > 0):
             raise InvalidOption(f"confirm_timeout={self.confirm_timeout!r}: use seconds above 0, or None")
         if self.declare not in declares:

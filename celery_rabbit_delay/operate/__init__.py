@@ -7,6 +7,7 @@ from .cascades import cascades, earlier_layout, with_all_levels
 from .diff import Finding, diff
 from .management import Management
 from .migrate import Moved, migrate
+from .native import native_waiting, teardown_native
 from .orphans import Orphan, orphans, purge, replay
 from .probe import probe
 from .setup import setup, teardown, teardown_earlier
@@ -26,6 +27,7 @@ __all__ = [
     "earlier_layout",
     "message_count",
     "migrate",
+    "native_waiting",
     "orphans",
     "probe",
     "purge",
@@ -34,5 +36,6 @@ __all__ = [
     "status",
     "teardown",
     "teardown_earlier",
+    "teardown_native",
     "with_all_levels",
 ]

@@ -68,9 +68,9 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
     levels = []
     for cascade in wanted:
         for level in cascade.levels:
-            unsettled = _unsettled(rows[level.queue]) if level.queue in rows else None
+            on_the_way = unsettled(rows[level.queue]) if level.queue in rows else None
             ready = declare.message_count(channel, level.queue)
-            levels.append(LevelStatus(level.queue, level.ttl, ready, unsettled))
+            levels.append(LevelStatus(level.queue, level.ttl, ready, on_the_way))
     orphans = declare.message_count(channel, wanted[0].orphans)
     if management is None:
         return Status(levels, orphans, None, None)
@@ -128,5 +128,6 @@ def message_count(connection: kombu.Connection, queue: str) -> int | None:
     return declare.message_count(connection.default_channel, queue)
 
 
-def _unsettled(row: dict[str, Any]) -> int:
+def unsettled(row: dict[str, Any]) -> int:
+    """Return how many messages are on their way out of a queue, from what the management API says of it."""
     return int(row.get("messages_dlx") or 0) + int(row.get("messages_unacknowledged") or 0)

@@ -94,6 +94,19 @@ def signature(shop: Shop, task: str, *args: Any, **options: Any) -> Any:
     return shop.app.signature(f"tests.acceptance.shop.{task}", args, options=options, immutable=immutable)
 
 
+def plain_celery_url(shop: Shop, **more: str) -> str:
+    """The broker with a user who may do what plain Celery needs, and no `more`."""
+    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
+    allowed = [f"{own}|{more[what]}" if what in more else own for what in ("configure", "write", "read")]
+    return shop.vhost.url("amqp", shop.vhost.user(*allowed))
+
+
+def waiting(vhost: Vhost) -> int:
+    """How many messages wait in the levels of the cascade."""
+    there = set(vhost.names("queues"))
+    return sum(vhost.count(level.queue) for level in vhost.cascade.levels if level.queue in there)
+
+
 class Worker:
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process

@@ -32,3 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "broadcast": {"task_queues": [Queue("celery"), Broadcast("news")]},
     "exclusive": {"task_queues": [Queue("celery"), Queue("own", Exchange("own"), "own", exclusive=True)]},
 }
+
+
+def to_mail(name: str, *_: Any, **__: Any) -> dict[str, str] | None:
+    """A router for `task_routes` that names an exchange and a routing key, but no queue."""
+    return {"exchange": "shop", "routing_key": "mail"} if name.endswith(".note") else None

@@ -12,7 +12,7 @@ from testkit.broker import QUICK
 from testkit.commands import documented_permissions as documented
 from testkit.wait import wait_until
 
-from .conftest import MakeShop, Shop, signature
+from .conftest import MakeShop, plain_celery_url, signature
 
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}, {"queues": "classic, topic exchange"}])
@@ -86,13 +86,6 @@ def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make
     shop.vhost.delete_queue("later")
     shop.app.control.add_consumer("later", reply=True)
     shop.wait_for(1, "patient")
-
-
-def plain_celery_url(shop: Shop, **more: str) -> str:
-    """The broker with a user who may do what plain Celery needs, and no `more`."""
-    own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
-    allowed = [f"{own}|{more[what]}" if what in more else own for what in ("configure", "write", "read")]
-    return shop.vhost.url("amqp", shop.vhost.user(*allowed))
 
 
 def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -> None:

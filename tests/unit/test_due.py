@@ -80,12 +80,14 @@ def test_a_zone_that_knows_no_offset_for_a_date_makes_it_unreadable() -> None:
         due.microseconds_until(datetime(9999, 12, 31, tzinfo=Local()), NOW)
 
 
-@pytest.mark.parametrize(("value", "microseconds"), [(0, 0), (1, 1000), (0.5, 500), ("1500", 1_500_000), (0.0001, 1)])
+@pytest.mark.parametrize(
+    ("value", "microseconds"), [(0, 0), (1, 1000), (0.5, 500), ("1500", 1_500_000), (0.0001, 1), (-1, 0), ("-5", 0)]
+)
 def test_x_delay_is_milliseconds_rounded_up(value: object, microseconds: int) -> None:
     assert due.parse_x_delay(value) == microseconds
 
 
-@pytest.mark.parametrize("value", [-1, "-1", "soon", "", float("nan"), float("inf"), "inf", True, [], {}, object()])
+@pytest.mark.parametrize("value", ["soon", "", float("nan"), float("inf"), "inf", True, [], {}, object()])
 def test_an_unreadable_x_delay_is_an_error_that_says_what_to_use(value: object) -> None:
-    with pytest.raises(InvalidDelay, match="use a number of milliseconds, 0 or more"):
+    with pytest.raises(InvalidDelay, match="use a number of milliseconds"):
         due.parse_x_delay(value)

@@ -111,6 +111,30 @@ def test_restore_undoes_divert_and_every_death_in_our_levels(
     assert headers_.unwrap(arrived) == (exchange, key, sent)
 
 
+@given(users_headers, st.text(max_size=20), st.text(max_size=20), st.lists(keys, max_size=3), keys)
+def test_a_message_that_comes_back_to_its_queue_is_as_the_queue_delivered_it(
+    users: dict[str, Any], exchange: str, key: str, cc: list[str], queue: str
+) -> None:
+    delivered = Delivery(exchange, key, {**users, **({"CC": cc} if cc else {})})
+    wrapped = headers_.wrap_for_return(delivered, "p", queue, NOW)
+    assert wrapped["CC"] == [queue], "no other queue gets a copy"
+    on_the_way = headers_.addressed(wrapped, Destination("", (queue,))) | {"x-death": [death("p.delay.1")]}
+    assert headers_.unwrap(Delivery("p.exit", "@.^1", on_the_way)) == delivered
+    assert headers_.resent(Delivery("p.exit", "@.^1", on_the_way)) == Delivery("", queue, users)
+
+
+def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays() -> None:
+    delivered = Delivery("orders", "new", {"a": 1})
+    wrapped = headers_.wrap_for_return(delivered, "p", "shop", NOW)
+    restored = headers_.unwrap(Delivery("failed", "dead", wrapped))
+    assert (restored.exchange, restored.routing_key) == ("failed", "dead")
+
+
+def test_a_message_without_a_queue_of_its_own_is_sent_again_as_it_was_sent() -> None:
+    headers = headers_.addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), Destination("orders"))
+    assert headers_.resent(Delivery("p.exit", "@.^1", headers)) == ("orders", "new", {"a": 1})
+
+
 def test_a_senders_own_cc_comes_back() -> None:
     destination = Destination("", ("new", "copy"))
     on_the_way = headers_.addressed(headers_.wrap({"CC": ["copy"]}, "p", "", "new", NOW), destination)
@@ -159,6 +183,13 @@ def test_a_message_that_somebody_wrote_by_hand_is_left_as_it_is(cc: Any) -> None
     assert headers_.unwrap(forged) is forged
 
 
+@pytest.mark.parametrize("cc", [["q", "@.+other"], ["q", "@.orders+"], ["@.+q"]])
+def test_nor_is_one_by_hand_that_pretends_to_come_back_to_its_queue(cc: list[str]) -> None:
+    headers = headers_.wrap_for_return(Delivery("orders", "new", {}), "p", "q", NOW) | {"CC": cc}
+    forged = Delivery("p.exit", "@.^1", headers)
+    assert headers_.unwrap(forged) is forged
+
+
 def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
     earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
     diverted = headers_.addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
@@ -186,7 +217,7 @@ def test_a_header_that_this_package_did_not_write_tells_nothing(ours: Any) -> No
 @pytest.mark.parametrize("deaths", [None, "text", {"x-death": []}])
 def test_a_state_has_deaths_only_if_they_are_a_table(deaths: Any) -> None:
     state = headers_.read_state({HEADER: {"prefix": "p", "exchange": "e", "due": 1000, "deaths": deaths}})
-    assert state == (
+    assert state == headers_.State(
         "p",
         "e",
         datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc),

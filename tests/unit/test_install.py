@@ -218,7 +218,7 @@ def test_a_pickled_app_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://localhost", "memory://", "sqs://", "librabbitmq://localhost//", "amqp://a;redis://b"]
+    "url", ["redis://localhost", "sqs://", "librabbitmq://localhost//", "amqp://a;redis://b", "amqp://a;memory://"]
 )
 def test_a_broker_that_is_not_rabbitmq_is_an_error_that_says_what_to_do(url: str) -> None:
     expected = r"the broker's transport is .*, but only RabbitMQ over AMQP can delay tasks: use a broker_url that"
@@ -238,11 +238,13 @@ def test_a_broker_from_the_environment_is_checked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_failed_install_changes_nothing() -> None:
-    app = Celery("shop", broker="memory://", set_as_current=False)
+    app = Celery("shop", broker="redis://", set_as_current=False)
     with pytest.raises(UnsupportedConfiguration):
         install(app)
     with pytest.raises(InvalidOption, match="unknown option tock: use any of confirm, confirm_timeout, declare"):
         install(app, tock=1)
+    app.conf.broker_url = "memory://"
+    assert type(app.amqp) is AMQP
     assert app.connection().transport.driver_type == "memory"
 
 

@@ -30,6 +30,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "confirm": (False, 1),
     "confirm_timeout": (None, 0),
     "declare": ("passive", "never"),
+    "hand_on": (False, "no"),
     "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }
 

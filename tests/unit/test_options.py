@@ -43,10 +43,11 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"slack": "much"}, "slack='much'"),
         ({"queue_type": "stream"}, "queue_type='stream': use one of quorum, classic"),
         ({"confirm": 1}, "confirm=1"),
+        ({"hand_on": "no"}, "hand_on='no'"),
         ({"declare": "never"}, "declare='never': use one of auto, passive"),
         ({"timezone": "Mars/Olympus"}, "timezone='Mars/Olympus'"),
         ({"timezone": 5}, "timezone=5"),
-        ({"ticks": 1}, "unknown option ticks: use any of confirm, confirm_timeout, declare, max_delay, prefix"),
+        ({"ticks": 1}, "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, max_delay"),
         (5, "rabbit_delay=5"),
     ],
 )

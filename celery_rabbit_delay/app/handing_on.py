@@ -1,0 +1,199 @@
+"""Tasks that reach a worker before they are due, because whoever sent them does not use this package.
+
+Celery's worker would hold them until then, and on RabbitMQ 4 a few of them stop it. It sends them into the cascade
+instead, from which they come back to the same queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import Any
+
+import kombu
+from celery import bootsteps
+from celery.worker import state as worker_state
+
+from .. import upstream
+from ..amqp.destinations import destinations_of
+from ..amqp.publisher import DelayedPublisher, PendingMessage, now
+from ..amqp.transport import DeliveredMessage, with_headers
+from ..core import headers as headers_
+from ..core.due import parse_eta
+from ..core.errors import DelayError, InvalidDelay, NotRouted
+from ..core.headers import Delivery
+
+logger = logging.getLogger(__name__)
+
+#: A task that is due within so many ticks stays: in the cascade it would wait about as long.
+MOMENT = 2
+
+#: Seconds between two entries in the log, and that a worker that stops waits for the broker's last answers.
+REPORT_INTERVAL, PATIENCE = 60.0, 10.0
+
+
+class HandingOn:
+    """Sends a consumer's tasks that are not due yet into the cascade.
+
+    Nothing waits: while the broker stores a task the worker goes on, and it acknowledges the original afterwards. If it
+    is killed in between, the broker delivers the original again.
+    """
+
+    def __init__(self, consumer: kombu.Consumer) -> None:
+        self._consumer = consumer
+        #: What a message that is not handed on is given to: Celery's worker.
+        self.keep: Callable[[Any], Any] | None = None
+        self._refused: set[str] = set()  # names of queues
+        self._warned: set[type] = set()
+        self._unanswered = 0
+        self._stored = 0
+
+    def offer(self, message: DeliveredMessage) -> bool:
+        """Take a message if it can be handed on; return whether it was taken."""
+        connection = self._consumer.channel.connection
+        options = connection.delay_options
+        due = due_of(message) if options.hand_on else None
+        if due is None:
+            return False
+        moment, sent = now(), datetime.now(timezone.utc)
+        delay = (due - sent) // timedelta(microseconds=1)
+        if delay <= MOMENT * options.tick * 1_000_000 or has_waited(message, due) or not self._may_send(message):
+            return False
+        queue = self._queue_of(message)
+        if queue is None or queue.no_ack or queue.name in self._refused:
+            return False
+        destination = next(destinations_of(queue), None)
+        if destination is None:  # an exclusive queue, or one for broadcasts
+            return False
+        try:
+            options.check_delay(delay)
+            info = message.delivery_info
+            wrapped = headers_.wrap_for_return(
+                Delivery(info["exchange"], info["routing_key"], message.headers),
+                options.cascade.root,
+                queue.name,
+                due,
+            )
+            copy = with_headers(message.amqp_message, headers_.addressed(wrapped, destination))
+            copy.properties.pop("expiration", None)  # as for every delayed message
+            pending = PendingMessage(copy, moment + delay, destination)
+            publisher = connection.publisher_for(pending.priority)
+            publisher.bind(destination)
+        except DelayError as exc:
+            self._warn(queue, exc)
+            return False
+        self._unanswered += 1
+        publisher.submit(pending, partial(self._answered, message, queue, publisher, pending, True))
+        return True
+
+    def finish(self) -> None:
+        """Wait for the broker's answers: a worker that stops would leave an original beside its copy."""
+        until = now() + PATIENCE * 1_000_000
+        try:
+            while self._unanswered and now() < until:
+                self._consumer.channel.connection.drain_events(timeout=PATIENCE)
+        finally:
+            self.report()
+
+    def report(self) -> None:
+        """Log how many tasks were handed on since the last time."""
+        stored, self._stored = self._stored, 0
+        if stored:
+            logger.info("%d tasks came before they were due: handed on, to wait in RabbitMQ", stored)
+
+    def _answered(
+        self,
+        message: DeliveredMessage,
+        queue: kombu.Queue,
+        publisher: DelayedPublisher,
+        pending: PendingMessage,
+        may_repair: bool,
+        refusal: Exception | None,
+    ) -> None:
+        if isinstance(refusal, NotRouted) and may_repair and publisher.options.declare == "auto":
+            try:
+                publisher.repair()
+                publisher.submit(pending, partial(self._answered, message, queue, publisher, pending, False))
+                return
+            except DelayError as exc:
+                refusal = exc
+        self._unanswered -= 1
+        if refusal is None:
+            message.ack()
+            self._stored += 1
+        else:
+            self._warn(queue, refusal)
+            if self.keep is not None:
+                self.keep(message)
+
+    def _warn(self, queue: kombu.Queue, refusal: Exception) -> None:
+        """Say why a task is not handed on, once for each reason; but for its own delay, nor are others of its queue."""
+        if not isinstance(refusal, InvalidDelay):
+            self._refused.add(queue.name)
+        if type(refusal) not in self._warned:
+            self._warned.add(type(refusal))
+            logger.warning(
+                "A task came from %r before it is due, and this worker cannot hand it on, so that it holds such tasks "
+                "itself, as Celery does: %s",
+                queue.name,
+                refusal,
+            )
+
+    def _may_send(self, message: DeliveredMessage) -> bool:
+        """Return whether nothing but its eta keeps a message from running.
+
+        RabbitMQ lets nobody send messages in the name of another user.
+        """
+        user = message.properties.get("user_id")
+        return message.headers.get("id") not in worker_state.revoked and (
+            not user or user == self._consumer.connection.userid
+        )
+
+    def _queue_of(self, message: DeliveredMessage) -> kombu.Queue | None:
+        name = upstream.queue_of_tag(self._consumer, message.delivery_info.get("consumer_tag"))
+        return next((queue for queue in self._consumer.queues if queue.name == name), None)
+
+
+def eta_of(message: DeliveredMessage) -> Any:
+    """Return the eta of a task: from the headers, or from the body where task protocol 1 has it. None without one."""
+    if "task" in message.headers and "eta" in message.headers:
+        return message.headers["eta"]
+    try:
+        body = message.payload
+    except Exception:  # Celery will say so
+        return None
+    return body.get("eta") if isinstance(body, dict) and "task" in body else None
+
+
+def due_of(message: DeliveredMessage) -> datetime | None:
+    """Return when a task is due, in UTC, as Celery's worker reads it: a naive eta is UTC. None without an eta."""
+    eta = eta_of(message)
+    if not eta:
+        return None
+    try:
+        due = parse_eta(eta)
+        return due.astimezone(timezone.utc) if due.tzinfo else due.replace(tzinfo=timezone.utc)
+    except (InvalidDelay, ValueError, OverflowError):  # Celery will say so
+        return None
+
+
+def has_waited(message: DeliveredMessage, due: datetime) -> bool:
+    """Return whether a message was in the cascade until it was due: a worker whose clock is slow may not think so.
+
+    A worker without this package, on the other hand, publishes a retry with the headers of the first try.
+    """
+    return message.delayed_until is not None and due - message.delayed_until < timedelta(seconds=1)
+
+
+class Report(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Makes a worker log, once a minute at most, how many tasks it has handed on."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, c: Any) -> None:
+        self._timer = c.timer.call_repeatedly(REPORT_INTERVAL, c.task_consumer.handing_on.report)
+
+    def stop(self, c: Any) -> None:
+        self._timer.cancel()

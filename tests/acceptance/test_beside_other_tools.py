@@ -1,0 +1,255 @@
+"""Programs of others, as docs/beside-other-tools.md describes them, beside this package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from testkit import background
+from testkit.broker import QUICK, Vhost
+from testkit.node import free_port
+from testkit.wait import wait_until
+
+from .conftest import MakeShop, waiting
+
+HEAD = f"""
+import json, os, sys
+import celery_rabbit_delay
+from celery import Celery
+
+app = Celery("program", broker=os.environ["BROKER"])
+celery_rabbit_delay.install(app, **{QUICK!r})
+
+def write(line):
+    with open("out", "a") as file:
+        print(line, file=file, flush=True)
+"""
+
+TRACED = {
+    "opentelemetry": """
+from opentelemetry import trace
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+
+trace.set_tracer_provider(TracerProvider())
+CeleryInstrumentor().instrument()
+span = lambda: trace.get_tracer("shop").start_as_current_span("order")
+trace_id = lambda: format(trace.get_current_span().get_span_context().trace_id, "032x")
+""",
+    "sentry_sdk": """
+import sentry_sdk
+from sentry_sdk.integrations.celery import CeleryIntegration
+
+sentry_sdk.init(traces_sample_rate=1.0, integrations=[CeleryIntegration()])
+span = lambda: sentry_sdk.start_transaction(name="order")
+trace_id = lambda: sentry_sdk.get_traceparent().split("-")[0]
+""",
+}
+
+TRACED_TASK = """
+@app.task(bind=True)
+def traced(self):
+    write(trace_id())
+    if not self.request.retries:
+        raise self.retry(countdown=0.3)
+
+if __name__ == "__main__":
+    with span():
+        print(trace_id())
+        traced.apply_async(countdown=0.5)
+"""
+
+BATCHES = """
+from celery_batches import Batches
+
+@app.task(base=Batches, flush_every=4, flush_interval=60)
+def total(requests):
+    write(sum(request.args[0] for request in requests))
+
+if __name__ == "__main__":
+    for n in (1, 2, 3, 4):
+        total.apply_async((n,), countdown=0.5)
+"""
+
+SINGLETON = """
+from celery_singleton import Singleton
+from celery_singleton.backends.base import BaseBackend
+
+class Locks(BaseBackend):
+    '''In a file, for the default wants Redis.'''
+    def __init__(self, *args, **kwargs): pass
+    def read(self): return json.load(open("locks")) if os.path.exists("locks") else {}
+    def change(self, locks): json.dump(locks, open("locks", "w"))
+    def lock(self, lock, task_id, expiry=None):
+        locks = self.read()
+        free = lock not in locks
+        self.change({lock: task_id, **locks})
+        return free
+    def unlock(self, lock): self.change({k: v for k, v in self.read().items() if k != lock})
+    def get(self, lock): return self.read().get(lock)
+    def clear(self, key_prefix): self.change({})
+
+app.conf.singleton_backend_class = Locks
+
+@app.task(base=Singleton)
+def once(n):
+    write(n)
+
+if __name__ == "__main__":
+    ids = [once.apply_async((n,), countdown=1).id for n in (1, 1, 1, 2)]
+    print(len(set(ids)))
+"""
+
+DJANGO = """
+import django
+from django.conf import settings
+
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db"}},
+    INSTALLED_APPS=["django_celery_beat"], USE_TZ=True, DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+)
+os.environ["DJANGO_SETTINGS_MODULE"] = "program"
+app.conf.beat_scheduler = "django_celery_beat.schedulers:DatabaseScheduler"
+app.conf.beat_max_loop_interval = 1
+
+from celery.contrib.django.task import DjangoTask
+
+@app.task(base=DjangoTask, name="note")
+def note(what):
+    write(what)
+
+@app.task(name="later")
+def later():
+    note.apply_async(("from beat",), countdown=0.3)
+
+django.setup()
+
+if __name__ == "__main__":
+    from django.core.management import call_command
+    from django.db import transaction
+    from django_celery_beat.models import IntervalSchedule, PeriodicTask
+
+    call_command("migrate", verbosity=0)
+    every, _ = IntervalSchedule.objects.get_or_create(every=1, period="seconds")
+    PeriodicTask.objects.create(name="later", task="later", interval=every)
+    with transaction.atomic():
+        note.apply_async_on_commit(("committed",), countdown=0.5)
+        note.delay_on_commit("at once")
+    try:
+        with transaction.atomic():
+            note.apply_async_on_commit(("rolled back",), countdown=0.1)
+            raise ValueError
+    except ValueError:
+        pass
+"""
+
+
+class Program:
+    """A module with a Celery app that publishes when it is run, and a worker of it."""
+
+    def __init__(self, vhost: Vhost, directory: Path, text: str) -> None:
+        (directory / "program.py").write_text(HEAD + text)
+        self.directory = directory
+        self.environment = {**os.environ, "BROKER": vhost.url("amqp"), "PYTHONPATH": str(directory)}
+
+    def run(self) -> str:
+        command = [sys.executable, "program.py"]
+        done = subprocess.run(command, cwd=self.directory, env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    @property
+    def lines(self) -> list[str]:
+        path = self.directory / "out"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+    @contextmanager
+    def started(self, *arguments: str, name: str = "celery") -> Iterator[Path]:
+        log = self.directory / f"{name}.log"
+        command = [sys.executable, "-m", "celery", *arguments]
+        process = background.start(command, log, self.directory, self.environment)
+        try:
+            yield log
+        finally:
+            background.kill(process)
+
+    def worker(self, *arguments: str) -> AbstractContextManager[Path]:
+        return self.started("-A", "program", "worker", "-P", "solo", "-l", "INFO", *arguments)
+
+
+@pytest.mark.parametrize("tracer", TRACED)
+def test_a_trace_goes_on_across_the_delay_and_a_retry(vhost: Vhost, tmp_path: Path, tracer: str) -> None:
+    pytest.importorskip(tracer)
+    program = Program(vhost, tmp_path, TRACED[tracer] + TRACED_TASK)
+    with program.worker():
+        trace_id = program.run()
+        wait_until(lambda: len(program.lines) == 2, "the task and its retry ran")
+    assert program.lines == [trace_id, trace_id]
+    assert trace_id.strip("0")
+
+
+def test_celery_batches_gets_tasks_when_they_are_due(vhost: Vhost, tmp_path: Path) -> None:
+    pytest.importorskip("celery_batches")
+    program = Program(vhost, tmp_path, BATCHES)
+    with program.worker():
+        program.run()
+        wait_until(lambda: program.lines, "a batch ran")
+    assert program.lines == ["10"]
+
+
+def test_celery_singleton_lets_one_of_several_delayed_tasks_wait(vhost: Vhost, tmp_path: Path) -> None:
+    pytest.importorskip("celery_singleton")
+    program = Program(vhost, tmp_path, SINGLETON)
+    assert program.run() == "2"
+    with program.worker():
+        wait_until(lambda: len(program.lines) == 2, "both ran")
+        assert program.run() == "2"  # their locks are gone
+        wait_until(lambda: len(program.lines) == 4, "both ran again")
+    assert sorted(program.lines) == ["1", "1", "2", "2"]
+
+
+def test_django_with_its_beat_and_tasks_sent_on_commit(vhost: Vhost, tmp_path: Path) -> None:
+    pytest.importorskip("django_celery_beat")
+    program = Program(vhost, tmp_path, DJANGO)
+    program.run()
+    with program.worker(), program.started("-A", "program", "beat", name="beat"):
+        wait_until(lambda: {"committed", "at once", "from beat"} <= set(program.lines), "all ran")
+    assert "rolled back" not in program.lines
+
+
+def page(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return str(response.read().decode())
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("how", ["of the app", "of the broker"])
+def test_flower_shows_delayed_tasks_and_with_the_broker_alone_its_queues(
+    make_shop: MakeShop, tmp_path: Path, how: str
+) -> None:
+    pytest.importorskip("flower")
+    shop = make_shop(worker_send_task_events=True, task_send_sent_event=True)
+    node, vhost = shop.vhost.broker.node, shop.vhost
+    program = Program(vhost, tmp_path, "")
+    program.environment["FLOWER_UNAUTHENTICATED_API"] = "true"
+    port = free_port()
+    api = f"http://guest:guest@127.0.0.1:{node.management_port}/api/"
+    whose = ["-A", "program"] if how == "of the app" else ["--broker", vhost.url("amqp")]
+    shop.worker("-E")
+    with program.started(*whose, "flower", "--address=127.0.0.1", f"--port={port}", f"--broker_api={api}"):
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: "w@localhost" in page(f"{url}/api/workers?refresh=1"), "Flower knows the worker")
+        task_id = shop.send("note", "delayed", countdown=1)
+        wait_until(lambda: task_id in page(f"{url}/api/tasks?state=SUCCESS"), "Flower has seen it run")
+        if how == "of the broker":
+            wait_until(lambda: 'id="celery"' in page(f"{url}/broker"), "Flower shows the queue")
+    assert waiting(vhost) == 0

@@ -1,0 +1,116 @@
+"""What else Celery's smoke tests ask, of tasks that are delayed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from celery import chain, chord
+
+from testkit.broker import QUICK, Broker
+from testkit.node import Node
+from testkit.wait import wait_until
+
+from .conftest import MakeShop, Shop, signature
+
+
+def test_a_revoked_task_is_revoked_in_the_result_backend(make_shop: MakeShop, tmp_path: Path) -> None:
+    shop = make_shop(result_backend=f"file://{tmp_path}")
+    shop.worker()
+    result = signature(shop, "note", "revoked").apply_async(countdown=4)
+    assert result.state == "PENDING"
+    assert shop.app.control.revoke(result.id, reply=True, timeout=30)
+    wait_until(lambda: result.state == "REVOKED", "the result backend knows")
+    assert not shop.runs()
+
+
+def test_a_task_25_hours_ahead_is_pending(make_shop: MakeShop, tmp_path: Path) -> None:
+    shop = make_shop(QUICK | {"max_delay": 26 * 3600}, result_backend=f"file://{tmp_path}")
+    shop.worker()
+    far = signature(shop, "note", "far").apply_async(countdown=25 * 3600)
+    near = signature(shop, "note", "near").apply_async(countdown=1)
+    assert near.get(timeout=30) == "near"
+    assert far.state == "PENDING"
+
+
+def test_a_chain_passes_results_with_a_countdown_for_each_link_and_a_queue_for_the_whole(
+    make_shop: MakeShop, tmp_path: Path
+) -> None:
+    """Where the queue of the whole leads each link is Celery's affair: it must be the same without countdowns."""
+    shop = make_shop(result_backend=f"file://{tmp_path}")
+    shop.worker("-Q", "celery,mail")
+    went: list[list[str]] = []
+    for name, countdown in (("undelayed", {}), ("delayed", {"countdown": 0.5})):
+        links = [shop.app.signature("tests.acceptance.shop.note", args, **countdown) for args in ((name,), (), ())]
+        assert chain(*links).apply_async(queue="mail").get(timeout=60) == name
+        runs = shop.wait_for(3, name)
+        went.append([run["delivery_info"]["routing_key"] for run in runs])
+        for run in runs:
+            assert not run["eta"] or run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
+    assert went[0] == went[1]
+
+
+def test_a_router_that_names_an_exchange_and_a_routing_key_but_no_queue(make_shop: MakeShop) -> None:
+    shop = make_shop(queues="classic, topic exchange", task_routes=["tests.acceptance.queues.to_mail"])
+    shop.worker("-Q", "celery,mail")
+    shop.send("note", "routed", countdown=0.5)
+    shop.send("stubborn", 2, 0.2, "routed by default", countdown=0.5)
+    [run] = shop.wait_for(1, "routed")
+    assert (run["delivery_info"]["exchange"], run["delivery_info"]["routing_key"]) == ("shop", "mail")
+    assert {run["delivery_info"]["routing_key"] for run in shop.wait_for(3, "routed by default")} == {"celery"}
+
+
+def test_chords_are_unlocked_from_another_queue(make_shop: MakeShop, tmp_path: Path) -> None:
+    shop = make_shop(result_backend=f"file://{tmp_path}", task_routes={"celery.chord_unlock": {"queue": "unlock"}})
+    shop.worker("-Q", "celery,unlock")
+    parts = [signature(shop, "note", name, countdown=0.5) for name in "ab"]
+    chord(parts, signature(shop, "join", countdown=0.5)).apply_async()
+    shop.wait_for(1, "a+b")
+
+
+def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -> None:
+    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+        # Or else Celery 5.4, also without us, gives the task that is delivered again to the process that still runs it.
+        conf = {"queues": "quorum", "worker_cancel_long_running_tasks_on_connection_loss": True}
+        shop = Shop(vhost, tmp_path, QUICK, conf)
+        try:
+            shop.worker()
+            shop.send("sleeps_once", countdown=0.3)
+            shop.send("note", "waits", countdown=20)
+            shop.wait_for(1, "sleeps once")
+            node.kill()
+            node.start()
+            first, again = shop.wait_for(2, "sleeps once", timeout=120)
+            assert again["delivery_info"] == first["delivery_info"] | {"redelivered": True}
+            shop.wait_for(1, "waits", timeout=120)
+        finally:
+            shop.close()
+
+
+def test_a_task_revoked_before_the_worker_restarts_does_not_run_with_a_state_database(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    arguments = ("--statedb", str(shop.directory / "state"))
+    worker = shop.worker(*arguments)
+    task_id = shop.send("note", "revoked", countdown=12)
+    shop.send("note", "not revoked", countdown=12)
+    assert shop.app.control.revoke(task_id, reply=True, timeout=30)
+    os.kill(worker.process.pid, signal.SIGTERM)
+    assert worker.process.wait(30) == 0
+    again = shop.worker(*arguments, name="w")
+    shop.wait_for(1, "not revoked")
+    wait_until(lambda: "Discarding revoked task" in again.output(), "the worker discards it")
+    assert not shop.runs("revoked")
+
+
+def test_purge_empties_the_queues_and_leaves_what_waits(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    shop.send("note", "purged")
+    shop.send("note", "waits", countdown=3)
+    purged: Any = shop.app.control.purge()
+    assert purged == 1
+    shop.worker()
+    shop.wait_for(1, "waits")
+    assert not shop.runs("purged")

@@ -1,0 +1,122 @@
+"""Moving to this package from what people had before, and back, while tasks wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import datetime
+from typing import Any
+
+import celery
+import pytest
+
+from celery_rabbit_delay.core import native
+from celery_rabbit_delay.core.headers import HEADER
+from testkit.broker import Vhost
+from testkit.commands import management, run
+from testkit.wait import wait_until
+
+from .conftest import MakeShop, Shop, Worker
+
+TOPIC = {"queues": "quorum by default, topic exchange", "task_default_routing_key": "celery"}
+
+
+def seen_by_plain(shop: Shop) -> bool:
+    """Whether a worker without this package has retried a task that came through the cascade."""
+    retried = [run["properties"]["application_headers"] for run in shop.runs() if run["retries"]]
+    return any(HEADER in headers for headers in retried)
+
+
+def not_native(vhost: Vhost) -> set[str]:
+    return {
+        name for kind in ("exchanges", "queues") for name in vhost.names(kind) if not name.startswith("celery_delayed_")
+    }
+
+
+def stop(worker: Worker) -> None:
+    os.kill(worker.process.pid, signal.SIGTERM)
+    assert worker.process.wait(30) == 0
+
+
+@pytest.mark.skipif(celery.VERSION < (5, 5), reason="native delayed delivery came with Celery 5.5")
+def test_what_waits_in_native_delayed_delivery_arrives_and_then_it_can_be_removed(make_shop: MakeShop) -> None:
+    ours, before = make_shop(**TOPIC), make_shop(None, **TOPIC)
+    vhost = ours.vhost
+    old = before.worker(name="old")
+    for n in range(20):
+        before.send("note", n, countdown=15)
+    before.send("stubborn", 3, 0.5, countdown=12)
+    stop(old)
+    assert not ours.runs()
+    ours.worker(name="new")
+    ours.send("note", "ours", countdown=1)
+    ours.wait_for(1, "ours")
+    for more in ((), management(vhost)):
+        refused = run(vhost.url("amqp"), "teardown", "--native", "--yes", *more)
+        assert refused.code == 1
+        assert "messages wait in native delayed delivery" in refused.err
+    for n in range(20):
+        ours.wait_for(1, n)
+    ours.wait_for(4, "stubborn")
+    others = not_native(vhost)
+    removed = run(vhost.url("amqp"), "teardown", "--native", "--yes")
+    assert (removed.code, removed.out) == (0, "57 exchanges and queues deleted\n")
+    assert not_native(vhost) == others == set(vhost.names("exchanges") + vhost.names("queues"))
+    assert run(vhost.url("amqp"), "teardown", "--native", "--yes").out == "0 exchanges and queues deleted\n"
+    ours.send("note", "afterwards", countdown=0.5)
+    ours.wait_for(1, "afterwards")
+
+
+def test_what_only_has_a_name_of_native_delayed_delivery_is_left_alone(make_shop: MakeShop) -> None:
+    vhost = make_shop().vhost
+    vhost.declare(native.level_name(3), "mine")
+    refused = run(vhost.url("amqp"), "teardown", "--native", "--yes")
+    assert refused.code == 1
+    assert "'celery_delayed_3' is not as Celery's native delayed delivery declares it" in refused.err
+    assert vhost.names("queues") == [native.level_name(3), "mine"]
+    assert run(vhost.url("amqp"), "teardown", "--native", "--delete-messages", "--yes").code == 2
+
+
+@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
+@pytest.mark.parametrize("first", ["publisher", "worker"])
+def test_it_is_rolled_out_beside_running_workers_and_taken_back_in_any_order(
+    make_shop: MakeShop, first: str, conf: dict[str, Any]
+) -> None:
+    """Publishers with and without this package all the time; workers without it, both, with it, both, without it."""
+    if conf and celery.VERSION < (5, 5):
+        pytest.skip("workers of Celery 5.4 cannot consume from quorum queues without us")
+    ours, plain = make_shop(**conf), make_shop(None, **conf)
+    sent: dict[str, int] = {}  # name -> how often it is to run
+
+    def send(*shops: Shop) -> None:
+        for shop in shops:
+            for _ in range(4):
+                sent[str(len(sent))] = 1
+                shop.send("note", str(len(sent) - 1), countdown=6)
+            sent[str(len(sent))] = 3
+            shop.send("stubborn", 2, 0.5, str(len(sent) - 1), countdown=1)
+
+    workers = [plain.worker(name="plain")]
+    send(plain)
+    if first == "worker":
+        workers.append(ours.worker(name="ours"))
+        send(plain)
+    else:
+        send(ours, plain)
+        wait_until(lambda: seen_by_plain(ours), "a worker without this package retries a task that came delayed")
+        workers.append(ours.worker(name="ours"))
+    send(ours, plain)
+    stop(workers.pop(0))  # rolled out
+    send(ours, plain)
+    ours.send("note", "immediate")
+    ours.wait_for(1, "immediate")
+    workers.append(plain.worker(name="again"))  # and back
+    send(ours, plain)
+    stop(workers.pop(0))
+    send(plain)
+    for name, times in sent.items():
+        ours.wait_for(times, name)
+    for run_ in ours.runs():
+        if run_["eta"]:
+            assert run_["at"] >= datetime.fromisoformat(run_["eta"]).timestamp()
+    assert ours.vhost.count(ours.vhost.cascade.orphans) == 0

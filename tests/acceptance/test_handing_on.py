@@ -1,0 +1,232 @@
+"""A worker holds no task, whoever sent it: what comes too early goes into the cascade and comes back to its queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay.core.headers import HEADER
+from testkit.broker import QUICK, Broker
+from testkit.node import Node
+from testkit.wait import wait_until
+
+from .conftest import MakeShop, Shop, plain_celery_url, waiting
+
+HELD_BY_CELERY = "so that it holds such tasks itself, as Celery does"
+
+
+def scheduled(shop: Shop) -> list[Any]:
+    """What workers hold."""
+    replies = shop.app.control.inspect(timeout=5).scheduled() or {}
+    return [request for held in replies.values() for request in held]
+
+
+@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
+@pytest.mark.parametrize(
+    "arguments", ["-P prefork", "-P threads", "-P solo", "-P gevent", "-P eventlet", "--autoscale=4,1"]
+)
+def test_tasks_of_others_do_not_hold_up_immediate_ones(
+    make_shop: MakeShop, arguments: str, conf: dict[str, Any]
+) -> None:
+    shop, others = make_shop(**conf), make_shop(None, **conf)
+    worker = shop.worker("-Q", "celery,mail", *arguments.split())
+    for n in range(40):
+        others.send("note", "delayed", countdown=12, queue="mail" if n % 2 else "celery")
+    for n in range(3):
+        shop.send("note", f"immediate {n}")
+    for n in range(3):
+        shop.wait_for(1, f"immediate {n}")
+    wait_until(lambda: waiting(shop.vhost) == 40, "all wait in RabbitMQ", timeout=10)
+    assert not shop.runs("delayed")
+    assert not scheduled(shop)
+    for run in shop.wait_for(40, "delayed"):
+        assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
+    assert "WARNING" not in worker.output()
+    assert "Traceback" not in worker.output()
+
+
+@pytest.mark.parametrize("queues", ["made when missing", "quorum", "classic, topic exchange", "priority"])
+@pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin"])
+def test_a_task_comes_back_as_it_was_sent(make_shop: MakeShop, queues: str, timezone: str) -> None:
+    conf = {"queues": queues, "timezone": timezone}
+    shop, others = make_shop(**conf), make_shop(None, **conf)
+    options: dict[str, Any] = {"priority": 7, "headers": {"customer": "42"}, "expires": 60, "compression": "zlib"}
+    options |= {"exchange": "shop", "routing_key": "mail"} if "topic" in queues else {"queue": "mail"}
+    shop.worker("-Q", "celery,mail")
+    others.send("stubborn", 0, 0, "direct", **options, eta="2020-01-01T00:00:00+00:00", task_id="one")
+    others.send("stubborn", 0, 0, "handed on", **options, countdown=3, task_id="one")
+    shop.wait_for(2)
+    [direct], [handed_on] = shop.runs("direct"), shop.runs("handed on")
+    assert handed_on["at"] >= datetime.fromisoformat(handed_on["eta"]).timestamp()
+    for entry in (direct, handed_on):
+        headers = entry["properties"]["application_headers"]
+        for one_off in ("eta", "expires", "argsrepr"):
+            headers.pop(one_off)
+        for one_off in ("at", "eta", "name"):
+            entry.pop(one_off)
+        entry["properties"].pop("expiration", None)
+        for one_off in ("eta", "expires"):
+            (entry["headers"] or {}).pop(one_off, None)
+    assert handed_on == direct
+
+
+def test_a_retry_of_such_a_task_is_as_any_other(make_shop: MakeShop) -> None:
+    conf = {"queues": "classic, topic exchange"}
+    shop, others = make_shop(**conf), make_shop(None, **conf)
+    shop.worker("-Q", "celery,mail")
+    others.send("stubborn", 3, 0.2, exchange="shop", routing_key="mail", countdown=2)
+    runs = shop.wait_for(4)
+    assert [run["retries"] for run in runs] == [0, 1, 2, 3]
+    for run in runs:
+        assert (run["delivery_info"]["exchange"], run["delivery_info"]["routing_key"]) == ("shop", "mail")
+    assert shop.vhost.count(shop.vhost.cascade.orphans) == 0
+
+
+def test_task_protocol_1_is_understood(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None, task_protocol=1)
+    shop.worker()
+    for _ in range(20):
+        others.send("note", "delayed", countdown=8)
+    wait_until(lambda: waiting(shop.vhost) == 20, "all wait in RabbitMQ", timeout=7)
+    shop.wait_for(20, "delayed")
+
+
+def test_what_is_due_within_a_moment_stays(make_shop: MakeShop) -> None:
+    shop, others = make_shop(QUICK | {"tick": 10, "slack": 0}), make_shop(None)
+    shop.worker()
+    others.send("note", "nearly due", countdown=3)
+    shop.wait_for(1, "nearly due", timeout=9)
+
+
+def test_it_can_be_switched_off(make_shop: MakeShop) -> None:
+    shop, others = make_shop(QUICK | {"hand_on": False}), make_shop(None)
+    shop.worker()
+    others.send("note", "delayed", countdown=4)
+    wait_until(lambda: scheduled(shop), "the worker holds it")
+    shop.wait_for(1, "delayed")
+
+
+def test_queues_that_nobody_else_can_publish_to_keep_their_tasks(make_shop: MakeShop) -> None:
+    shop, others = make_shop(queues="broadcast"), make_shop(None, queues="broadcast")
+    for name in ("one", "two"):
+        shop.worker("-Q", "celery,news", name=name)
+    others.send("note", "news", countdown=4, queue="news")
+    wait_until(lambda: len(scheduled(shop)) == 2, "each worker holds its copy")
+    shop.wait_for(2, "news")
+    shop, others = make_shop(queues="exclusive"), make_shop(None, queues="exclusive")
+    shop.worker("-Q", "celery,own", name="three")
+    others.send("note", "own", countdown=4, exchange="own", routing_key="own")
+    wait_until(lambda: len(scheduled(shop)) == 1, "the worker holds it")
+    shop.wait_for(1, "own")
+
+
+def test_beyond_the_maximum_it_warns_once_and_celery_holds_the_task(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None)
+    worker = shop.worker()
+    for _ in range(2):
+        others.send("note", "next week", countdown=7 * 86400)
+    wait_until(lambda: len(scheduled(shop)) == 2, "the worker holds them")
+    assert worker.output().count(HELD_BY_CELERY) == 1
+    assert "more than max_delay=120 s" in worker.output()
+    others.send("note", "soon", countdown=5)
+    wait_until(lambda: waiting(shop.vhost) == 1, "others still wait in RabbitMQ")
+    shop.wait_for(1, "soon")
+
+
+@pytest.mark.parametrize("created", [False, True])
+def test_without_permission_it_warns_once_and_celery_holds_the_tasks(make_shop: MakeShop, created: bool) -> None:
+    shop, others = make_shop(), make_shop(None)
+    if created:
+        shop.send("note", "first", countdown=0.1)
+    worker = make_shop(QUICK, broker_url=plain_celery_url(shop)).worker()
+    for _ in range(4):
+        others.send("note", "delayed", countdown=4)
+    shop.wait_for(4, "delayed")
+    assert worker.output().count(HELD_BY_CELERY) == 1
+    assert "Traceback" not in worker.output()
+
+
+def test_a_permission_to_bind_but_not_to_publish_is_no_reason_to_stop(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None)
+    shop.send("note", "first", countdown=0.1)
+    root = shop.vhost.cascade.root.replace(".", r"\.")
+    url = plain_celery_url(shop, read=rf"{root}\.done", configure="nothing", write="nothing")
+    worker = make_shop(QUICK, broker_url=url).worker()
+    for _ in range(4):
+        others.send("note", "delayed", countdown=4)
+    shop.send("note", "immediate")
+    shop.wait_for(4, "delayed")
+    shop.wait_for(1, "immediate")
+    assert worker.output().count(HELD_BY_CELERY) == 1
+    assert "Traceback" not in worker.output()
+
+
+def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None)
+    shop.worker()
+    others.send("note", "first", countdown=1)
+    shop.wait_for(1, "first")
+    for level in shop.vhost.cascade.levels:
+        shop.vhost.delete_queue(level.queue)
+    for _ in range(20):
+        others.send("note", "delayed", countdown=8)
+    wait_until(lambda: waiting(shop.vhost) >= 20, "all wait in RabbitMQ", timeout=7)
+    wait_until(lambda: len(shop.runs("delayed")) >= 20, "all ran")
+
+
+def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None)
+    for n in range(3000):
+        others.send("note", n, countdown=30)
+    worker = shop.worker()
+    wait_until(lambda: waiting(shop.vhost) > 100, "it hands on")
+    os.kill(worker.process.pid, signal.SIGTERM)
+    assert worker.process.wait(30) == 0
+    assert waiting(shop.vhost) + shop.vhost.count("celery") == 3000
+    assert f"{waiting(shop.vhost)} tasks came before they were due: handed on" in worker.output()
+
+
+def test_nothing_is_lost_when_workers_are_killed(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None)
+    eta = datetime.now(timezone.utc) + timedelta(seconds=25)
+    for n in range(1000):
+        others.send("note", n, eta=eta)
+    for name in ("one", "two"):
+        worker = shop.worker(name=name)
+        wait_until(lambda: waiting(shop.vhost) > 100, "it hands on")
+        os.killpg(worker.process.pid, signal.SIGKILL)
+    shop.worker(name="three")
+    wait_until(lambda: {run["name"] for run in shop.runs()} >= set(range(1000)), "all have run")
+    assert min(run["at"] for run in shop.runs()) >= eta.timestamp()
+
+
+def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
+    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+        shop, others = Shop(vhost, tmp_path, QUICK, {}), Shop(vhost, tmp_path, None, {})
+        try:
+            shop.send("note", "first", countdown=0.1)
+            eta = datetime.now(timezone.utc) + timedelta(seconds=40)
+            for n in range(1000):
+                others.send("note", n, eta=eta)
+            shop.worker()
+            wait_until(lambda: waiting(vhost) > 100, "it hands on")
+            node.kill()
+            node.start()
+            wait_until(lambda: {run["name"] for run in shop.runs()} >= set(range(1000)), "all have run", timeout=120)
+            assert min(run["at"] for run in shop.runs() if run["name"] != "first") >= eta.timestamp()
+        finally:
+            shop.close()
+            others.close()
+
+
+def test_no_header_of_ours_is_left(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None)
+    shop.worker()
+    others.send("note", "delayed", countdown=2)
+    [run] = shop.wait_for(1, "delayed")
+    assert not {HEADER, "CC", "x-death"} & run["properties"]["application_headers"].keys()

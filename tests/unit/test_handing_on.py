@@ -1,0 +1,66 @@
+"""Which tasks a worker takes for due."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay.app.handing_on import due_of, has_waited
+
+DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
+
+
+def message(headers: dict[str, Any], payload: Any = None, delayed_until: datetime | None = None) -> Any:
+    return SimpleNamespace(headers=headers, payload=payload, delayed_until=delayed_until)
+
+
+@pytest.mark.parametrize(
+    ("headers", "payload", "due"),
+    [
+        ({"task": "t", "eta": "2030-07-01T12:00:00+00:00"}, [[], {}, {}], DUE),
+        ({"task": "t", "eta": "2030-07-01T14:00:00+02:00"}, None, DUE),
+        ({"task": "t", "eta": "2030-07-01T12:00:00"}, None, DUE),  # UTC to Celery's worker, whatever the app's timezone
+        ({"task": "t", "eta": None}, {"task": "t", "eta": "2030-07-01T12:00:00"}, None),
+        ({"task": "t", "eta": "soon"}, None, None),
+        ({"task": "t", "eta": 5}, None, None),
+        ({"task": "t", "eta": "0001-01-01T00:00:00+14:00"}, None, None),
+        ({}, {"task": "t", "eta": "2030-07-01T12:00:00"}, DUE),  # task protocol 1
+        ({}, {"task": "t"}, None),
+        ({}, {"eta": "2030-07-01T12:00:00"}, None),
+        ({"eta": "2030-07-01T12:00:00"}, "not a task", None),
+    ],
+)
+def test_the_eta_of_either_task_protocol_is_read_as_celerys_worker_reads_it(
+    headers: dict[str, Any], payload: Any, due: datetime | None
+) -> None:
+    assert due_of(message(headers, payload)) == due
+
+
+def test_a_body_that_cannot_be_decoded_is_celerys_to_complain_of() -> None:
+    class Undecodable:
+        headers: dict[str, Any] = {}  # noqa: RUF012
+
+        @property
+        def payload(self) -> Any:
+            raise ValueError("not JSON")
+
+    assert due_of(Undecodable()) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("delayed_until", "waited"),
+    [
+        (None, False),
+        (DUE, True),
+        (DUE - timedelta(milliseconds=1), True),  # the header counts whole milliseconds
+        (DUE + timedelta(days=1), True),  # an x-delay beside the eta
+        (DUE - timedelta(hours=1), False),  # a retry, published by a worker that does not know the header
+    ],
+)
+def test_a_task_that_came_out_of_the_cascade_is_not_sent_round_again_by_a_worker_whose_clock_is_slow(
+    delayed_until: datetime | None, waited: bool
+) -> None:
+    assert has_waited(message({}, delayed_until=delayed_until), DUE) is waited
