@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -30,9 +31,17 @@ class Arena:
     """Workers that are killed come back, as under a supervisor. Times in seconds."""
 
     def __init__(
-        self, contender: str, broker: str, directory: Path, clocks: Clocks, workers: int = 2, work: float = 0.02
+        self,
+        contender: str,
+        broker: str,
+        directory: Path,
+        clocks: Clocks,
+        patience: float = math.inf,
+        workers: int = 2,
+        work: float = 0.02,
     ) -> None:
         self.contender = contender
+        self.patience = patience
         self.clocks = clocks
         self.directory = directory
         self.published, self.ran = directory / "published", directory / "ran"
@@ -117,7 +126,7 @@ class Arena:
 
     def verdict(self) -> Verdict:
         """As the ledgers are now: what is still to come counts as lost."""
-        return judge(ledger.read(self.published), ledger.read(self.ran), self.faults)
+        return judge(ledger.read(self.published), ledger.read(self.ran), self.faults, patience=self.patience)
 
     def wait_for_publishers(self, patience: float = 300) -> None:
         """Returns when all have ended. Kills those that write nothing for so long: what they send is not confirmed."""

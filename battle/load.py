@@ -35,7 +35,9 @@ NOTHING = "no delay"  # only in a burst: what is due in that second is sent in t
 @contextmanager
 def arena_of(node: Node, contender: str) -> Iterator[Arena]:
     """Its directory stays, with the logs, after an error."""
-    arena = Arena(contender, node.url(), Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-load-")), Clocks(), 1, 0.0)
+    arena = Arena(
+        contender, node.url(), Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-load-")), Clocks(), workers=1, work=0.0
+    )
     try:
         arena.ready()
         yield arena

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kombu
+from amqp import Message
 
 import celery_rabbit_delay
 from celery_rabbit_delay import operate
@@ -164,6 +166,48 @@ def orphans_beside(stage: Stage) -> None:
     stage.arena.wait(15 * stage.rounds)
 
 
+def stuck(stage: Stage, queue: str, amount: int, arguments: dict[str, Any], url: str | None = None) -> None:
+    """Tasks for a queue that will not take them, due while the others are."""
+    with ours(stage) as connection:
+        if connection is not None:
+            with kombu.Connection(url or stage.node.url()) as plain:
+                kombu.Queue(queue, queue_arguments=arguments)(plain.default_channel).declare()
+            with celery_rabbit_delay.batch(connection.Producer()) as producer:
+                for number in range(amount):
+                    producer.publish("x", routing_key=queue, headers={"x-delay": 4000 + 4 * number})
+
+
+def destination_full(stage: Stage) -> None:
+    """1,000 tasks for a queue that is full and refuses them are due beside those of others."""
+    for kind in ("classic", "quorum"):
+        arguments = {"x-queue-type": kind, "x-max-length": 1, "x-overflow": "reject-publish"}
+        stuck(stage, f"full-{kind}", 1000, arguments)
+    stage.arena.wait(15 * stage.rounds)
+
+
+def classic_node_down(stage: Stage) -> None:
+    """1,000 tasks for a classic queue are due while its node, one of three, is down."""
+    node = stage.nodes[2]
+    stuck(stage, "theirs", 1000, {"x-queue-type": "classic"}, node.url())
+    with stage.arena.fault("node down"):
+        node.kill()
+        stage.arena.wait(15 * stage.rounds)
+        node.start()
+
+
+def forged_keys(stage: Stage) -> None:
+    """Somebody who may write to ingest publishes routing keys that he made up."""
+    with ours(stage) as connection:
+        if connection is not None:
+            cascade = connection.transport.delay_options.cascade
+            with kombu.Connection(stage.node.url()) as plain:
+                for number in range(1000 * stage.rounds):
+                    key = ("@.^5.^9", "@.^3.x", "@.^6.^2.^30")[number % 3]
+                    plain.default_channel.basic_publish(Message("forged"), cascade.ingest, key)
+                    if number % 100 == 0:
+                        stage.arena.wait(1)
+
+
 def node_killed(stage: Stage) -> None:
     """One node of three after the other is killed."""
     for number in range(2 * stage.rounds):
@@ -238,6 +282,7 @@ class Scenario(NamedTuple):
     clocks: Clocks = Clocks()
     mode: str = "plain"
     again: int = AGAIN
+    patience: float = math.inf  # seconds that a task may be late, where nothing concerns it
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -252,6 +297,11 @@ SCENARIOS: dict[str, Scenario] = {
     "queue deleted": Scenario(queue_deleted, 0),
     "queue gone": Scenario(queue_gone, 0),
     "1,000 orphans": Scenario(orphans_beside),
+    "a destination is full": Scenario(destination_full, again=DEFAULT_AGAIN, patience=30),
+    "a node with classic task queues is down": Scenario(
+        classic_node_down, 30, nodes=3, again=DEFAULT_AGAIN, patience=60
+    ),
+    "forged keys": Scenario(forged_keys, again=DEFAULT_AGAIN, patience=30),
     "a node of three killed": Scenario(node_killed, 30, nodes=3),
     "a node of three partitioned": Scenario(node_partitioned, 55, nodes=3),
     "rolling restart of three": Scenario(rolling_restart, 60, nodes=3),
@@ -289,7 +339,7 @@ def fight(name: str, contender: str, server: Path, directory: Path, rounds: int)
     with brokers(server, scenario.nodes, scenario.again) as nodes, proxy(nodes[0].port) as between:
         ports = [between.port, *(node.port for node in nodes[1:])]
         urls = ";".join(f"amqp://guest:guest@127.0.0.1:{port}//" for port in ports)
-        arena = Arena(contender, urls, directory, scenario.clocks)
+        arena = Arena(contender, urls, directory, scenario.clocks, scenario.patience)
         try:
             arena.ready()
             arena.publish(scenario.seconds * rounds * RATE, RATE, mode=scenario.mode)

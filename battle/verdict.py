@@ -26,11 +26,12 @@ class Verdict:
     duplicated: list[str]  # where a fault explains it: it struck while the task was on its way
     unexplained: list[str]  # duplicates
     expired: list[str]  # ran although they had expired
+    late: list[str]  # later than the scenario lets a task be
     lateness: list[float]
 
     @property
     def good(self) -> bool:
-        return not (self.lost or self.early or self.expired)
+        return not (self.lost or self.early or self.expired or self.late)
 
     def figures(self) -> dict[str, Any]:
         """Numbers of tasks, and seconds of lateness."""
@@ -45,10 +46,12 @@ def judge(
     ran: Iterable[Mapping[str, Any]],
     faults: Iterable[Fault] = (),
     tolerance: float = 0.0,
+    patience: float = math.inf,
 ) -> Verdict:
     """`published` has {"id", "sent", "due"}, perhaps "expires", for each task and {"id", "confirmed"} for each that the
     broker confirmed; `ran` has {"id", "at"} for each run. A task is lost that was confirmed and never ran, unless it
-    expired before it was due, and early that ran more than `tolerance` seconds before it was due.
+    expired before it was due, early that ran more than `tolerance` seconds before it was due, and late that first ran
+    more than `patience` seconds after.
     """
     tasks: dict[str, dict[str, Any]] = {}
     for entry in published:
@@ -72,5 +75,6 @@ def judge(
         duplicated=[name for name in twice if explained(name)],
         unexplained=[name for name in twice if not explained(name)],
         expired=[name for name in runs if name in expired],
+        late=[name for name, times in runs.items() if min(times) > tasks[name]["due"] + patience],
         lateness=[min(times) - tasks[name]["due"] for name, times in runs.items()],
     )

@@ -17,6 +17,13 @@ PUBLISHED: list[dict[str, Any]] = [
 ]
 
 
+def test_a_task_is_late_that_runs_later_than_the_scenario_lets_it() -> None:
+    runs = [{"id": "a", "at": 40.0}, {"id": "b", "at": 12.0}, {"id": "c", "at": 4.5}]
+    assert judge(PUBLISHED, runs).late == []
+    verdict = judge(PUBLISHED, runs, patience=29)
+    assert (verdict.late, verdict.good) == (["a"], False)
+
+
 def test_a_confirmed_task_that_never_ran_is_lost_and_no_other() -> None:
     verdict = judge(PUBLISHED, [])
     assert (verdict.confirmed, verdict.lost, verdict.good) == (1, ["a"], False)
