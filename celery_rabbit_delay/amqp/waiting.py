@@ -22,7 +22,9 @@ _COUNTS = ("x-delivery-count", "x-acquired-count")
 
 def take(channel: Any, queue: str, limit: int | None = None) -> Iterator[Message]:
     """Yield the oldest messages of a queue, of those that are there now, unacknowledged. None comes twice."""
-    there = declare.message_count(channel, queue) or 0
+    there = declare.message_count(channel, queue)
+    if there is None:
+        return
     for _ in range(there if limit is None else min(limit, there)):
         message = channel.basic_get(queue)
         if message is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from ..amqp.waiting import Allowed
     from ..core.destination import Destination
     from ..operate import Management
+
+#: The environment variable that names a file of certificate authorities for the management API.
+MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
 
 #: Exit code of a command that did what it should and found problems.
 EXIT_PROBLEMS = 3
@@ -28,18 +32,39 @@ class BrokerTarget:
         self.queue_names = queues
 
     def connection(self) -> kombu.Connection:
-        import kombu
-
-        from ..amqp.schemes import delay_url
         from ..core.options import OPTIONS, Options
 
         options = Options.parse(self.options).to_dict()
-        return kombu.Connection(delay_url(self.url), transport_options={OPTIONS: options})
+        return connection_to(self.url, {OPTIONS: options})
 
     def queues(self) -> list[kombu.Queue]:
         import kombu
 
         return [kombu.Queue(name) for name in self.queue_names]
+
+
+def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connection:
+    """Return a connection to a broker URL. Shows an error, without the URL and its password, if it cannot be read."""
+    import kombu
+
+    from ..amqp.schemes import delay_url
+
+    if "://" not in url:
+        raise click.ClickException(
+            "the broker URL cannot be read: use one such as amqp://user:password@host:5672/vhost"
+        )
+    try:
+        connection = kombu.Connection(delay_url(url), transport_options=transport_options)
+        connection.transport  # noqa: B018  reads the options
+        return connection
+    except ValueError as exc:
+        raise click.ClickException(
+            f"the broker URL cannot be read: {type(exc).__name__}: {_without(url, exc)}"
+        ) from exc
+
+
+def _without(url: str, exc: Exception) -> str:
+    return str(exc).replace(url, "…")
 
 
 class AppTarget:
@@ -106,7 +131,7 @@ def management_of(url: str | None, connection: kombu.Connection) -> Management |
     """Return the management API at a URL, if there is one."""
     from ..operate import Management
 
-    return Management(url, connection.virtual_host or "/") if url else None
+    return Management(url, connection.virtual_host or "/", os.environ.get(MANAGEMENT_CA)) if url else None
 
 
 def destinations(target: Target) -> list[Destination]:
@@ -126,7 +151,8 @@ management_option = click.option(
     metavar="URL",
     envvar="CELERY_RABBIT_DELAY_MANAGEMENT_URL",
     help="http://user:password@host:15672, enables checks that AMQP cannot do. Use the environment variable "
-    "CELERY_RABBIT_DELAY_MANAGEMENT_URL to keep the password out of `ps`.",
+    "CELERY_RABBIT_DELAY_MANAGEMENT_URL to keep the password out of `ps`. For https, "
+    f"{MANAGEMENT_CA} may name a file of certificate authorities.",
 )
 limit_option = click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of orphans."

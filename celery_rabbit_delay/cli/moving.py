@@ -13,6 +13,7 @@ from .common import (
     allowed,
     any_queue_option,
     connected,
+    connection_to,
     ensure_connection,
     escape,
     management_of,
@@ -54,7 +55,6 @@ def migrate(
     from dataclasses import replace
 
     from .. import operate
-    from ..amqp.schemes import delay_url
     from ..core.options import OPTIONS
 
     changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}
@@ -68,9 +68,9 @@ def migrate(
             )
         transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
         if to_broker:
-            import kombu
-
-            target = kombu.Connection(delay_url(to_broker), transport_options=transport_options)
+            target = connection_to(to_broker, transport_options)
+            if options.cascade.root == current.cascade.root and target.as_uri() == source.as_uri():
+                raise click.UsageError("the cascade would be moved onto itself: say where else to")
         else:
             target = source.clone(transport_options=transport_options)
         with target:

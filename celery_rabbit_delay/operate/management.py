@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
@@ -15,6 +16,20 @@ from urllib.request import Request, urlopen
 from ..core.errors import NotPermitted, UnsupportedConfiguration
 from ..core.topology import Binding
 
+#: What is asked of each queue; all that the API knows would be some kilobytes.
+_COLUMNS = (
+    "name",
+    "state",
+    "arguments",
+    "policy",
+    "operator_policy",
+    "effective_policy_definition",
+    "messages",
+    "messages_ready",
+    "messages_unacknowledged",
+    "messages_dlx",
+)
+
 
 class Management:
     """The API at `http://user:password@host:15672`, as far as it concerns one virtual host.
@@ -22,10 +37,21 @@ class Management:
     Raises `UnsupportedConfiguration` where nothing answers, `NotPermitted` where it refuses.
     """
 
-    def __init__(self, url: str, vhost: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UnsupportedConfiguration(f"{url!r} is not a URL such as http://user:password@host:15672")
+    def __init__(self, url: str, vhost: str, ca: str | None = None) -> None:
+        """Trust the certificate authorities of the file `ca`, or else those that Python trusts."""
+        try:
+            parts = urlsplit(url)
+            understood = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            understood = False
+        if not understood:
+            raise UnsupportedConfiguration(
+                "the URL of the management API cannot be read: use one such as http://user:password@host:15672"
+            )
+        try:
+            self._tls = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
+        except (OSError, ValueError) as exc:
+            raise UnsupportedConfiguration(f"the file {ca!r} holds no certificate authority: {exc}") from exc
         self._place = parts.netloc.rpartition("@")[2]
         self._base = f"{parts.scheme}://{self._place}{parts.path.rstrip('/')}/api"
         self._credentials = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
@@ -41,13 +67,13 @@ class Management:
 
     def queues(self) -> dict[str, dict[str, Any]]:
         """Queue name -> what the API says of it."""
-        return {row["name"]: row for row in self._get(f"/queues/{self._vhost}")}
+        return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")}
 
     def _get(self, path: str) -> Any:
         request = Request(self._base + path)
         request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())
         try:
-            with urlopen(request, timeout=30) as response:
+            with urlopen(request, timeout=30, context=self._tls) as response:
                 return json.load(response)
         except HTTPError as exc:
             raise NotPermitted(

@@ -10,6 +10,7 @@ import kombu
 from amqp import Message
 
 from ..amqp import declare, waiting
+from ..core.errors import CascadeMissing
 from ..core.headers import read_state
 
 
@@ -26,6 +27,7 @@ class Orphan(NamedTuple):
 
 def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
     """Return the oldest orphans, which stay where they are."""
+    _require_cascade(connection)
     channel = connection.channel()
     try:
         queue = connection.transport.delay_options.cascade.orphans
@@ -36,6 +38,7 @@ def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
 
 def replay(connection: kombu.Connection, limit: int, allowed: waiting.Allowed) -> Iterator[tuple[Orphan, str | None]]:
     """Send the oldest orphans on, as `waiting.replay` does. Yields each with the reason why it stays, if it does."""
+    _require_cascade(connection)
     cascade = connection.transport.delay_options.cascade
     for message, refused in waiting.replay(connection.connection, cascade, allowed, limit):
         yield _orphan(message), refused
@@ -43,8 +46,18 @@ def replay(connection: kombu.Connection, limit: int, allowed: waiting.Allowed) -
 
 def purge(connection: kombu.Connection) -> int:
     """Remove all orphans, for good; return how many."""
+    _require_cascade(connection)
     with declare.translate_errors(connection.transport.delay_options.cascade):
         return int(connection.default_channel.queue_purge(connection.transport.delay_options.cascade.orphans))
+
+
+def _require_cascade(connection: kombu.Connection) -> None:
+    cascade = connection.transport.delay_options.cascade
+    with declare.translate_errors(cascade):
+        if not declare.queue_exists(connection.default_channel, cascade.orphans):
+            raise CascadeMissing(
+                f"there is no queue {cascade.orphans!r}: check --prefix, --tick and --queue-type, or run `setup`"
+            )
 
 
 def _orphan(message: Message) -> Orphan:
