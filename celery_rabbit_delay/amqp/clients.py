@@ -17,6 +17,8 @@ class Client:
     batches: list[Batch] = field(default_factory=list)
     #: Whether the app consumes from quorum queues. The app's queues may change later.
     uses_quorum_queues: Callable[[], bool] = lambda: False
+    #: Streams of the journal that do not work, and until when (`time.monotonic`) they are left alone.
+    paused_streams: dict[str, float] = field(default_factory=dict)
 
 
 _clients: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()

@@ -59,9 +59,18 @@ class ConfirmedChannel:
         """
         refused = {None: (message, key)}
         self.publish_all(refused, exchange, timeout, confirm_timeout)
-        if refused and not self._returned:
+        return self.refusal(key) if refused else None
+
+    def refusal(self, key: str) -> str | None:
+        """Return why no queue took a message of the last call that was left. Raises as `publish`."""
+        returned = self.returned(key)
+        if returned is None:
             raise MessageNacked("RabbitMQ could not store the message: are most of its nodes up?")
-        return self._returned.get(key) if refused else None
+        return returned
+
+    def returned(self, key: str) -> str | None:
+        """Return why no queue took a message with a routing key, of the last call; None if it was not returned."""
+        return self._returned.get(key)
 
     def publish_all(
         self,

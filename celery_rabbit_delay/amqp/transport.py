@@ -16,6 +16,7 @@ from kombu.transport import pyamqp
 
 from .. import upstream
 from ..core import headers as headers_
+from ..core import journal
 from ..core.errors import InvalidDestination, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
@@ -23,6 +24,7 @@ from .batch import PublishBatch
 from .clients import client_of
 from .connection import Connection, server_version
 from .destinations import is_lasting
+from .journal import Entry
 from .publisher import PendingMessage, now
 
 
@@ -50,9 +52,10 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             if delay > 0:
                 options.check_delay(delay)  # before anything is declared
                 due = sent + timedelta(microseconds=delay)
-                root = options.cascade.root
-                wrapped = headers_.wrap(headers, root, exchange, routing_key, due)
-                return self._delay(msg, exchange, wrapped, moment + delay, **kwargs)
+                entry = _entry(msg, headers, due, delay, options)
+                number = entry and entry.number
+                wrapped = headers_.wrap(headers, options.cascade.root, exchange, routing_key, due, number)
+                return self._delay(msg, exchange, wrapped, moment + delay, entry, **kwargs)
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)
         return publish(msg, exchange, routing_key, *args, **kwargs)
@@ -63,6 +66,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         exchange: str,
         wrapped: dict[str, Any],
         due: int,
+        entry: Entry | None,
         timeout: float | None = None,
         confirm_timeout: float | None = None,
         **kwargs: Any,
@@ -74,7 +78,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         publisher.bind(destination)
         message = with_headers(msg, headers_.addressed(wrapped, destination))
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
-        pending = PendingMessage(message, due, destination, timeout, confirm_timeout)
+        pending = PendingMessage(message, due, destination, timeout, confirm_timeout, entry)
         batches = client_of(self.connection.client).batches
         if batches:
             batches[-1].add(self.connection, pending)
@@ -176,6 +180,29 @@ def _priority(msg: Any) -> int | None:
     if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
         return priority
     raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")
+
+
+def _entry(
+    msg: Any, headers: headers_.Headers, due: datetime, delay: int, options: Options, recorded: bool | None = None
+) -> Entry | None:
+    """Return what the streams are to be told of a message, whether or not it is long enough to be recorded."""
+    if recorded is None:
+        recorded = options.records(delay)
+    key = headers_.delay_key(headers)
+    if key is not None:
+        journal.check_keyed_delay(delay)
+    elif not recorded:
+        return None
+    sent = headers.get(headers_.X_DELAY_NUMBER)
+    retried = sent if key is not None and isinstance(sent, int) else None
+    cascade = options.cascade_for(msg.properties.get("priority"))
+    return Entry(
+        journal.new_number() if retried is None else retried,
+        headers_.milliseconds(due),
+        headers_.message_id(msg.properties, headers),
+        journal.journal_for(cascade, delay / 1_000_000) if recorded else None,
+        key if retried is None else None,
+    )
 
 
 def _drain_once(connection: Any) -> None:

@@ -56,6 +56,8 @@ class Options:
     confirm_timeout: float | None = 60.0
     #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
     declare: Declare = "auto"
+    #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
+    journal: float | None = None
     #: The zone that a naive `eta` is meant in: a name, or "local". `install` takes the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
@@ -89,6 +91,8 @@ class Options:
             raise InvalidOption(f"confirm={self.confirm!r}: use True or False")
         if self.confirm_timeout is not None and not (_is_number(self.confirm_timeout) and self.confirm_timeout > 0):
             raise InvalidOption(f"confirm_timeout={self.confirm_timeout!r}: use seconds above 0, or None")
+        if self.journal is not None and not (_is_number(self.journal) and 0 <= self.journal < float("inf")):
+            raise InvalidOption(f"journal={self.journal!r}: use seconds, 0 or more, or None to record nothing")
         if self.declare not in declares:
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(declares)}")
         _ = self.naive_timezone
@@ -157,6 +161,10 @@ class Options:
                 f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={self.max_delay:.0f} s: "
                 "choose an earlier eta or a larger max_delay"
             )
+
+    def records(self, delay: int) -> bool:
+        """Return whether a message with a delay in microseconds is recorded in the journal."""
+        return self.journal is not None and delay >= self.journal * 1_000_000
 
     def route(self, cascade: Cascade, delay: int) -> tuple[Level, ...]:
         """Return the levels that keep a message for a delay in microseconds, one tick at least, the longest first.
