@@ -21,6 +21,7 @@ from .core.errors import (
     LayoutMismatch,
     NotPermitted,
     NotRouted,
+    StreamUnavailable,
     UnsupportedConfiguration,
 )
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
     from .app.batch import batch
     from .app.install import install
+    from .app.schedule import cancel, scheduled
     from .core.options import Options
+    from .operate.schedule import Scheduled
 
     __version__: str
 
@@ -45,16 +48,23 @@ __all__ = [
     "NotPermitted",
     "NotRouted",
     "Options",
+    "Scheduled",
+    "StreamUnavailable",
     "UnsupportedConfiguration",
     "batch",
+    "cancel",
     "install",
+    "scheduled",
 ]
 
 _WHERE = {
     "BatchFailed": ".amqp.batch",
     "Options": ".core.options",
+    "Scheduled": ".operate.schedule",
     "batch": ".app.batch",
+    "cancel": ".app.schedule",
     "install": ".app.install",
+    "scheduled": ".app.schedule",
 }
 
 

@@ -98,7 +98,7 @@ class Journal:
         """Create the streams that took no records, and publish these again; warn where that is not possible."""
         for (stream, _), (message, _) in refused.items():
             try:
-                self._ensure(stream)
+                self.ensure(stream)
                 self._write(stream, [message])
             except (DelayError, AMQPError, OSError) as exc:
                 self.pause(refused, exc)
@@ -140,7 +140,7 @@ class Journal:
         try:
             self._write(stream, messages)
         except CascadeMissing:
-            self._ensure(stream)
+            self.ensure(stream)
             self._write(stream, messages)
 
     def _write(self, stream: Stream, messages: Iterable[Message]) -> None:
@@ -153,7 +153,8 @@ class Journal:
                 raise MessageNacked(f"RabbitMQ could not store a message in the stream {stream.name!r}")
             raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down")
 
-    def _ensure(self, stream: Stream) -> None:
+    def ensure(self, stream: Stream) -> None:
+        """Create a stream that is missing. Raises `CascadeMissing`, `NotPermitted`, `CascadeConflict`."""
         if self._options.declare == "passive":
             raise CascadeMissing(
                 f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery delay setup`'

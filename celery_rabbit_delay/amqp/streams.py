@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import kombu
@@ -54,6 +55,18 @@ class StreamReader:
         if connection is not None:
             connection.collect()
 
+    def length(self, stream: Stream) -> int:
+        """Return about how many messages a stream holds."""
+        with suppress(AMQPError):
+            return declare.message_count(self._connect().channel(), stream.name) or 0
+        return 0
+
+    def _connect(self) -> Any:
+        if self._connection is None:
+            self._connection = self._client.clone()
+            self._connection.connect()
+        return self._connection.connection
+
     def read(self, stream: Stream) -> Iterator[Entry]:
         """Yield all that is in a stream when this is called, the oldest first; nothing if it does not exist.
 
@@ -77,10 +90,7 @@ class StreamReader:
                 time.sleep(0.2)
 
     def _read(self, stream: Stream, first: int) -> Iterator[Entry]:
-        if self._connection is None:
-            self._connection = self._client.clone()
-            self._connection.connect()
-        connection = self._connection.connection
+        connection = self._connect()
         marker = journal.marker()
         if not self._publish(connection, stream, marker):
             return

@@ -26,6 +26,7 @@ from .connection import Connection, server_version
 from .destinations import is_lasting
 from .journal import Entry
 from .publisher import PendingMessage, now
+from .receiving import is_dropped
 
 
 class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
@@ -88,6 +89,42 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return what `kombu.Producer.batch` collects messages in."""
         return PublishBatch(self, max_size)
+
+    def basic_consume(
+        self,
+        queue: str = "",
+        consumer_tag: str = "",
+        no_local: bool = False,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        nowait: bool = False,
+        callback: Callable[[Any], Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def on_message(message: Any) -> None:
+            if not self._drops(message, no_ack) and callback is not None:
+                callback(message)
+
+        return super().basic_consume(
+            queue, consumer_tag, no_local, no_ack, exclusive, nowait, on_message, *args, **kwargs
+        )
+
+    def basic_get(self, queue: str = "", no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
+        while True:
+            message = super().basic_get(queue, no_ack, *args, **kwargs)
+            if message is None or not self._drops(message, no_ack):
+                return message
+
+    def peek(self, queue: str) -> Any:
+        """Get a message of a queue, also one that is not to be delivered; None if there is none."""
+        return super().basic_get(queue)
+
+    def _drops(self, message: Any, no_ack: bool) -> bool:
+        dropped = is_dropped(self.connection, message)
+        if dropped and not no_ack:
+            self.basic_ack(message.delivery_tag)
+        return dropped
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers

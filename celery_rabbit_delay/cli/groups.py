@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import common, inspecting, moving, topology
+from . import common, inspecting, moving, schedule, topology
 
 version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
 
@@ -43,6 +43,8 @@ for command in (
     topology.verify,
     inspecting.status,
     inspecting.orphans,
+    schedule.list_scheduled,
+    schedule.cancel,
     moving.migrate,
     topology.teardown,
 ):

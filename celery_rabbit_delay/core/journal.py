@@ -128,6 +128,7 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Bytes, about."""
         return _HEAD.size + len(self.id) + len(self.key) + len(self.properties) + len(self.body)
 
 

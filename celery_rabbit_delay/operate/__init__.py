@@ -9,6 +9,7 @@ from .management import Management
 from .migrate import Moved, migrate
 from .orphans import Orphan, orphans, purge, replay
 from .probe import probe
+from .schedule import Progress, Scheduled, cancel, queue_names, scheduled
 from .setup import setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, status
 
@@ -19,7 +20,10 @@ __all__ = [
     "Moved",
     "Orphan",
     "OutboxStatus",
+    "Progress",
+    "Scheduled",
     "Status",
+    "cancel",
     "cascades",
     "count_earlier",
     "diff",
@@ -29,7 +33,9 @@ __all__ = [
     "orphans",
     "probe",
     "purge",
+    "queue_names",
     "replay",
+    "scheduled",
     "setup",
     "status",
     "teardown",

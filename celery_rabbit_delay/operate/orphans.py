@@ -29,7 +29,7 @@ def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
     channel = connection.channel()
     try:
         queue = connection.transport.delay_options.cascade.orphans
-        return [_orphan(message) for message in waiting.take(channel, queue, limit)]
+        return [_orphan(message) for message in waiting.take(channel, queue, limit, peek=True)]
     finally:
         channel.close()  # gives them back
 
