@@ -21,7 +21,9 @@ from .core.errors import (
     LayoutMismatch,
     NotPermitted,
     NotRouted,
+    NotWaiting,
     StreamUnavailable,
+    TooLate,
     UnsupportedConfiguration,
 )
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
     from .app.batch import batch
     from .app.install import install
-    from .app.schedule import cancel, scheduled
+    from .app.schedule import cancel, reschedule, scheduled
     from .core.options import Options
     from .operate.schedule import Scheduled
 
@@ -47,13 +49,16 @@ __all__ = [
     "LayoutMismatch",
     "NotPermitted",
     "NotRouted",
+    "NotWaiting",
     "Options",
     "Scheduled",
     "StreamUnavailable",
+    "TooLate",
     "UnsupportedConfiguration",
     "batch",
     "cancel",
     "install",
+    "reschedule",
     "scheduled",
 ]
 
@@ -64,6 +69,7 @@ _WHERE = {
     "batch": ".app.batch",
     "cancel": ".app.schedule",
     "install": ".app.install",
+    "reschedule": ".app.schedule",
     "scheduled": ".app.schedule",
 }
 

@@ -129,4 +129,5 @@ class ConfirmedChannel:
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[key] = str(exc.reply_text)
         if not self._confirm:  # nobody waits for it
-            logger.error("RabbitMQ returned a delayed message, it is lost: %s, %r", exc.reply_text, message.headers)
+            what = "a delayed message, it" if message.headers else "the record of a delayed message, which"
+            logger.error("RabbitMQ returned %s is lost: %s, %r", what, exc.reply_text, message.headers)

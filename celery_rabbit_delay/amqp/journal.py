@@ -52,6 +52,7 @@ class Journal:
         self._options = options
         self._channel = ConfirmedChannel(connection)
         self._has_keys = False
+        self._created: set[Stream] = set()
 
     def records(self, messages: Iterable[PendingMessage]) -> dict[Any, tuple[Message, str]]:
         """Return what to publish to ingest before some messages: a message and its routing key, by a name.
@@ -60,10 +61,9 @@ class Journal:
         """
         packs: dict[Stream, list[list[Record]]] = {}
         size = 0
-        paused = client_of(self._connection.client).paused_streams
         for pending in messages:
             entry = pending.entry
-            if entry is None or entry.stream is None or paused.get(entry.stream.name, 0) > time.monotonic():
+            if entry is None or entry.stream is None or self._is_paused(entry.stream):
                 continue
             properties, body = upstream.serialize(pending.message)
             record = Record(entry.due, entry.number, entry.id, entry.key or "", properties, body)
@@ -103,6 +103,9 @@ class Journal:
             except (DelayError, AMQPError, OSError) as exc:
                 self.pause(refused, exc)
 
+    def _is_paused(self, stream: Stream) -> bool:
+        return client_of(self._connection.client).paused_streams.get(stream.name, 0) > time.monotonic()
+
     def pause(self, records: Iterable[Any], reason: Exception) -> None:
         """Leave the streams of some records, by their names, alone for a while, and warn the first time."""
         client = client_of(self._connection.client)
@@ -117,12 +120,22 @@ class Journal:
                 )
             client.paused_streams[name] = time.monotonic() + _PAUSE
 
-    def ensure_keys(self) -> None:
-        """Make sure, once, that there is a stream for keys. Raises what `write` does."""
-        if not self._has_keys:
-            stream = journal.keys(self._cascade)
-            self.write(stream, [journal.marker()])
-            self._has_keys = True
+    def prepare(self, messages: Iterable[PendingMessage]) -> None:
+        """Create, once, the streams that some messages cannot do without. Raises what `write` does for a key."""
+        for pending in messages:
+            if pending.entry is None:
+                continue
+            if pending.has_key and not self._has_keys:
+                self.write(journal.keys(self._cascade), [journal.marker()])
+                self._has_keys = True
+            stream = pending.entry.stream
+            if stream is None or self._options.confirm or stream in self._created or self._is_paused(stream):
+                continue  # an answer to the first record will tell
+            try:
+                self.ensure(stream)
+                self._created.add(stream)
+            except (DelayError, AMQPError, OSError) as exc:
+                self.pause([(stream, 0)], exc)
 
     def write_keys(self, messages: Iterable[PendingMessage]) -> None:
         """Say of messages that they were sent last of their keys. Raises what `write` does."""

@@ -71,8 +71,7 @@ class DelayedPublisher:
         Raises `DelayError` when the broker refuses it, `amqp.exceptions.MessageNacked` when it cannot store it now, and
         connection errors and time-outs as py-amqp does. The next publish starts afresh after any of them.
         """
-        if pending.has_key:
-            self.journal.ensure_keys()
+        self.journal.prepare([pending])
         with self._exclusively():
             try:
                 unrecorded = self._publish(pending)
@@ -90,8 +89,7 @@ class DelayedPublisher:
         Removes those from `messages` that are stored, also if it raises. What is left in the end was refused: publish
         it again, one by one, to learn why.
         """
-        if any(pending.has_key for pending in messages.values()):
-            self.journal.ensure_keys()
+        self.journal.prepare(messages.values())
         sent = dict(messages)
         with self._exclusively(), self._reset_on_error(), self._translate_refusals():
             unrecorded = self._send(messages)

@@ -27,7 +27,7 @@ PATIENCE = 30
 
 
 def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
-    """Do something with a connection of an app's pool, again if that is lost, as the app's `task_publish_retry` says."""
+    """Do something with a connection of an app's pool, again if that is lost, as `task_publish_retry` says."""
     retry = dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
     with app.producer_or_acquire() as producer:
         client = producer.connection
@@ -50,7 +50,7 @@ class DelayedControl:
     app: Celery
 
     def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Send a command to workers, and a `revoke` also to those that start later. Revoking for some workers is not kept."""
+        """Send a command to workers, and a `revoke` for all of them also to those that start later."""
         if destination is None and not kwargs.get("pattern"):
             self._keep(changes_in(command, {**(arguments or {}), **kwargs}))
         return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]

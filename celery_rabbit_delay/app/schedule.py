@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import kombu
 from celery import Celery
 
 from .. import operate
+from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
 from ..operate.schedule import Scheduled
@@ -55,6 +56,21 @@ def cancel(app: Celery, *ids: str) -> None:
 
     if ids:
         with_connection(app, write)
+
+
+def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, countdown: float | None = None) -> None:  # noqa: A002
+    """Let a task that waits run earlier or later: at `eta`, or in `countdown` seconds; 0 means at once.
+
+    It keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; if naive, in the app's time
+    zone. If this is interrupted, the task may run at both times; it is never lost.
+
+    Raises `NotWaiting` if the journal has no task of this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
+    `NotPermitted`, and what publishing a delayed task raises; `UnsupportedConfiguration` without `install`.
+    """
+    with app.connection_for_write() as connection:
+        _check(connection)
+        zone = connection.transport.delay_options.naive_timezone
+        operate.reschedule(connection, id, due_at(eta, countdown, datetime.now(timezone.utc), zone))
 
 
 def _check(connection: kombu.Connection) -> None:

@@ -45,6 +45,8 @@ for command in (
     inspecting.orphans,
     schedule.list_scheduled,
     schedule.cancel,
+    schedule.reschedule,
+    schedule.run_now,
     moving.migrate,
     topology.teardown,
 ):

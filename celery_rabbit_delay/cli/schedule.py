@@ -1,4 +1,4 @@
-"""Commands for the schedule: list, cancel."""
+"""Commands for the schedule: list, cancel, reschedule, run-now."""
 
 from __future__ import annotations
 
@@ -63,6 +63,37 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
             ids = tuple(waiting.id for waiting in _found(obj, connection, **filters) if waiting.id)
         operate.cancel(connection, ids)
         click.echo(f"{len(ids):,} cancelled")
+
+
+@click.command()
+@click.argument("id_", metavar="ID")
+@click.option("--eta", metavar="TIME", help="When it is to be due: 2030-01-31T12:00:00+01:00.")
+@click.option("--countdown", metavar="SECONDS", help="In how many seconds it is to be due.")
+@click.pass_obj
+def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None) -> None:
+    """Give a task that `list` shows another due time, earlier or later."""
+    _move(obj, id_, eta, countdown)
+
+
+@click.command("run-now")
+@click.argument("id_", metavar="ID")
+@click.pass_obj
+def run_now(obj: Any, /, id_: str) -> None:
+    """Let a task that `list` shows be due at once."""
+    _move(obj, id_, None, "0")
+
+
+def _move(obj: Any, id_: str, eta: str | None, countdown: str | None) -> None:
+    from datetime import datetime, timezone
+
+    from .. import operate
+    from ..core.due import due_at
+
+    with connected(target_of(obj)) as connection:
+        zone = connection.transport.delay_options.naive_timezone
+        due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
+        operate.reschedule(connection, id_, due)
+        click.echo(f"due {due.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z")
 
 
 def _found(

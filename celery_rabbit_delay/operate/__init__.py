@@ -9,6 +9,7 @@ from .management import Management
 from .migrate import Moved, migrate
 from .orphans import Orphan, orphans, purge, replay
 from .probe import probe
+from .reschedule import reschedule
 from .schedule import Progress, Scheduled, cancel, queue_names, scheduled
 from .setup import setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, status
@@ -35,6 +36,7 @@ __all__ = [
     "purge",
     "queue_names",
     "replay",
+    "reschedule",
     "scheduled",
     "setup",
     "status",

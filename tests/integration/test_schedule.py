@@ -12,7 +12,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 import celery_rabbit_delay
-from celery_rabbit_delay import Scheduled, UnsupportedConfiguration, operate
+from celery_rabbit_delay import InvalidDelay, NotWaiting, Scheduled, TooLate, UnsupportedConfiguration, operate
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal
 from testkit.broker import Vhost, take
@@ -192,3 +192,85 @@ def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost:
         assert ids(vhost) == ["never"] or time.monotonic() - began > 1
         wait_until(lambda: not ids(vhost), "it is not listed once it is due")
     vhost.take("q", 1)
+
+
+def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost) -> None:
+    vhost.declare("q")
+    mine = {"mine": [1, {"a": None}], "CC": ["other"], "BCC": ["third"]}
+    vhost.declare("other", "third")
+    with vhost.connection(**RECORDED, confirm=False) as connection:
+        publish(connection, 60, headers=mine, correlation_id="early", priority=9, message_id="m")
+        publish(connection, 4, correlation_id="late")
+        operate.reschedule(connection, "late", datetime.now(timezone.utc) + timedelta(seconds=8))
+        operate.reschedule(connection, "early", datetime.now(timezone.utc) + timedelta(seconds=0.5))
+        assert ids(vhost)[-1] == "late"
+        began = time.time()
+        [message] = take(connection, "q", 1)
+        assert time.time() - began < 10
+        assert message.headers == {"mine": mine["mine"], "CC": ["other"]}
+        assert message.properties["correlation_id"] == "early"
+        assert message.properties["message_id"] == "m"
+        assert message.properties["priority"] == 9
+        assert message.payload == "x"
+        [message] = take(connection, "q", 1)
+        assert message.properties["correlation_id"] == "late"
+        assert time.time() - began > 6
+    assert (vhost.count("q"), vhost.count("other"), vhost.count("third")) == (0, 1, 1)
+
+
+def test_the_copy_of_a_moved_message_can_be_moved_again_and_none_of_the_others_is_delivered(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 6, correlation_id="a")
+        for seconds in (7, 8, 9):
+            operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=seconds))
+        assert ids(vhost) == ["a"]
+        publish(connection, 11, correlation_id="last")
+        found = [take(connection, "q", 1)[0].properties["correlation_id"] for _ in range(2)]
+        assert found == ["a", "last"]
+    assert vhost.count("q") == 0
+
+
+def test_basic_get_skips_what_was_moved(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 3, correlation_id="a")
+        operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=5))
+        wait_until(lambda: vhost.count("q"), "the old copy is there")
+        assert connection.default_channel.basic_get("q") is None
+        wait_until(lambda: vhost.count("q"), "the new copy is there")
+        assert connection.default_channel.basic_get("q", no_ack=True).properties["correlation_id"] == "a"
+
+
+def test_a_message_that_is_due_soon_or_that_nobody_knows_is_not_moved(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 1.5, correlation_id="soon")
+        publish(connection, 60, correlation_id="far")
+        soon = datetime.now(timezone.utc)
+        with pytest.raises(TooLate, match=r"'soon' is due at .*: it is too late"):
+            operate.reschedule(connection, "soon", soon)
+        with pytest.raises(NotWaiting, match=r"'nobody' waits, .* option `journal`"):
+            operate.reschedule(connection, "nobody", soon)
+        with pytest.raises(InvalidDelay, match="more than max_delay"):
+            operate.reschedule(connection, "far", soon + timedelta(days=1))
+    assert ids(vhost)[-1] == "far"
+
+
+def test_the_commands_move_a_message(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, correlation_id="a")
+        publish(connection, 61, correlation_id="b")
+    url = vhost.url("amqp")
+    assert run(url, "reschedule", "a", "--countdown", "90").out.startswith("due 2")
+    assert ids(vhost) == ["b", "a"]
+    tomorrow = datetime.now(timezone.utc) + timedelta(seconds=50)
+    assert run(url, "reschedule", "a", "--eta", tomorrow.isoformat()).code == 0
+    assert ids(vhost) == ["a", "b"]
+    assert run(url, "run-now", "a").code == 0
+    vhost.take("q", 1)
+    assert ids(vhost) == ["b"]
+    for wrong in ((), ("--eta", "x"), ("--countdown", "-1"), ("--countdown", "5", "--eta", tomorrow.isoformat())):
+        assert run(url, "reschedule", "b", *wrong).code == 1
+    assert "'a' waits" in run(url, "run-now", "a").err
