@@ -29,11 +29,11 @@ from .core.errors import (
 
 if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
+    from .amqp.schedule import Scheduled
     from .app.batch import batch
     from .app.install import install
     from .app.schedule import cancel, reschedule, scheduled
     from .core.options import Options
-    from .operate.schedule import Scheduled
 
     __version__: str
 
@@ -65,7 +65,7 @@ __all__ = [
 _WHERE = {
     "BatchFailed": ".amqp.batch",
     "Options": ".core.options",
-    "Scheduled": ".operate.schedule",
+    "Scheduled": ".amqp.schedule",
     "batch": ".app.batch",
     "cancel": ".app.schedule",
     "install": ".app.install",

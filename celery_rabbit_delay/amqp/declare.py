@@ -20,10 +20,8 @@ from ..core.errors import (
     LayoutMismatch,
     NotPermitted,
 )
-from ..core.journal import Stream
-from ..core.journal import binding as stream_binding
 from ..core.layouts import Layout1
-from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue
+from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -140,7 +138,7 @@ def ensure_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
 def _bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
     with translate_errors(cascade):
         declare_queue(channel, stream.queue, nowait=True)
-        bind(channel, stream_binding(cascade, stream))
+        bind(channel, cascade.stream_binding(stream))
 
 
 def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from amqp import Message
 from amqp.exceptions import AMQPError, InternalError, MessageNacked, RecoverableConnectionError, ResourceError
@@ -14,15 +14,13 @@ from amqp.exceptions import AMQPError, InternalError, MessageNacked, Recoverable
 from .. import upstream
 from ..core import journal
 from ..core.errors import CascadeMissing, DelayError
-from ..core.journal import Record, Stream
+from ..core.journal import Record
 from ..core.options import Options
-from ..core.topology import Cascade
+from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import client_of
 from .confirms import ConfirmedChannel
-
-if TYPE_CHECKING:
-    from .publisher import PendingMessage
+from .pending import PendingMessage
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +29,6 @@ _MAX_RECORDS, _MAX_BYTES = 100, 100_000
 
 #: Seconds for which a stream that does not work is left alone.
 _PAUSE = 60
-
-
-class Entry(NamedTuple):
-    """What the streams are told of a delayed message."""
-
-    number: int
-    due: int  # milliseconds since 1970
-    id: str
-    stream: Stream | None  # that it is recorded in
-    key: str | None  # of which it is the last message
 
 
 class Journal:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from amqp.exceptions import AccessRefused, NotFound
 
@@ -16,7 +15,8 @@ from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
 from .confirms import ConfirmedChannel
-from .journal import Entry, Journal
+from .journal import Journal
+from .pending import PendingMessage, now
 
 #: Destinations that a connection remembers. Reply queues may be without number.
 _MAX_BOUND = 10_000
@@ -24,32 +24,6 @@ _MAX_BOUND = 10_000
 
 #: What is published to ingest: messages with their routing keys, by any names.
 Messages = dict[Any, tuple[Any, str]]
-
-
-def now() -> int:
-    """Return microseconds of a clock that nobody sets: a delay must not change with the wall clock."""
-    return time.monotonic_ns() // 1000
-
-
-class PendingMessage(NamedTuple):
-    """A message that is ready to enter the cascade."""
-
-    message: Any  # an amqp.Message with wrapped headers
-    due: int  # by the clock `now`
-    destination: Destination
-    timeout: float | None = None  # seconds, as for `kombu.Producer.publish`
-    confirm_timeout: float | None = None
-    entry: Entry | None = None  # what the streams are told of it
-
-    @property
-    def has_key(self) -> bool:
-        """Whether it is the last message of an `x-delay-key`."""
-        return self.entry is not None and self.entry.key is not None
-
-    @property
-    def priority(self) -> int | None:
-        priority: int | None = self.message.properties.get("priority")
-        return priority
 
 
 class DelayedPublisher:

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import kombu
+
 from ..core import journal
 from ..core.errors import DelayError
 from ..core.headers import HEADER, X_DELAY_KEY
-from ..core.journal import Stream
+from ..core.topology import Stream
 from .clients import Client, client_of
 from .streams import StreamReader, follow
 
@@ -66,6 +68,17 @@ def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any])
             catch_up(connection, stream, apply, PATIENCE)
         except DelayError as exc:
             logger.warning("Messages that were moved, cancelled or replaced may be delivered all the same: %s", exc)
+
+
+def learn(client: kombu.Connection) -> None:
+    """Read what was cancelled, moved or replaced in a cascade until now. Raises `StreamUnavailable`, `NotPermitted`."""
+    cascade = client.transport.delay_options.cascade
+    known = client_of(client)
+    with StreamReader(client) as reader:
+        for entry in reader.read(journal.changes(cascade)):
+            known.changes.apply(entry.body)
+        for entry in reader.read(journal.keys(cascade)):
+            known.keys.apply(entry.body)
 
 
 def catch_up(connection: Any, stream: Stream, apply: Callable[[bytes], Any], patience: float) -> None:

@@ -15,8 +15,8 @@ from amqp.exceptions import AMQPError, NotFound
 
 from ..core import journal
 from ..core.errors import CascadeMissing, StreamUnavailable
-from ..core.journal import Stream
 from ..core.options import Options
+from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
 
@@ -84,8 +84,8 @@ class StreamReader:
                 self._close()
                 if time.monotonic() > deadline:
                     raise StreamUnavailable(
-                        f"the stream {stream.name!r} cannot be read ({exc}): start the nodes that it is on. If that does "
-                        "not help, delete it: it is created again when it is needed, without what it knew"
+                        f"the stream {stream.name!r} cannot be read ({exc}): start the nodes that it is on. If that "
+                        "does not help, delete it: it is created again when it is needed, without what it knew"
                     ) from exc
                 time.sleep(0.2)
 

@@ -24,8 +24,7 @@ from .batch import PublishBatch
 from .clients import client_of
 from .connection import Connection, server_version
 from .destinations import is_lasting
-from .journal import Entry
-from .publisher import PendingMessage, now
+from .pending import Entry, PendingMessage, now
 from .receiving import is_dropped
 
 

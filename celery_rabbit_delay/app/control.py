@@ -14,11 +14,11 @@ from kombu.exceptions import OperationalError
 
 from ..amqp.clients import client_of
 from ..amqp.receiving import catch_up
+from ..amqp.schedule import write_changes
 from ..core import journal
 from ..core.errors import DelayError
 from ..core.journal import Changes
 from ..core.options import DRIVER_TYPE
-from ..operate.schedule import write_changes
 
 logger = logging.getLogger(__name__)
 

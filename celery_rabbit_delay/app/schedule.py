@@ -9,11 +9,12 @@ from typing import Any
 import kombu
 from celery import Celery
 
-from .. import operate
+from ..amqp import reschedule as amqp_reschedule
+from ..amqp import schedule
+from ..amqp.schedule import Scheduled
 from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
-from ..operate.schedule import Scheduled
 from .control import with_connection
 
 
@@ -34,8 +35,8 @@ def scheduled(
     """
     with app.connection_for_write() as connection:
         _check(connection)
-        names = operate.queue_names(app.amqp.queues.values())
-        return operate.scheduled(connection, task, queue, until, limit, names)
+        names = schedule.queue_names(app.amqp.queues.values())
+        return schedule.scheduled(connection, task, queue, until, limit, names)
 
 
 def cancel(app: Celery, *ids: str) -> None:
@@ -52,7 +53,7 @@ def cancel(app: Celery, *ids: str) -> None:
 
     def write(connection: Any) -> None:
         _check(connection)
-        operate.cancel(connection, ids)
+        schedule.cancel(connection, ids)
 
     if ids:
         with_connection(app, write)
@@ -70,7 +71,7 @@ def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, count
     with app.connection_for_write() as connection:
         _check(connection)
         zone = connection.transport.delay_options.naive_timezone
-        operate.reschedule(connection, id, due_at(eta, countdown, datetime.now(timezone.utc), zone))
+        amqp_reschedule.reschedule(connection, id, due_at(eta, countdown, datetime.now(timezone.utc), zone))
 
 
 def _check(connection: kombu.Connection) -> None:

@@ -30,6 +30,7 @@ def delay() -> None:
 @click.option("--tick", type=float, help="Seconds.")
 @click.option("--max-delay", type=float, help="Seconds.")
 @click.option("--queue-type", type=click.Choice(["quorum", "classic"]))
+@click.option("--journal", type=float, help="Seconds.")
 @click.option("--queue", "queues", multiple=True, help="A queue that delayed tasks go to; may be repeated.")
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str, queues: tuple[str, ...], **options: Any) -> None:

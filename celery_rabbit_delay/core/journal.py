@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .errors import InvalidDelay
-from .topology import Binding, Cascade, Queue
+from .topology import Cascade, Stream
 
 _DAY = 24 * 3600
 _TEN_YEARS = 10 * 365 * _DAY
@@ -47,24 +47,6 @@ _RECORD, _MARKER, _FILLER, _UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"r", b"m", b"f"
 _HEAD = struct.Struct(">QQHHII")  # due, number, length of id, of key, of properties, of body
 _TIME = struct.Struct(">Q")
 _MARKER_LENGTH = 16
-
-
-class Stream(NamedTuple):
-    """A stream beside a cascade."""
-
-    name: str
-    routing_key: str  # with which ingest leads to it
-    max_age: int  # seconds
-    segment: int  # bytes
-
-    @property
-    def queue(self) -> Queue:
-        arguments: dict[str, str | int] = {
-            "x-queue-type": "stream",
-            "x-max-age": f"{self.max_age}s",
-            "x-stream-max-segment-size-bytes": self.segment,
-        }
-        return Queue(self.name, arguments)
 
 
 def _stream(cascade: Cascade, name: str, max_age: int, segment: int) -> Stream:
@@ -97,9 +79,9 @@ def keys(cascade: Cascade) -> Stream:
     return _stream(cascade, "keys", 2 * MAX_KEYED_DELAY, 2_000_000)
 
 
-def binding(cascade: Cascade, stream: Stream) -> Binding:
-    """Return what leads from a cascade's ingest to a stream."""
-    return Binding(cascade.ingest, stream.name, "queue", stream.routing_key)
+def all_streams(cascade: Cascade) -> list[Stream]:
+    """Return all streams that a cascade may have."""
+    return [changes(cascade), keys(cascade), *journals(cascade)]
 
 
 def check_keyed_delay(delay: int) -> None:

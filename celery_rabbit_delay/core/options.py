@@ -11,10 +11,11 @@ from zoneinfo import ZoneInfo
 
 from dateutil.tz import tzlocal
 
+from . import journal
 from .due import to_ticks
 from .errors import InvalidDelay, InvalidOption
 from .levels import Level
-from .topology import MAX_NORMAL_PRIORITY, Cascade, QueueType
+from .topology import MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
 
 Declare = Literal["auto", "passive"]
 
@@ -115,6 +116,12 @@ class Options:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
         return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type)
+
+    @cached_property
+    def streams(self) -> list[Stream]:
+        """The streams beside the cascade."""
+        journals = [] if self.journal is None else journal.journals(self.cascade, self.max_delay)
+        return [journal.changes(self.cascade), journal.keys(self.cascade), *journals]
 
     @cached_property
     def high_cascade(self) -> Cascade:

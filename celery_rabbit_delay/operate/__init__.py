@@ -3,14 +3,14 @@
 Every function takes a `kombu.Connection` with our transport, whose options say which cascade is meant.
 """
 
+from ..amqp.reschedule import reschedule
+from ..amqp.schedule import Progress, Scheduled, cancel, queue_names, scheduled
 from .cascades import cascades, earlier_layout, with_all_levels
 from .diff import Finding, diff
 from .management import Management
 from .migrate import Moved, migrate
 from .orphans import Orphan, orphans, purge, replay
-from .probe import probe
-from .reschedule import reschedule
-from .schedule import Progress, Scheduled, cancel, queue_names, scheduled
+from .probe import probe, probe_streams
 from .setup import setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, status
 
@@ -33,6 +33,7 @@ __all__ = [
     "migrate",
     "orphans",
     "probe",
+    "probe_streams",
     "purge",
     "queue_names",
     "replay",

@@ -10,6 +10,7 @@ import kombu
 from amqp import Message
 
 from ..amqp import declare, waiting
+from ..amqp.receiving import learn
 from ..core.headers import read_state
 
 
@@ -37,6 +38,7 @@ def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
 def replay(connection: kombu.Connection, limit: int, allowed: waiting.Allowed) -> Iterator[tuple[Orphan, str | None]]:
     """Send the oldest orphans on, as `waiting.replay` does. Yields each with the reason why it stays, if it does."""
     cascade = connection.transport.delay_options.cascade
+    learn(connection)
     for message, refused in waiting.replay(connection.connection, cascade, allowed, limit):
         yield _orphan(message), refused
 

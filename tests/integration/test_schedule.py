@@ -16,10 +16,10 @@ from celery_rabbit_delay import InvalidDelay, NotWaiting, Scheduled, TooLate, Un
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal
 from testkit.broker import Vhost, take
+from testkit.commands import management, run
 from testkit.wait import wait_until
 
 from .conftest import MakeApp
-from .test_cli import run
 
 RECORDED: dict[str, Any] = {"journal": 0}
 
@@ -274,3 +274,84 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     for wrong in ((), ("--eta", "x"), ("--countdown", "-1"), ("--countdown", "5", "--eta", tomorrow.isoformat())):
         assert run(url, "reschedule", "b", *wrong).code == 1
     assert "'a' waits" in run(url, "run-now", "a").err
+
+
+STREAMS = {f"celery-rabbit-delay.v2.10ms.{name}" for name in ("changes", "keys", "journal.600")}
+
+
+def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_them(vhost: Vhost) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    command = ("--journal", "0", "--queue", "q")
+    assert run(url, *command, "setup").code == 0
+    assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
+    assert run(url, *command, "plan").code == run(url, *command, "verify", *management(vhost)).code == 0
+    with vhost.connection(**RECORDED, declare="passive") as connection:
+        publish(connection, 60, correlation_id="a")
+        publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
+        operate.cancel(connection, ["a"])
+    assert ids(vhost) == ["b"]
+    assert "celery-rabbit-delay.v2.10ms.changes" in run(url, "status", "--all").out
+    found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
+    assert found.keys() == STREAMS
+    assert run(url, *command, "teardown", "--yes", "--delete-messages").code == 0
+    assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_to(vhost: Vhost) -> None:
+    url = vhost.url("amqp")
+    assert run(url, "setup").code == 0
+    name = "celery-rabbit-delay.v2.10ms.changes"
+    with vhost.plain() as connection:
+        connection.default_channel.queue_unbind(name, vhost.cascade.ingest, "@.changes")
+    assert "binding" in run(url, "verify", *management(vhost)).out
+    vhost.delete_queue(name)
+    assert run(url, "verify").code == 0  # a worker creates it when it needs it
+    assert f"missing    queue    {name}" in run(url, "plan").out
+    with vhost.plain() as connection:
+        arguments = {"x-queue-type": "stream", "x-max-age": "5s"}
+        connection.default_channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+    assert f"different  queue    {name}" in run(url, "verify").out
+
+
+def test_the_export_of_a_cascade_with_a_journal_has_its_streams(vhost: Vhost) -> None:
+    text = run(vhost.url("amqp"), "--journal", "60", "export").out
+    assert {queue["name"] for queue in json.loads(text)["queues"]} >= STREAMS
+
+
+def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancelled_goes_nowhere(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        for id_ in ("a", "b"):
+            publish(connection, 60, headers={"id": id_})
+    with vhost.connection() as connection:
+        publish(connection, 60, headers={"id": "never recorded"})
+        operate.cancel(connection, ["a", "never recorded"])
+    moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new", "--to-journal", "0")
+    assert moved.out == "1 moved, 0 left\n"
+    assert ids(vhost) == []
+    with vhost.connection(prefix="new") as connection:
+        assert [waiting.id for waiting in operate.scheduled(connection)] == ["b"]
+
+
+def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst_and_a_silence(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ looks for what is too old only when a segment is full."""
+    monkeypatch.setattr(journal, "_HORIZONS", ((600, 1, 500_000), *journal._HORIZONS[1:]))
+    stream = journal.journal_for(vhost.cascade, 1)
+
+    def first() -> int:
+        with vhost.connection() as connection, StreamReader(connection) as reader:
+            return next(reader.read(stream)).offset
+
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        producer = connection.Producer()
+        with celery_rabbit_delay.batch(producer):
+            for _ in range(2000):
+                producer.publish("x" * 1000, routing_key="q", headers={"x-delay": 100})
+        assert first() == 0
+        time.sleep(2)
+        assert ids(vhost) == []
+        wait_until(lambda: first() > 0, "the first segment is gone")

@@ -32,8 +32,8 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime) -> None:
     records = {record.number: record for record in waiting(connection) if record.id == id_}
     if not records:
         raise NotWaiting(
-            f"no message with the id {id_!r} waits, as far as the journal knows: it has only those whose delay is at least "
-            "the option `journal`"
+            f"no message with the id {id_!r} waits, as far as the journal knows: it has only those whose delay is at "
+            "least the option `journal`"
         )
     first = min(records.values(), key=lambda record: record.due)
     options: Options = connection.transport.delay_options

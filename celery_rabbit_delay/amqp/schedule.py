@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 import kombu
 from amqp import Message
+from amqp.exceptions import AMQPError
 
 from .. import upstream
-from ..amqp.streams import StreamReader
 from ..core import headers as headers_
 from ..core import journal
+from ..core.errors import DelayError
 from ..core.journal import Changes, Keys, Record
+from ..core.topology import Stream
+from .streams import StreamReader
 
 #: (exchange, routing key) -> the name of the queue that it leads to.
 QueueNames = Mapping[tuple[str, str], str]
@@ -128,10 +132,14 @@ def waiting(connection: kombu.Connection, progress: Progress | None = None) -> I
         streams = [journal.changes(cascade), journal.keys(cascade), *journal.journals(cascade)]
         total = sum(map(reader.length, streams)) if progress else 0
         done = 0
+        stale = []
         # Changes come first: what is moved meanwhile may then be seen twice, and never not at all.
         for stream in streams:
+            oldest: int | None = None
             for entry in reader.read(stream):
                 done += 1
+                if oldest is None:
+                    oldest = journal.published(entry.body)
                 if progress:
                     progress(min(done, total), total)
                 changes.apply(entry.body)
@@ -139,10 +147,26 @@ def waiting(connection: kombu.Connection, progress: Progress | None = None) -> I
                 for record in journal.unpack_records(entry.body):
                     if _waits(record, changes, keys):
                         yield record
+            if oldest is not None and oldest < _now() - stream.max_age * 1000:
+                stale.append(stream)
+    for stream in stale:
+        _roll(connection, stream)
+
+
+def _now() -> int:
+    return headers_.milliseconds(datetime.now(timezone.utc))
+
+
+def _roll(connection: kombu.Connection, stream: Stream) -> None:
+    """Begin a new segment of a stream: only then RabbitMQ looks for what is too old."""
+    publisher = connection.connection.publisher_for()
+    with suppress(DelayError, AMQPError):  # whoever may only read
+        publisher.journal.write(stream, [journal.filler(stream.segment)])
+        publisher.journal.write(stream, [journal.filler(1)])
 
 
 def _waits(record: Record, changes: Changes, keys: Keys) -> bool:
-    if record.due <= headers_.milliseconds(datetime.now(timezone.utc)) or changes.voids(record.number):
+    if record.due <= _now() or changes.voids(record.number):
         return False
     if record.key and keys.supersede(record.key, record.number):
         return False
