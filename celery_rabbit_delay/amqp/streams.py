@@ -98,7 +98,10 @@ class StreamReader:
         waiting: deque[Any] = deque()
         with declare.translate_errors(self._options.cascade):
             channel.basic_qos(0, _PREFETCH, False)
-            _consume(channel, stream, first or "first", waiting.append)
+            try:
+                _consume(channel, stream, first or "first", waiting.append)
+            except NotFound as exc:
+                raise StreamUnavailable(exc.reply_text) from exc
         for number in itertools.count(1):
             while not waiting:
                 connection.drain_events(timeout=_SILENCE)
