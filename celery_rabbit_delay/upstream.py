@@ -39,11 +39,16 @@ def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
 
 
 def serialize(message: Any) -> tuple[bytes, bytes]:
-    """Return the properties and the body of an `amqp.Message` as they are sent (amqp.method_framing.frame_writer)."""
+    """Return the properties and the body of an `amqp.Message` as they are sent (amqp.method_framing.frame_writer).
+
+    The message must not change any more: its properties are serialized only once.
+    """
     body = message.body
     if isinstance(body, str):
         body = body.encode(message.properties.setdefault("content_encoding", "utf-8"))
-    return message._serialize_properties(), bytes(body)
+    properties: bytes = message._serialize_properties()
+    message._serialize_properties = lambda: properties
+    return properties, bytes(body)
 
 
 def deserialize(message: Any, properties: bytes) -> None:
