@@ -21,13 +21,18 @@ from .core.errors import (
     LayoutMismatch,
     NotPermitted,
     NotRouted,
+    NotWaiting,
+    StreamUnavailable,
+    TooLate,
     UnsupportedConfiguration,
 )
 
 if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
+    from .amqp.schedule import Scheduled
     from .app.batch import batch
     from .app.install import install
+    from .app.schedule import cancel, reschedule, scheduled
     from .core.options import Options
 
     __version__: str
@@ -44,17 +49,28 @@ __all__ = [
     "LayoutMismatch",
     "NotPermitted",
     "NotRouted",
+    "NotWaiting",
     "Options",
+    "Scheduled",
+    "StreamUnavailable",
+    "TooLate",
     "UnsupportedConfiguration",
     "batch",
+    "cancel",
     "install",
+    "reschedule",
+    "scheduled",
 ]
 
 _WHERE = {
     "BatchFailed": ".amqp.batch",
     "Options": ".core.options",
+    "Scheduled": ".amqp.schedule",
     "batch": ".app.batch",
+    "cancel": ".app.schedule",
     "install": ".app.install",
+    "reschedule": ".app.schedule",
+    "scheduled": ".app.schedule",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 _CHANNEL_CLOSE = (20, 40)
+_BASIC = 60
 
 
 def settings_so_far(app: Any) -> Any:
@@ -40,6 +41,24 @@ def queue_of_tag(consumer: Any, tag: Any) -> str | None:
 def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
     """Send `basic.publish` on an `amqp.Channel` without waiting for the broker's confirm, whatever its settings."""
     channel._basic_publish(message, **arguments)
+
+
+def serialize(message: Any) -> tuple[bytes, bytes]:
+    """Return the properties and the body of an `amqp.Message` as they are sent (amqp.method_framing.frame_writer).
+
+    The message must not change any more: its properties are serialized only once.
+    """
+    body = message.body
+    if isinstance(body, str):
+        body = body.encode(message.properties.setdefault("content_encoding", "utf-8"))
+    properties: bytes = message._serialize_properties()
+    message._serialize_properties = lambda: properties
+    return properties, bytes(body)
+
+
+def deserialize(message: Any, properties: bytes) -> None:
+    """Give an `amqp.Message` the properties that were serialized."""
+    message._load_properties(_BASIC, properties, 0)
 
 
 class NamesItsErrors:

@@ -23,7 +23,8 @@ except ImportError:  # before Kombu 5.7
 if TYPE_CHECKING:
     import kombu
 
-    from .publisher import DelayedPublisher, PendingMessage
+    from .pending import PendingMessage
+    from .publisher import DelayedPublisher
 
 #: Messages that a batch holds before it sends them.
 MAX_SIZE = 1000

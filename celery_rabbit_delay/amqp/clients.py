@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ..core.journal import Changes, Keys
+
 if TYPE_CHECKING:
     from .batch import Batch
 
@@ -17,6 +19,13 @@ class Client:
     batches: list[Batch] = field(default_factory=list)
     #: Whether the app consumes from quorum queues. The app's queues may change later.
     uses_quorum_queues: Callable[[], bool] = lambda: False
+    #: What the streams say of messages that are received.
+    changes: Changes = field(default_factory=Changes)
+    keys: Keys = field(default_factory=Keys)
+    #: Is told of a cancelled task that arrives, by its id; returns whether it sees to it.
+    on_cancelled: Callable[[str], bool] | None = None
+    #: Streams of the journal that do not work, and until when (`time.monotonic`) they are left alone.
+    paused_streams: dict[str, float] = field(default_factory=dict)
 
 
 _clients: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()

@@ -64,9 +64,18 @@ class ConfirmedChannel:
         """
         refused = {None: (message, key)}
         self.publish_all(refused, exchange, timeout, confirm_timeout)
-        if refused and not self._returned:
+        return self.refusal(key) if refused else None
+
+    def refusal(self, key: str) -> str | None:
+        """Return why no queue took a message of the last call that was left. Raises as `publish`."""
+        returned = self.returned(key)
+        if returned is None:
             raise MessageNacked("RabbitMQ could not store the message: are most of its nodes up?")
-        return self._returned.get(key) if refused else None
+        return returned
+
+    def returned(self, key: str) -> str | None:
+        """Return why no queue took a message with a routing key, of the last call; None if it was not returned."""
+        return self._returned.get(key)
 
     def publish_all(
         self,
@@ -147,7 +156,8 @@ class ConfirmedChannel:
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[key] = str(exc.reply_text)
         if not self._confirm:  # nobody waits for it
-            logger.error("RabbitMQ returned a delayed message, it is lost: %s, %r", exc.reply_text, message.headers)
+            what = "a delayed message, it" if message.headers else "the record of a delayed message, which"
+            logger.error("RabbitMQ returned %s is lost: %s, %r", what, exc.reply_text, message.headers)
 
 
 def _forget_stored(messages: dict[Any, Any], name: Any, refusal: Exception | None) -> None:

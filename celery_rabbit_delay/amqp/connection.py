@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from amqp import spec
@@ -30,6 +30,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._process = os.getpid()
         self.declarations = Declarations()
+        #: Names of the streams whose additions come through this connection.
+        self.followed: set[str] = set()
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._deliveries = DeferredDeliveries(self._deliver)
         self._errors: deque[AMQPError] = deque()
@@ -103,6 +105,10 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
                 yield
             finally:
                 self._exclusive, self._deadline = outer
+
+    def hold_deliveries(self) -> AbstractContextManager[None]:
+        """Keep what arrives until the block ends."""
+        return self._deliveries.hold()
 
     @property
     def delay_options(self) -> Options:

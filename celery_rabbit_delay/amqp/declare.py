@@ -21,7 +21,7 @@ from ..core.errors import (
     NotPermitted,
 )
 from ..core.layouts import Layout1
-from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue
+from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -126,6 +126,21 @@ def bind_destination(channel: Channel, cascade: Cascade, destination: Destinatio
         bind(channel, last)
 
 
+def ensure_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
+    """Create a stream, and the cascade if it is missing, and lead ingest to it. Raises as `declare_cascade`."""
+    try:
+        _bind_stream(channel, cascade, stream)
+    except CascadeMissing:
+        declare_cascade(channel, cascade)
+        _bind_stream(channel, cascade, stream)
+
+
+def _bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
+    with translate_errors(cascade):
+        declare_queue(channel, stream.queue, nowait=True)
+        bind(channel, cascade.stream_binding(stream))
+
+
 def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:
     """Lead what is in an outbox to its destination again. Raises as `bind_destination`."""
     with translate_errors(cascade):
@@ -171,9 +186,13 @@ def queue_exists(channel: Channel, name: str) -> bool:
 def message_count(channel: Channel, name: str) -> int | None:
     """Return how many messages are ready in a queue; None if it does not exist."""
     try:
-        return int(channel.queue_declare(name, passive=True).message_count)
+        return int(passive_declare_queue(channel, name).message_count)
     except NotFound:
         return None
+
+
+def passive_declare_queue(channel: Channel, name: str) -> Any:
+    return channel.queue_declare(name, passive=True)
 
 
 def declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from amqp.exceptions import AccessRefused, NotFound
 
@@ -16,29 +15,15 @@ from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
 from .confirms import Answered, ConfirmedChannel
+from .journal import Journal
+from .pending import PendingMessage, now
 
 #: Destinations that a connection remembers. Reply queues may be without number.
 _MAX_BOUND = 10_000
 
 
-def now() -> int:
-    """Return microseconds of a clock that nobody sets: a delay must not change with the wall clock."""
-    return time.monotonic_ns() // 1000
-
-
-class PendingMessage(NamedTuple):
-    """A message that is ready to enter the cascade."""
-
-    message: Any  # an amqp.Message with wrapped headers
-    due: int  # by the clock `now`
-    destination: Destination
-    timeout: float | None = None  # seconds, as for `kombu.Producer.publish`
-    confirm_timeout: float | None = None
-
-    @property
-    def priority(self) -> int | None:
-        priority: int | None = self.message.properties.get("priority")
-        return priority
+#: What is published to ingest: messages with their routing keys, by any names.
+Messages = dict[Any, tuple[Any, str]]
 
 
 class DelayedPublisher:
@@ -50,6 +35,8 @@ class DelayedPublisher:
         self._connection = connection
         self._channel = ConfirmedChannel(connection, options.confirm)
         self._unawaited = ConfirmedChannel(connection)
+        self.journal = Journal(connection, cascade, options)
+        self._sent_key = ""
         self._ensured = False
         self._bound: set[Destination] = set()
 
@@ -59,15 +46,17 @@ class DelayedPublisher:
         Raises `DelayError` when the broker refuses it, `amqp.exceptions.MessageNacked` when it cannot store it now, and
         connection errors and time-outs as py-amqp does. The next publish starts afresh after any of them.
         """
+        self.journal.prepare([pending])
         with self._exclusively():
             try:
-                self._publish(pending)
+                unrecorded = self._publish(pending)
             except (CascadeMissing, NotRouted):
                 # Somebody deleted a part of the cascade that this connection, or whoever made it, has seen complete.
                 if self.options.declare == "passive":
                     raise
                 self.repair()
-                self._publish(pending)
+                unrecorded = self._publish(pending)
+        self._tell([pending], unrecorded)
 
     def repair(self) -> None:
         """Declare all of the cascade. Raises what `declare_cascade` does."""
@@ -101,14 +90,18 @@ class DelayedPublisher:
         Removes those from `messages` that are stored, also if it raises. What is left in the end was refused: publish
         it again, one by one, to learn why.
         """
-        unsent = {name: (pending.message, self._key(pending)) for name, pending in messages.items()}
-        last = next(reversed(messages.values()))
-        try:
-            with self._exclusively(), self._reset_on_error(), self._translate_refusals():
-                self._channel.publish_all(unsent, self.cascade.ingest, last.timeout, last.confirm_timeout)
-        finally:
-            for name in messages.keys() - unsent.keys():
-                del messages[name]
+        self.journal.prepare(messages.values())
+        sent = dict(messages)
+        with self._exclusively(), self._reset_on_error(), self._translate_refusals():
+            unrecorded = self._send(messages)
+        self._tell([pending for name, pending in sent.items() if name not in messages], unrecorded)
+
+    def _tell(self, stored: list[PendingMessage], unrecorded: Messages) -> None:
+        """Tell the streams what they are still to be told of messages that are stored."""
+        if unrecorded:
+            self.journal.repair(unrecorded)
+        if any(pending.has_key for pending in stored):
+            self.journal.write_keys(stored)
 
     def is_bound(self, destination: Destination) -> bool:
         """Return whether this connection has seen the cascade complete and bound to a destination."""
@@ -144,18 +137,39 @@ class DelayedPublisher:
         with self._exclusively(), self._reset_on_error():
             declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
 
-    def _publish(self, pending: PendingMessage) -> None:
+    def _publish(self, pending: PendingMessage) -> Messages:
         self.bind(pending.destination)
+        messages = {None: pending}
         with self._reset_on_error(), self._translate_refusals():
-            returned = self._channel.publish(
-                pending.message,
-                self.cascade.ingest,
-                self._key(pending),
-                pending.timeout,
-                pending.confirm_timeout,
-            )
-            if returned is not None:
-                raise NotRouted(f"no level of the cascade took the message: {returned}")
+            unrecorded = self._send(messages)
+            if messages:
+                raise NotRouted(f"no level of the cascade took the message: {self._channel.refusal(self._sent_key)}")
+        return unrecorded
+
+    def _send(self, messages: dict[Any, PendingMessage]) -> Messages:
+        """Send messages, after their records; return the records that no stream took.
+
+        Removes those from `messages` that are stored, also if it raises.
+        """
+        records = self.journal.records(messages.values())
+        last = next(reversed(messages.values()))
+        unsent = dict(records)
+        for name, pending in messages.items():
+            self._sent_key = self._key(pending)
+            unsent[name] = pending.message, self._sent_key
+        try:
+            with self.journal.recording(records):
+                self._channel.publish_all(unsent, self.cascade.ingest, last.timeout, last.confirm_timeout)
+        except TimeoutError as exc:
+            if messages.keys() & unsent.keys() or not records:
+                raise
+            self.journal.pause(unsent, exc)  # only streams have not answered
+            self._channel.reset()
+            unsent.clear()
+        finally:
+            for name in messages.keys() - unsent.keys():
+                del messages[name]
+        return {name: record for name, record in records.items() if name in unsent}
 
     def _key(self, pending: PendingMessage) -> str:
         """Return the routing key for what is left of the delay: declaring, or a batch, may have taken a while."""

@@ -16,6 +16,7 @@ from kombu.transport import pyamqp
 
 from .. import upstream
 from ..core import headers as headers_
+from ..core import journal
 from ..core.errors import InvalidDestination, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
@@ -23,7 +24,8 @@ from .batch import PublishBatch
 from .clients import client_of
 from .connection import Connection, server_version
 from .destinations import is_lasting
-from .publisher import PendingMessage, now
+from .pending import Entry, PendingMessage, now
+from .receiving import is_dropped
 
 #: An exchange of the delayed-message-exchange plug-in, and the argument that tells what type it is besides.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
@@ -65,9 +67,10 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             if delay > 0:
                 options.check_delay(delay)  # before anything is declared
                 due = sent + timedelta(microseconds=delay)
-                root = options.cascade.root
-                wrapped = headers_.wrap(headers, root, exchange, routing_key, due)
-                return self._delay(msg, exchange, wrapped, moment + delay, **kwargs)
+                entry = _entry(msg, headers, due, delay, options)
+                number = entry and entry.number
+                wrapped = headers_.wrap(headers, options.cascade.root, exchange, routing_key, due, number)
+                return self._delay(msg, exchange, wrapped, moment + delay, entry, **kwargs)
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)
         return publish(msg, exchange, routing_key, *args, **kwargs)
@@ -78,6 +81,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         exchange: str,
         wrapped: dict[str, Any],
         due: int,
+        entry: Entry | None,
         timeout: float | None = None,
         confirm_timeout: float | None = None,
         **kwargs: Any,
@@ -89,7 +93,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         publisher.bind(destination)
         message = with_headers(msg, headers_.addressed(wrapped, destination))
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
-        pending = PendingMessage(message, due, destination, timeout, confirm_timeout)
+        pending = PendingMessage(message, due, destination, timeout, confirm_timeout, entry)
         batches = client_of(self.connection.client).batches
         if batches:
             batches[-1].add(self.connection, pending)
@@ -99,6 +103,42 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return what `kombu.Producer.batch` collects messages in."""
         return PublishBatch(self, max_size)
+
+    def basic_consume(
+        self,
+        queue: str = "",
+        consumer_tag: str = "",
+        no_local: bool = False,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        nowait: bool = False,
+        callback: Callable[[Any], Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def on_message(message: Any) -> None:
+            if not self._drops(message, no_ack) and callback is not None:
+                callback(message)
+
+        return super().basic_consume(
+            queue, consumer_tag, no_local, no_ack, exclusive, nowait, on_message, *args, **kwargs
+        )
+
+    def basic_get(self, queue: str = "", no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
+        while True:
+            message = super().basic_get(queue, no_ack, *args, **kwargs)
+            if message is None or not self._drops(message, no_ack):
+                return message
+
+    def peek(self, queue: str) -> Any:
+        """Get a message of a queue, also one that is not to be delivered; None if there is none."""
+        return super().basic_get(queue)
+
+    def _drops(self, message: Any, no_ack: bool) -> bool:
+        dropped = is_dropped(self.connection, message)
+        if dropped and not no_ack:
+            self.basic_ack(message.delivery_tag)
+        return dropped
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers
@@ -217,6 +257,29 @@ def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]
             f'{PLUG_IN_ARGUMENT!r}: say what type it is to be, such as "direct"'
         )
     return others.pop(PLUG_IN_ARGUMENT), others
+
+
+def _entry(
+    msg: Any, headers: headers_.Headers, due: datetime, delay: int, options: Options, recorded: bool | None = None
+) -> Entry | None:
+    """Return what the streams are to be told of a message, whether or not it is long enough to be recorded."""
+    if recorded is None:
+        recorded = options.records(delay)
+    key = headers_.delay_key(headers)
+    if key is not None:
+        journal.check_keyed_delay(delay)
+    elif not recorded:
+        return None
+    sent = headers.get(headers_.X_DELAY_NUMBER)
+    retried = sent if key is not None and isinstance(sent, int) else None
+    cascade = options.cascade_for(msg.properties.get("priority"))
+    return Entry(
+        journal.new_number() if retried is None else retried,
+        headers_.milliseconds(due),
+        headers_.message_id(msg.properties, headers),
+        journal.journal_for(cascade, delay / 1_000_000) if recorded else None,
+        key if retried is None else None,
+    )
 
 
 def _drain_once(connection: Any) -> None:

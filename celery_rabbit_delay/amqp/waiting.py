@@ -20,13 +20,17 @@ from .confirms import ConfirmedChannel
 _COUNTS = ("x-delivery-count", "x-acquired-count")
 
 
-def take(channel: Any, queue: str, limit: int | None = None) -> Iterator[Message]:
-    """Yield the oldest messages of a queue, of those that are there now, unacknowledged. None comes twice."""
+def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False) -> Iterator[Message]:
+    """Yield the oldest messages of a queue, of those that are there now, unacknowledged. None comes twice.
+
+    Drops those that are not to be delivered any more, unless it is only to `peek`.
+    """
+    get = channel.peek if peek else channel.basic_get
     there = declare.message_count(channel, queue)
     if there is None:
         return
     for _ in range(there if limit is None else min(limit, there)):
-        message = channel.basic_get(queue)
+        message = get(queue)
         if message is None:
             # RabbitMQ 3.10 and 4.0 dead-letter what expires just when it is asked for only once something else happens
             # in the queue (rabbit_fifo, dequeue): a consumer comes and goes.

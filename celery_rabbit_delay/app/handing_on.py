@@ -18,7 +18,8 @@ from celery.worker import state as worker_state
 
 from .. import upstream
 from ..amqp.destinations import destinations_of
-from ..amqp.publisher import DelayedPublisher, PendingMessage, now
+from ..amqp.pending import PendingMessage, now
+from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage, with_headers
 from ..core import headers as headers_
 from ..core.due import parse_eta

@@ -25,6 +25,7 @@ from ..amqp.schemes import delay_transport, delay_url
 from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options
 from .consumers import DelayedConsumer
+from .control import DelayedControl, FollowChanges
 from .green import FullSpeed
 from .handing_on import Report
 from .signals import connect
@@ -63,6 +64,10 @@ def install(app: Celery, **options: Any) -> None:
     connect()
     app.steps["consumer"].update([Report, FullSpeed])
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
+    app.control_cls = partial(_make_control, base=app.control_cls)
+    if "control" in app.__dict__:
+        upstream.mix_in(app.control, DelayedControl)
+    app.steps["consumer"].add(FollowChanges)
     if "amqp" in app.__dict__:  # used before: keep its queues and routes, forget its plain connections
         upgrade_amqp(app.amqp, wanted)
         upstream.forget_connections(app)
@@ -77,6 +82,12 @@ def _make_amqp(app: Celery, *, base: Any, options: Options) -> Any:
     amqp = symbol_by_name(base)(app=app)
     upgrade_amqp(amqp, options)
     return amqp
+
+
+def _make_control(app: Celery, *, base: Any) -> Any:
+    control = symbol_by_name(base)(app=app)
+    upstream.mix_in(control, DelayedControl)
+    return control
 
 
 def upgrade_amqp(amqp: Any, options: Options) -> None:

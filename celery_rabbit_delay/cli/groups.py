@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import common, inspecting, moving, topology
+from . import common, inspecting, moving, schedule, topology
 
 version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
 
@@ -30,6 +30,7 @@ def delay() -> None:
 @click.option("--tick", type=float, help="Seconds.")
 @click.option("--max-delay", type=float, help="Seconds.")
 @click.option("--queue-type", type=click.Choice(["quorum", "classic"]))
+@click.option("--journal", type=float, help="Seconds.")
 @click.option("--queue", "queues", multiple=True, help="A queue that delayed tasks go to; may be repeated.")
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str, queues: tuple[str, ...], **options: Any) -> None:
@@ -43,6 +44,10 @@ for command in (
     topology.verify,
     inspecting.status,
     inspecting.orphans,
+    schedule.list_scheduled,
+    schedule.cancel,
+    schedule.reschedule,
+    schedule.run_now,
     moving.migrate,
     topology.teardown,
 ):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.command()
 @priorities_option
 @management_option
-@click.option("--all", "show_all", is_flag=True, help="Show empty levels too.")
+@click.option("--all", "show_all", is_flag=True, help="Show empty levels, and streams, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @click.pass_obj
@@ -127,6 +127,7 @@ def _as_data(found: Status) -> dict[str, Any]:
         "orphans": found.orphans,
         "blocked": [level.queue for level in found.blocked],
         "levels": [level._asdict() for level in found.levels],
+        "streams": [stream._asdict() for stream in found.streams if stream.messages is not None],
         "destinations": found.destinations,
         "stuck": None if found.outboxes is None else [outbox._asdict() for outbox in found.outboxes],
     }
@@ -139,6 +140,9 @@ def _as_text(found: Status, show_all: bool) -> str:
         ready = "missing" if level.ready is None else f"{level.ready:,}"
         unsettled = "" if level.unsettled is None else f"{level.unsettled:,}"
         lines.append(f"{format_duration(level.ttl):>10}  {ready:>9}  {unsettled:>9}  {level.queue}")
+    for stream in found.streams if show_all else ():
+        if stream.messages is not None:
+            lines.append(f"{'stream':>10}  {stream.messages:>9,}  {'':>9}  {stream.queue}")
     lines.append(f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans"))
     for destination in found.destinations or ():
         lines.append(f"leads to {destination!r}")

@@ -33,6 +33,7 @@ from .common import (
 @click.option("--to-tick", type=float, help="Seconds.")
 @click.option("--to-max-delay", type=float, help="Seconds.")
 @click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]))
+@click.option("--to-journal", type=float, help="Seconds.")
 @click.option("--from-layout", type=click.Choice(["1"]), help="Move what waits in the cascade of an earlier release.")
 @any_queue_option
 @management_option

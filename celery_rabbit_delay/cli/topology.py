@@ -78,7 +78,7 @@ def export(obj: Any, priorities: bool | None, kind: str) -> None:
     cascades = [options.cascade]
     if priorities and options.cascade_for(9) != options.cascade:
         cascades.append(options.high_cascade)
-    text = exports.FORMATS[kind](Topology.of(cascades), connection.virtual_host or "/")
+    text = exports.FORMATS[kind](Topology.of(cascades, (), options.streams), connection.virtual_host or "/")
     click.echo(text, nl=False)
 
 
@@ -101,10 +101,14 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
     target = target_of(obj)
     with connected(target) as connection:
         cascades = operate.cascades(connection, priorities)
-        # Otherwise a publisher makes what leads to a destination when it needs it.
+        # Otherwise a publisher makes streams, and what leads to a destination, when it needs them.
         passive = connection.transport.delay_options.declare == "passive"
         needed = destinations(target) if passive else ()
-        findings = list(operate.diff(connection, cascades, needed, management_of(management_url, connection)))
+        management = management_of(management_url, connection)
+        streams = connection.transport.delay_options.streams
+        if probing and not passive:
+            streams = [stream for stream in streams if operate.message_count(connection, stream.name) is not None]
+        findings = list(operate.diff(connection, cascades, needed, management, streams))
         wrong = [finding for finding in findings if finding.state != "present"]
         for finding in wrong:
             detail = f": {finding.detail}" if finding.detail else ""
@@ -117,6 +121,9 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
                 for problem in operate.probe(connection, cascade):
                     click.echo(problem)
                     lost.append(problem)
+            for problem in operate.probe_streams(connection, streams):
+                click.echo(problem)
+                lost.append(problem)
             if not lost:
                 click.echo("probe: all messages on time")
     if (wrong or lost) and probing:

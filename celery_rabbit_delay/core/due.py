@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 
 from dateutil.parser import isoparse  # Celery's worker parses an eta with it
 
@@ -36,6 +36,21 @@ def microseconds_until(due: datetime, now: datetime) -> int:
         return (due - now) // _MICROSECOND
     except (ValueError, OverflowError) as exc:  # some zones know no offset for years far away
         raise _unreadable(due.replace(tzinfo=None).isoformat()) from exc
+
+
+def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo) -> datetime:
+    """Return the moment, aware, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`."""
+    if (eta is None) == (countdown is None):
+        raise InvalidDelay("name a moment or a time to wait: either eta or countdown")
+    if eta is not None:
+        due = parse_eta(eta)
+        return due if due.tzinfo else due.replace(tzinfo=naive_timezone)
+    try:
+        if isinstance(countdown, bool) or not (seconds := float(countdown)) >= 0:  # type: ignore[arg-type]
+            raise ValueError
+        return now + timedelta(seconds=seconds)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise InvalidDelay(f"cannot read the countdown {countdown!r}: use a number of seconds, 0 or more") from exc
 
 
 def _unreadable(eta: object) -> InvalidDelay:

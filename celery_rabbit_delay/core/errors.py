@@ -41,5 +41,17 @@ class NotPermitted(DelayError):
     """The broker's user lacks a permission."""
 
 
+class StreamUnavailable(DelayError):
+    """A stream of the schedule exists, but the broker cannot read or write it now."""
+
+
+class NotWaiting(DelayError, LookupError):
+    """No message that waits has this id, as far as the journal knows."""
+
+
+class TooLate(DelayError):
+    """A message is due too soon to be moved."""
+
+
 class NotRouted(DelayError):
     """The broker took the message but no level of the cascade did, even after the cascade was declared again."""

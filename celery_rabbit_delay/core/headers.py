@@ -13,14 +13,20 @@ from typing import Any, NamedTuple
 
 from .destination import SHORT_LIVED, Destination, check_key, decode, encode
 from .due import microseconds_until, parse_eta, parse_x_delay
-from .errors import InvalidDestination
-from .routing_key import SENTINEL, is_reserved
+from .errors import InvalidDelay, InvalidDestination
+from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
 
-#: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "routing_key": str, "CC": list
-#: (see `State`).
+#: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "n": int, "routing_key": str,
+#: "CC": list (see `State`).
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
+
+#: Of all waiting messages with one key, a text, only the one that was sent last is delivered.
+X_DELAY_KEY = "x-delay-key"
+
+#: The number of a message with a key that was delivered: its retries are no new messages.
+X_DELAY_NUMBER = "x-delay-number"
 
 Headers = Mapping[str, Any]
 
@@ -38,6 +44,7 @@ class State(NamedTuple):
     deaths: Headers  # x-death headers from before it was sent
     routing_key: str | None = None  # it was sent with, if it is to come back to one queue
     cc: Sequence[str] = ()  # the same
+    number: int | None = None  # tells its copies apart, if it is in the journal or has a key
 
 
 class Delivery(NamedTuple):
@@ -71,7 +78,27 @@ def delay_of(headers: Headers, now: datetime, naive_timezone: tzinfo) -> tuple[i
     return max(delays), headers
 
 
-def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: datetime) -> dict[str, Any]:
+def delay_key(headers: Headers) -> str | None:
+    """Return the `x-delay-key` in headers, if there is one. Raises `InvalidDelay`."""
+    key = headers.get(X_DELAY_KEY)
+    if key is None:
+        return None
+    if not isinstance(key, str) or not key or not key.isprintable() or len(key.encode()) > MAX_LENGTH:
+        raise InvalidDelay(f"the header x-delay-key={key!r}: use a printable text of 1 to {MAX_LENGTH} bytes")
+    return key
+
+
+def message_id(properties: Headers, headers: Headers) -> str:
+    """Return Celery's id of a task, or what other messages have of that kind; "" if nothing."""
+    for value in (headers.get("id"), properties.get("correlation_id"), properties.get("message_id")):
+        if value:
+            return str(value)
+    return ""
+
+
+def wrap(
+    headers: Headers, prefix: str, exchange: str, routing_key: str, due: datetime, number: int | None = None
+) -> dict[str, Any]:
     """Return the headers of a message in the cascade, which `unwrap` undoes. Raises `InvalidDestination`.
 
     Headers left from an earlier dead-lettering travel in ours: RabbitMQ before 4.0.1 takes them for the message's own
@@ -81,7 +108,7 @@ def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: da
     for name, value in headers.items():
         if name.startswith(_DEATHS):
             deaths[name] = value
-        elif name != X_DELAY:
+        elif name not in (X_DELAY, X_DELAY_NUMBER):
             wrapped[name] = value
     wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
     check_key(exchange, "exchange")
@@ -92,7 +119,9 @@ def wrap(headers: Headers, prefix: str, exchange: str, routing_key: str, due: da
                 f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
                 "choose another routing key, or send it without a delay"
             )
-    wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": (due - _EPOCH) // _MILLISECOND}
+    wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds(due)}
+    if number is not None:
+        wrapped[HEADER]["n"] = number
     if deaths:
         wrapped[HEADER]["deaths"] = deaths
     return wrapped
@@ -116,6 +145,16 @@ def wrap_for_return(delivery: Delivery, prefix: str, queue: str, due: datetime) 
     return wrapped
 
 
+def milliseconds(moment: datetime) -> int:
+    """Return the milliseconds from 1970 to an aware datetime."""
+    return (moment - _EPOCH) // _MILLISECOND
+
+
+def moment(milliseconds: int) -> datetime:
+    """Return the datetime, in UTC, of milliseconds since 1970. Raises `OverflowError` beyond the year 9999."""
+    return _EPOCH + milliseconds * _MILLISECOND
+
+
 def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
     """Return the headers of a wrapped message with the addresses that lead it from `done` to its destination."""
     addresses = dict.fromkeys((destination.outbox_address, destination.address))
@@ -137,7 +176,7 @@ def read_state(headers: Headers) -> State | None:
     ours = headers.get(HEADER)
     if not isinstance(ours, Mapping):
         return None
-    prefix, exchange, due, deaths = (ours.get(name) for name in ("prefix", "exchange", "due", "deaths"))
+    prefix, exchange, due, deaths, number = (ours.get(name) for name in ("prefix", "exchange", "due", "deaths", "n"))
     if not isinstance(prefix, str) or not isinstance(exchange, str) or not isinstance(due, int):
         return None
     routing_key = ours.get("routing_key")
@@ -145,10 +184,11 @@ def read_state(headers: Headers) -> State | None:
         return State(
             prefix,
             exchange,
-            _EPOCH + due * _MILLISECOND,
+            moment(due),
             deaths if isinstance(deaths, Mapping) else {},
             routing_key if isinstance(routing_key, str) else None,
             tuple(_items(ours.get("CC"))),
+            number if isinstance(number, int) else None,
         )
     except OverflowError:  # a year beyond 9999
         return None
@@ -173,6 +213,8 @@ def unwrap(delivery: Delivery) -> Delivery:
     if cc := [key for key in cc if not is_reserved(str(key))]:
         unwrapped["CC"] = cc
     unwrapped |= x_death_history(headers, state, ours)
+    if X_DELAY_KEY in headers and state.number is not None:
+        unwrapped[X_DELAY_NUMBER] = state.number
     return Delivery(
         state.exchange if exchange.startswith(ours) else exchange,
         str(original) if is_reserved(routing_key) else routing_key,

@@ -11,10 +11,11 @@ from zoneinfo import ZoneInfo
 
 from dateutil.tz import tzlocal
 
+from . import journal
 from .due import to_ticks
 from .errors import InvalidDelay, InvalidOption
 from .levels import Level
-from .topology import MAX_NORMAL_PRIORITY, Cascade, QueueType
+from .topology import MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
 
 Declare = Literal["auto", "passive"]
 
@@ -58,6 +59,8 @@ class Options:
     declare: Declare = "auto"
     #: Let workers hand on tasks that reach them before they are due, sent by others, to wait in RabbitMQ as well.
     hand_on: bool = True
+    #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
+    journal: float | None = None
     #: The zone that a naive `eta` is meant in: a name, or "local". `install` takes the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
@@ -92,6 +95,8 @@ class Options:
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
         if self.confirm_timeout is not None and not (_is_number(self.confirm_timeout) and self.confirm_timeout > 0):
             raise InvalidOption(f"confirm_timeout={self.confirm_timeout!r}: use seconds above 0, or None")
+        if self.journal is not None and not (_is_number(self.journal) and 0 <= self.journal < float("inf")):
+            raise InvalidOption(f"journal={self.journal!r}: use seconds, 0 or more, or None to record nothing")
         if self.declare not in declares:
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(declares)}")
         _ = self.naive_timezone
@@ -114,6 +119,12 @@ class Options:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
         return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type)
+
+    @cached_property
+    def streams(self) -> list[Stream]:
+        """The streams beside the cascade."""
+        journals = [] if self.journal is None else journal.journals(self.cascade, self.max_delay)
+        return [journal.changes(self.cascade), journal.keys(self.cascade), *journals]
 
     @cached_property
     def high_cascade(self) -> Cascade:
@@ -160,6 +171,10 @@ class Options:
                 f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={self.max_delay:.0f} s: "
                 "choose an earlier eta or a larger max_delay"
             )
+
+    def records(self, delay: int) -> bool:
+        """Return whether a message with a delay in microseconds is recorded in the journal."""
+        return self.journal is not None and delay >= self.journal * 1_000_000
 
     def route(self, cascade: Cascade, delay: int) -> tuple[Level, ...]:
         """Return the levels that keep a message for a delay in microseconds, one tick at least, the longest first.

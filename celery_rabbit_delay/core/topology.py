@@ -61,6 +61,24 @@ class Binding(NamedTuple):
     routing_key: str
 
 
+class Stream(NamedTuple):
+    """A stream beside a cascade."""
+
+    name: str
+    routing_key: str  # with which ingest leads to it
+    max_age: int  # seconds
+    segment: int  # bytes
+
+    @property
+    def queue(self) -> Queue:
+        arguments: dict[str, str | int] = {
+            "x-queue-type": "stream",
+            "x-max-age": f"{self.max_age}s",
+            "x-stream-max-segment-size-bytes": self.segment,
+        }
+        return Queue(self.name, arguments)
+
+
 @dataclass(frozen=True)
 class Cascade:
     """Levels of 1, 2, 4, ... ticks, under names that begin with `prefix`.
@@ -205,6 +223,10 @@ class Cascade:
         yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
         yield Binding(self.lost, self.orphans, "queue", "")
 
+    def stream_binding(self, stream: Stream) -> Binding:
+        """Return what leads from ingest to a stream."""
+        return Binding(self.ingest, stream.name, "queue", stream.routing_key)
+
     @property
     def outbox_prefix(self) -> str:
         """What the names of outboxes begin with."""
@@ -245,9 +267,11 @@ class Topology(NamedTuple):
     bindings: dict[Binding, None]
 
     @classmethod
-    def of(cls, cascades: Iterable[Cascade], destinations: Iterable[Destination] = ()) -> Topology:
+    def of(
+        cls, cascades: Iterable[Cascade], destinations: Iterable[Destination] = (), streams: Iterable[Stream] = ()
+    ) -> Topology:
         topology = cls({}, {}, {})
-        destinations = list(destinations)
+        destinations, streams = list(destinations), list(streams)
         for cascade in cascades:
             topology.exchanges.update((exchange.name, exchange) for exchange in cascade.exchanges())
             topology.queues.update((queue.name, queue) for queue in cascade.queues())
@@ -255,4 +279,7 @@ class Topology(NamedTuple):
             for destination in destinations:
                 topology.queues[cascade.outbox_name(destination)] = cascade.outbox(destination)
                 topology.bindings.update(dict.fromkeys(cascade.destination_bindings(destination)))
+            for stream in streams:
+                topology.queues[stream.name] = stream.queue
+                topology.bindings[cascade.stream_binding(stream)] = None
         return topology

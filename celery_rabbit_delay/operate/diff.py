@@ -10,7 +10,7 @@ from amqp.exceptions import AccessRefused, PreconditionFailed
 
 from ..amqp import declare
 from ..core.destination import Destination
-from ..core.topology import Binding, Cascade, Exchange, Queue, Topology
+from ..core.topology import Binding, Cascade, Exchange, Queue, Stream, Topology
 from .management import Management
 
 #: What a policy changes in queues that have arguments of their own: the lesser value is in force, so that messages are
@@ -34,8 +34,9 @@ def diff(
     wanted: Iterable[Cascade],
     destinations: Iterable[Destination] = (),
     management: Management | None = None,
+    streams: Iterable[Stream] = (),
 ) -> Iterator[Finding]:
-    """Yield what the broker has of each part of some cascades.
+    """Yield what the broker has of each part of some cascades and of their streams.
 
     Bindings, and policies that change queues, are seen only through the management API.
 
@@ -43,7 +44,7 @@ def diff(
     arguments are the same, nothing happens (https://www.rabbitmq.com/docs/queues#property-equivalence).
     """
     wanted = list(wanted)
-    topology = Topology.of(wanted, destinations)
+    topology = Topology.of(wanted, destinations, streams)
     channel = connection.default_channel
     for exchange in topology.exchanges.values():
         yield _finding(channel, "exchange", exchange, declare.exchange_exists, declare.declare_exchange)

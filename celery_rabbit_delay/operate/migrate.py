@@ -12,7 +12,10 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 from amqp.exceptions import ConnectionError as AMQPConnectionError
 
+from ..amqp.receiving import learn
+from ..amqp.schedule import write_changes
 from ..amqp.waiting import Allowed, original, take
+from ..core import journal
 from ..core.errors import DelayError
 from ..core.headers import X_DELAY, State, read_state
 from ..core.layouts import Layout1
@@ -33,9 +36,11 @@ def migrate(
 
     What becomes due meanwhile is delivered by `source`. Interrupted at any point, nothing is lost, and it can be
     started again; the message that was being moved may be delivered twice. A message that cannot move stays, and the
-    others go on.
+    others go on. What was cancelled, moved or replaced is dropped.
     """
+    learn(source)
     channel = source.channel()
+    moved: list[int] = []  # numbers of those that are in the journal
     try:
         for cascade in reversed(list(cascades)):
             for level in reversed(cascade.levels):  # down, as messages go
@@ -43,9 +48,21 @@ def migrate(
                     refused = _move(message, target, allowed)
                     if refused is None:
                         channel.basic_ack(message.delivery_tag)
+                        state = read_state(message.headers)
+                        moved += [state.number] if state and state.number is not None else []
+                    if len(moved) >= 100:
+                        _forget(source, moved)
                     yield Moved(level.queue, refused)
     finally:
         channel.close()
+        _forget(source, moved)
+
+
+def _forget(source: kombu.Connection, moved: list[int]) -> None:
+    """Say in the journal of the source that messages are not there any more."""
+    if moved:
+        write_changes(source, [journal.void(number) for number in moved])
+        moved.clear()
 
 
 def _move(message: Message, target: kombu.Connection, allowed: Allowed) -> str | None:

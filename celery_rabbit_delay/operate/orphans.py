@@ -10,6 +10,7 @@ import kombu
 from amqp import Message
 
 from ..amqp import declare, waiting
+from ..amqp.receiving import learn
 from ..core.errors import CascadeMissing
 from ..core.headers import read_state
 
@@ -31,7 +32,7 @@ def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
     channel = connection.channel()
     try:
         queue = connection.transport.delay_options.cascade.orphans
-        return [_orphan(message) for message in waiting.take(channel, queue, limit)]
+        return [_orphan(message) for message in waiting.take(channel, queue, limit, peek=True)]
     finally:
         channel.close()  # gives them back
 
@@ -40,6 +41,7 @@ def replay(connection: kombu.Connection, limit: int, allowed: waiting.Allowed) -
     """Send the oldest orphans on, as `waiting.replay` does. Yields each with the reason why it stays, if it does."""
     _require_cascade(connection)
     cascade = connection.transport.delay_options.cascade
+    learn(connection)
     for message, refused in waiting.replay(connection.connection, cascade, allowed, limit):
         yield _orphan(message), refused
 

@@ -12,12 +12,14 @@ import kombu
 from amqp import Message
 
 from ..amqp import declare
-from ..amqp.publisher import DelayedPublisher, PendingMessage, now
+from ..amqp.pending import PendingMessage, now
+from ..amqp.publisher import DelayedPublisher
+from ..amqp.streams import StreamReader
 from ..core.destination import Destination
-from ..core.errors import NotRouted
+from ..core.errors import CascadeMissing, NotRouted, StreamUnavailable
 from ..core.headers import addressed
 from ..core.levels import Level
-from ..core.topology import Cascade
+from ..core.topology import Cascade, Stream
 
 
 def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
@@ -64,6 +66,16 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
         elif arrived[number] < due:
             yield f"a message through {_names(routes[number])} came {due - arrived[number]:.3f} s early"
     channel.close()
+
+
+def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> Iterator[str]:
+    """Yield which of those streams that exist cannot be written or read, and why."""
+    with StreamReader(connection, patience=2) as reader:
+        for stream in streams:
+            try:
+                next(reader.read(stream), None)
+            except (StreamUnavailable, CascadeMissing) as exc:
+                yield str(exc)
 
 
 def _names(levels: Iterable[Level]) -> str:

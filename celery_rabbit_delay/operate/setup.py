@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import kombu
 
 from ..amqp import declare
+from ..core import journal
 from ..core.destination import Destination
 from ..core.errors import DestinationNotFound
 from ..core.layouts import Layout1
@@ -18,13 +19,15 @@ from .management import Management
 def setup(
     connection: kombu.Connection, wanted: Iterable[Cascade], destinations: Iterable[Destination]
 ) -> list[Destination]:
-    """Create cascades and lead them to destinations; return those that do not exist yet.
+    """Create cascades and their streams, and lead them to destinations; return those that do not exist yet.
 
     Raises `CascadeConflict`, `NotPermitted`, `InvalidDestination`.
     """
     channel = connection.default_channel
     for cascade in wanted:
         declare.declare_cascade(channel, cascade)
+        for stream in connection.transport.delay_options.streams:
+            declare.ensure_stream(channel, cascade, stream)
     lacking = []
     for destination in destinations:
         try:
@@ -43,7 +46,7 @@ def teardown(
     `NotPermitted`.
     """
     found = [with_all_levels(connection, cascade) for cascade in cascades(connection, priorities=True)]
-    topology = Topology.of(found, destinations)
+    topology = Topology.of(found, destinations, journal.all_streams(found[0]))
     queues = dict.fromkeys(topology.queues)
     if management is not None:
         queues |= dict.fromkeys(name for name in management.queues() if name.startswith(found[0].outbox_prefix))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import kombu
 
 from ..amqp import declare
+from ..core import journal
 from ..core.destination import Destination, decode
 from ..core.layouts import Layout1
 from ..core.routing_key import SENTINEL
@@ -36,11 +37,19 @@ class OutboxStatus(NamedTuple):
     reason: str  # as far as it can be known
 
 
+class StreamStatus(NamedTuple):
+    """A stream beside the cascade. What it holds goes by its age, not when a message is delivered."""
+
+    queue: str
+    messages: int | None  # None: there is none
+
+
 class Status(NamedTuple):
     levels: list[LevelStatus]
     orphans: int | None  # None: the queue is missing
     destinations: list[str] | None  # what the cascade leads to; None: unknown
     outboxes: list[OutboxStatus] | None  # those that hold messages; None: unknown
+    streams: list[StreamStatus]
 
     @property
     def waiting(self) -> int:
@@ -72,12 +81,16 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
             ready = declare.message_count(channel, level.queue)
             levels.append(LevelStatus(level.queue, level.ttl, ready, on_the_way))
     orphans = declare.message_count(channel, wanted[0].orphans)
+    streams = [
+        StreamStatus(stream.name, declare.message_count(channel, stream.name))
+        for stream in journal.all_streams(wanted[0])
+    ]
     if management is None:
-        return Status(levels, orphans, None, None)
+        return Status(levels, orphans, None, None, streams)
     exits = {(b.routing_key, b.destination) for b in management.bindings() if b.source == wanted[0].exit}
     outboxes = [_outbox(wanted[0], row, exits, rows) for name, row in rows.items() if _is_stuck(wanted[0], name, row)]
     destinations = sorted({destination for _, destination in exits} - {wanted[0].discard})
-    return Status(levels, orphans, destinations, outboxes)
+    return Status(levels, orphans, destinations, outboxes, streams)
 
 
 def _is_stuck(cascade: Cascade, name: str, row: Row) -> bool:

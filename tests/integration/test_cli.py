@@ -22,6 +22,10 @@ from testkit.wait import wait_until
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
+#: Those that are there even without a journal.
+STREAMS = [stream.name for stream in Options(tick=0.01, max_delay=120).streams]
+
+
 def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
     """Takes away the way from a level to `done`."""
     binding = next(
@@ -33,7 +37,7 @@ def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
 
 def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost) -> None:
     url = vhost.url("amqp")
-    parts = len(list(CASCADE.exchanges())) + len(list(CASCADE.queues()))
+    parts = len(list(CASCADE.exchanges())) + len(list(CASCADE.queues())) + len(STREAMS)
     planned = run(url, "plan")
     assert planned.code == 3
     assert len(re.findall(r"^missing ", planned.out, re.MULTILINE)) == parts
@@ -41,12 +45,12 @@ def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost
     for _ in range(2):
         assert run(url, "setup").code == 0
         assert run(url, "plan").code == 0
-    assert sorted(vhost.names("queues")) == sorted(queue.name for queue in CASCADE.queues())
+    assert sorted(vhost.names("queues")) == sorted([*(queue.name for queue in CASCADE.queues()), *STREAMS])
     assert run(url, "plan", "--priorities").code == 3
     assert run(url, "setup", "--priorities").code == 0
     assert (
-        f"{2 * parts - 7} of" in run(url, "plan").out
-    )  # they share done, exit, discard, an outbox, a layout and twice orphans
+        f"{2 * parts - 9} of" in run(url, "plan").out
+    )  # they share done, exit, discard, an outbox, a layout, two streams and twice orphans
 
 
 def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
@@ -132,10 +136,12 @@ def test_a_policy_of_their_own_keeps_others_away_from_the_levels(vhost: Vhost) -
 
 def put_in_force(vhost: Vhost, name: str, definition: dict[str, Any], **policy: Any) -> None:
     vhost.policy(name, definition, **policy)
-    queues = f"/queues/{vhost.name}?columns=name,policy"
-    wait_until(
-        lambda: all(queue.get("policy") == name for queue in vhost.broker.api("GET", queues)), "the policy is in force"
-    )
+    queues = f"/queues/{vhost.name}?columns=name,policy,type"
+
+    def is_in_force(queue: dict[str, Any]) -> bool:
+        return queue.get("policy") == name or queue["type"] == "stream"  # to which such policies do not apply
+
+    wait_until(lambda: all(map(is_in_force, vhost.broker.api("GET", queues))), "the policy is in force")
 
 
 def test_status_counts_what_waits(vhost: Vhost) -> None:
@@ -313,7 +319,8 @@ def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost:
 
 def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
     text = run(vhost.url("amqp"), "--prefix", 'odd "${name}', "export", "--format", "terraform", options=()).out
-    topology = Topology.of([Options(prefix='odd "${name}').cascade])
+    options = Options(prefix='odd "${name}')
+    topology = Topology.of([options.cascade], (), options.streams)
     resources = json.loads(text)["resource"]
     assert {kind: len(found) for kind, found in resources.items()} == {
         "rabbitmq_exchange": len(topology.exchanges),
@@ -330,7 +337,7 @@ def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
 def test_exported_mermaid_has_every_binding(vhost: Vhost) -> None:
     text = run(vhost.url("amqp"), "export", "--format", "mermaid").out
     assert text.startswith("flowchart LR\n")
-    assert len(re.findall(" -->", text)) == len(list(CASCADE.bindings()))
+    assert len(re.findall(" -->", text)) == len(list(CASCADE.bindings())) + len(STREAMS)
 
 
 @pytest.mark.parametrize(

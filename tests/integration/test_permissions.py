@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay import DelayError, NotPermitted
+from celery_rabbit_delay import DelayError, NotPermitted, operate
+from celery_rabbit_delay.amqp.clients import client_of
+from celery_rabbit_delay.amqp.receiving import catch_up, learn
+from celery_rabbit_delay.core import journal
 from testkit.broker import Vhost
 from testkit.commands import documented_permissions as documented
 from testkit.commands import make_orphans, run
@@ -80,3 +83,45 @@ def test_an_operator_who_lacks_one_is_told_which(vhost: Vhost, lacking: str) -> 
     failed = run(url, "--queue", "q", "setup")
     assert failed.code == 1
     assert re.search(refused(vhost, lacking), failed.err)
+
+
+def test_a_worker_learns_what_is_cancelled(vhost: Vhost) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    with vhost.connection() as connection:
+        operate.cancel(connection, ["before"])
+    for who, declare in (("worker", "auto"), ('worker, `declare="passive"`', "passive")):
+        permissions = documented(who)
+        for lacking in (None, "read", "write"):
+            user = vhost.user(**permissions | ({lacking: NOTHING} if lacking else {}))
+            with vhost.connection(user, declare=declare) as connection:
+                if lacking:
+                    with pytest.raises(NotPermitted, match=refused(vhost, lacking)):
+                        learn(connection)
+                else:
+                    learn(connection)
+                    assert client_of(connection).changes.cancels("before")
+
+
+def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    stream = journal.changes(vhost.cascade)
+    vhost.delete_queue(stream.name)
+    told: list[bytes] = []
+    with vhost.connection(vhost.user(**documented("worker"))) as connection:
+        catch_up(connection.connection, stream, told.append, patience=5)
+        operate.cancel(connection, ["later"])
+        while len(told) < 2:  # the mark comes first
+            connection.drain_events(timeout=10)
+
+
+def test_a_passive_publisher_records_cancels_and_replaces(vhost: Vhost) -> None:
+    vhost.declare("q")
+    assert run(vhost.url("amqp"), "--journal", "0", "--queue", "q", "setup").code == 0
+    user = vhost.user(**documented('publisher, `declare="passive"`'))
+    with vhost.connection(user, declare="passive", journal=0) as connection:
+        for id_ in ("first", "second", "third"):
+            headers = {"x-delay": 60_000, "x-delay-key": "k" if id_ != "third" else None, "id": id_}
+            connection.Producer().publish("x", routing_key="q", headers={k: v for k, v in headers.items() if v})
+        operate.cancel(connection, ["third"])
+    with vhost.connection() as connection:
+        assert [waiting.id for waiting in operate.scheduled(connection)] == ["second"]

@@ -13,7 +13,7 @@ from amqp.exceptions import RecoverableConnectionError
 from celery_rabbit_delay import BatchFailed, NotRouted, UnsupportedConfiguration
 from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, collect
 from celery_rabbit_delay.amqp.clients import client_of
-from celery_rabbit_delay.amqp.publisher import PendingMessage
+from celery_rabbit_delay.amqp.pending import PendingMessage
 from celery_rabbit_delay.core.destination import Destination
 
 

@@ -222,6 +222,7 @@ def test_a_state_has_deaths_only_if_they_are_a_table(deaths: Any) -> None:
         "e",
         datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc),
         {} if deaths in (None, "text") else deaths,
+        None,
     )
 
 

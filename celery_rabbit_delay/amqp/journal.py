@@ -1,0 +1,181 @@
+"""Writes the streams beside a cascade: a record with each delayed message, and what is changed about them later."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from amqp import Message
+from amqp.exceptions import AMQPError, InternalError, MessageNacked, RecoverableConnectionError, ResourceError
+
+from .. import upstream
+from ..core import journal
+from ..core.errors import CascadeMissing, DelayError
+from ..core.journal import Record
+from ..core.options import Options
+from ..core.topology import Cascade, Stream
+from . import declare
+from .clients import client_of
+from .confirms import ConfirmedChannel
+from .pending import PendingMessage
+
+logger = logging.getLogger(__name__)
+
+#: Most records, and most of their bytes, in one message of a stream: a reader pays for each message.
+_MAX_RECORDS, _MAX_BYTES = 100, 100_000
+
+#: Seconds for which a stream that does not work is left alone.
+_PAUSE = 60
+
+
+class Journal:
+    """What one AMQP connection needs to write the streams of a cascade."""
+
+    def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
+        self._connection = connection
+        self._cascade = cascade
+        self._options = options
+        self._channel = ConfirmedChannel(connection)
+        self._has_keys = False
+        self._created: set[Stream] = set()
+
+    def records(self, messages: Iterable[PendingMessage]) -> dict[Any, tuple[Message, str]]:
+        """Return what to publish to ingest before some messages: a message and its routing key, by a name.
+
+        Whoever stops between the two leaves a record of a message that never comes, and not the other way round.
+        """
+        packs: dict[Stream, list[list[Record]]] = {}
+        size = 0
+        for pending in messages:
+            entry = pending.entry
+            if entry is None or entry.stream is None or self._is_paused(entry.stream):
+                continue
+            properties, body = upstream.serialize(pending.message)
+            record = Record(entry.due, entry.number, entry.id, entry.key or "", properties, body)
+            lists = packs.setdefault(entry.stream, [])
+            if not lists or len(lists[-1]) >= _MAX_RECORDS or size + record.size > _MAX_BYTES:
+                lists.append([])
+                size = 0
+            lists[-1].append(record)
+            size += record.size
+        return {
+            (stream, number): (_message(journal.pack_records(pack, _now())), stream.routing_key)
+            for stream, lists in packs.items()
+            for number, pack in enumerate(lists)
+        }
+
+    @contextmanager
+    def recording(self, records: Mapping[Any, tuple[Message, str]]) -> Iterator[None]:
+        """Leave streams alone for a while if the broker closes the connection that publishes records to them.
+
+        RabbitMQ 4.3 does so where a stream has lost its data, which happens if a node is killed just after it was
+        created. Delayed messages are not held up: Kombu connects again, and publishes them without a record.
+        """
+        try:
+            yield
+        except (ResourceError, InternalError) as exc:
+            if not records:
+                raise
+            self.pause(records, exc)
+            raise RecoverableConnectionError(str(exc)) from exc
+
+    def repair(self, refused: Mapping[Any, tuple[Message, str]]) -> None:
+        """Create the streams that took no records, and publish these again; warn where that is not possible."""
+        for (stream, _), (message, _) in refused.items():
+            try:
+                self.ensure(stream)
+                self._write(stream, [message])
+            except (DelayError, AMQPError, OSError) as exc:
+                self.pause(refused, exc)
+
+    def _is_paused(self, stream: Stream) -> bool:
+        return client_of(self._connection.client).paused_streams.get(stream.name, 0) > time.monotonic()
+
+    def pause(self, records: Iterable[Any], reason: Exception) -> None:
+        """Leave the streams of some records, by their names, alone for a while, and warn the first time."""
+        client = client_of(self._connection.client)
+        for stream in {stream for stream, _ in records}:
+            name = stream.name
+            if name not in client.paused_streams:
+                logger.warning(
+                    "Delayed messages are sent without being recorded, so that they cannot be listed or moved: "
+                    "the stream %r does not work: %s",
+                    name,
+                    reason,
+                )
+            client.paused_streams[name] = time.monotonic() + _PAUSE
+
+    def prepare(self, messages: Iterable[PendingMessage]) -> None:
+        """Create, once, the streams that some messages cannot do without. Raises what `write` does for a key."""
+        for pending in messages:
+            if pending.entry is None:
+                continue
+            if pending.has_key and not self._has_keys:
+                self.write(journal.keys(self._cascade), [journal.marker()])
+                self._has_keys = True
+            stream = pending.entry.stream
+            if stream is None or self._options.confirm or stream in self._created or self._is_paused(stream):
+                continue  # an answer to the first record will tell
+            try:
+                self.ensure(stream)
+                self._created.add(stream)
+            except (DelayError, AMQPError, OSError) as exc:
+                self.pause([(stream, 0)], exc)
+
+    def write_keys(self, messages: Iterable[PendingMessage]) -> None:
+        """Say of messages that they were sent last of their keys. Raises what `write` does."""
+        entries = [pending.entry for pending in messages if pending.entry]
+        last = [journal.last_of_key(entry.key, entry.number) for entry in entries if entry.key is not None]
+        if last:
+            self.write(journal.keys(self._cascade), last)
+
+    def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
+        """Return once the broker has stored messages in a stream, which is created if it is missing: one round trip.
+
+        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `MessageNacked`.
+        """
+        messages = [_message(body) for body in bodies]
+        try:
+            self._write(stream, messages)
+        except CascadeMissing:
+            self.ensure(stream)
+            self._write(stream, messages)
+
+    def _write(self, stream: Stream, messages: Iterable[Message]) -> None:
+        unsent = {number: (message, stream.routing_key) for number, message in enumerate(messages)}
+        with self._exclusively(), declare.translate_errors(self._cascade):
+            self._channel.publish_all(unsent, self._cascade.ingest)
+            if not unsent:
+                return
+            if self._channel.returned(stream.routing_key) is None:
+                raise MessageNacked(f"RabbitMQ could not store a message in the stream {stream.name!r}")
+            raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down")
+
+    def ensure(self, stream: Stream) -> None:
+        """Create a stream that is missing. Raises `CascadeMissing`, `NotPermitted`, `CascadeConflict`."""
+        if self._options.declare == "passive":
+            raise CascadeMissing(
+                f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery delay setup`'
+            )
+        with self._exclusively():
+            declare.ensure_stream(self._channel.get_channel(), self._cascade, stream)
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        with self._connection.exclusively(self._channel, self._options.confirm_timeout):
+            try:
+                yield
+            except BaseException:
+                self._channel.reset()
+                raise
+
+
+def _message(body: bytes) -> Message:
+    return Message(body, delivery_mode=2)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

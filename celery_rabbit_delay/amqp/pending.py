@@ -1,0 +1,45 @@
+"""A message that is ready to enter the cascade, and what the streams beside it are told of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from ..core.destination import Destination
+from ..core.topology import Stream
+
+
+def now() -> int:
+    """Return microseconds of a clock that nobody sets: a delay must not change with the wall clock."""
+    return time.monotonic_ns() // 1000
+
+
+class Entry(NamedTuple):
+    """What the streams are told of a delayed message."""
+
+    number: int
+    due: int  # milliseconds since 1970
+    id: str
+    stream: Stream | None  # that it is recorded in
+    key: str | None  # of which it is the last message
+
+
+class PendingMessage(NamedTuple):
+    """A message that is ready to enter the cascade."""
+
+    message: Any  # an amqp.Message with wrapped headers
+    due: int  # by the clock `now`
+    destination: Destination
+    timeout: float | None = None  # seconds, as for `kombu.Producer.publish`
+    confirm_timeout: float | None = None
+    entry: Entry | None = None  # what the streams are told of it
+
+    @property
+    def has_key(self) -> bool:
+        """Whether it is the last message of an `x-delay-key`."""
+        return self.entry is not None and self.entry.key is not None
+
+    @property
+    def priority(self) -> int | None:
+        priority: int | None = self.message.properties.get("priority")
+        return priority

@@ -1,0 +1,101 @@
+"""What happens to a message that arrives, before its consumer sees it: some are not to be delivered any more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kombu
+
+from ..core import journal
+from ..core.errors import DelayError
+from ..core.headers import HEADER, X_DELAY_KEY
+from ..core.topology import Stream
+from .clients import Client, client_of
+from .streams import StreamReader, follow
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which the first message waits for a stream that exists but cannot be read.
+PATIENCE = 15
+
+
+def is_dropped(connection: Any, message: Any) -> bool:
+    """Return whether a message on an `amqp.Connection` of ours is to be acknowledged and not delivered.
+
+    It is if it was replaced by a later one of its key, or by a copy with another due time. A cancelled task is left to
+    the client if that knows what to do with one.
+    """
+    headers = message.headers
+    ours = headers.get(HEADER) if headers else None
+    if not isinstance(ours, Mapping):
+        # What was never delayed is none of our business; a retry that follows at once is of a task that may have been.
+        return bool(headers and headers.get("retries")) and _is_cancelled(client_of(connection.client), headers)
+    client = client_of(connection.client)
+    number = ours.get("n")
+    if number is not None:
+        _follow_once(connection, journal.changes(_cascade(connection)), client.changes.apply)
+        if client.changes.voids(number):
+            logger.info("A message that was moved is dropped here: %s", headers.get("id"))
+            return True
+        key = headers.get(X_DELAY_KEY)
+        if isinstance(key, str):
+            _follow_once(connection, journal.keys(_cascade(connection)), client.keys.apply)
+            if client.keys.supersede(key, number):
+                logger.info(
+                    "A message of the key %r is dropped, for another was sent later: %s", key, headers.get("id")
+                )
+                return True
+    return _is_cancelled(client, headers)
+
+
+def _is_cancelled(client: Client, headers: Mapping[str, Any]) -> bool:
+    id_ = headers.get("id")
+    if not isinstance(id_, str) or not client.changes.cancels(id_, headers):
+        return False
+    return client.on_cancelled is None or not client.on_cancelled(id_)
+
+
+def _cascade(connection: Any) -> Any:
+    return connection.delay_options.cascade
+
+
+def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any]) -> None:
+    """Make sure that an `amqp.Connection` knows what a stream says now, and learns what is added to it."""
+    if stream.name not in connection.followed:
+        try:
+            catch_up(connection, stream, apply, PATIENCE)
+        except DelayError as exc:
+            logger.warning("Messages that were moved, cancelled or replaced may be delivered all the same: %s", exc)
+
+
+def learn(client: kombu.Connection) -> None:
+    """Read what was cancelled, moved or replaced in a cascade until now. Raises `StreamUnavailable`, `NotPermitted`."""
+    cascade = client.transport.delay_options.cascade
+    known = client_of(client)
+    with StreamReader(client) as reader:
+        for entry in reader.read(journal.changes(cascade)):
+            known.changes.apply(entry.body)
+        for entry in reader.read(journal.keys(cascade)):
+            known.keys.apply(entry.body)
+
+
+def catch_up(connection: Any, stream: Stream, apply: Callable[[bytes], Any], patience: float) -> None:
+    """Read a stream to its end, through another connection, and then follow it on an `amqp.Connection`.
+
+    Creates the stream if it is missing. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`; the connection
+    counts as following then as well, for not every message is to wait for it.
+    """
+    connection.followed.add(stream.name)
+    with connection.hold_deliveries():
+        following = 0
+        with StreamReader(connection.client, patience) as reader:
+            for _ in range(2):
+                for entry in reader.read(stream):
+                    following = entry.offset + 1
+                    apply(entry.body)
+                if following:
+                    break
+                connection.publisher_for().journal.ensure(stream)
+        follow(connection, stream, following, lambda entry: apply(entry.body))

@@ -1,0 +1,64 @@
+"""Moves a message that waits to another due time: a copy takes its place, and it is dropped when it arrives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import kombu
+from amqp import Message
+
+from ..core import headers as headers_
+from ..core import journal
+from ..core.errors import NotWaiting, TooLate
+from ..core.headers import Delivery
+from ..core.journal import Record
+from ..core.options import OPTIONS, Options
+from .schedule import to_message, waiting, write_changes
+
+#: Milliseconds before its due time from which on a message stays as it is: consumers must hear of the move in time.
+TOO_LATE = 2000
+
+
+def reschedule(connection: kombu.Connection, id_: str, due: datetime) -> None:
+    """Give the message with an id another due time, an aware datetime; one in the past means at once.
+
+    Id, body, priority and headers stay. Interrupted at any point, nothing is lost; interrupted in the middle, it is
+    delivered at both times, unless it is moved again. A message with a key becomes the last one of its key.
+
+    Raises `NotWaiting`, `TooLate`, `InvalidDelay`, `NotPermitted`, and what publishing raises.
+    """
+    records = {record.number: record for record in waiting(connection) if record.id == id_}
+    if not records:
+        raise NotWaiting(
+            f"no message with the id {id_!r} waits, as far as the journal knows: it has only those whose delay is at "
+            "least the option `journal`"
+        )
+    first = min(records.values(), key=lambda record: record.due)
+    options: Options = connection.transport.delay_options
+    recording = replace(options, confirm=True, journal=0)
+    transport_options = {**connection.transport_options, OPTIONS: recording.to_dict()}
+    with connection.clone(transport_options=transport_options) as target:
+        channel = target.default_channel
+        if first.due < headers_.milliseconds(datetime.now(timezone.utc)) + TOO_LATE:
+            raise TooLate(f"{id_!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it")
+        message, exchange, routing_key = _copy(first, due)
+        channel.basic_publish(message, exchange, routing_key)
+        # Only now: without the copy, the message would be lost.
+        write_changes(target, [journal.void(number) for number in records])
+
+
+def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
+    """Return a message as it was sent, to be sent with another due time, its exchange and its routing key."""
+    message = to_message(record)
+    state = headers_.read_state(message.headers)
+    assert state is not None
+    delivery = headers_.unwrap(Delivery(f"{state.prefix}.", "@", message.headers))
+    headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
+    left = (due - datetime.now(timezone.utc)).total_seconds()
+    headers[headers_.X_DELAY] = max(1, math.ceil(left * 1000))  # at once is one tick: confirmed, as any delay
+    if headers.get("eta"):
+        headers["eta"] = due.isoformat()
+    message.properties["application_headers"] = headers
+    return message, delivery.exchange, delivery.routing_key

@@ -1,0 +1,188 @@
+"""Which messages wait, and what may be changed about them: read from streams, so that the levels are left alone."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+import kombu
+from amqp import Message
+from amqp.exceptions import AMQPError
+
+from .. import upstream
+from ..core import headers as headers_
+from ..core import journal
+from ..core.errors import DelayError
+from ..core.journal import Changes, Keys, Record
+from ..core.topology import Stream
+from .streams import StreamReader
+
+#: (exchange, routing key) -> the name of the queue that it leads to.
+QueueNames = Mapping[tuple[str, str], str]
+
+#: Is told how many messages of streams were read, of how many.
+Progress = Callable[[int, int], None]
+
+
+class Scheduled(NamedTuple):
+    """A message that waits until it is due."""
+
+    id: str  # Celery's task id; what other messages have of that kind, or ""
+    task: str | None  # Celery's name of it
+    queue: str  # that it goes to; for an exchange that is not known, the routing key
+    due: datetime  # in UTC
+    args: str | None  # as Celery shows them
+    kwargs: str | None
+    exchange: str
+    routing_key: str
+    key: str | None  # its x-delay-key
+    retries: int
+
+
+def to_message(record: Record) -> Message:
+    """Return a message as it was put into the cascade."""
+    message = Message(record.body)
+    upstream.deserialize(message, record.properties)
+    return message
+
+
+def _scheduled(record: Record, queues: QueueNames) -> Scheduled:
+    headers = to_message(record).headers
+    state = headers_.read_state(headers)
+    exchange, routing_key = (state.exchange if state else ""), str(headers["CC"][0])
+    texts = [None if headers.get(name) is None else str(headers[name]) for name in ("task", "argsrepr", "kwargsrepr")]
+    task, args, kwargs = texts
+    queue = queues.get((exchange, routing_key), routing_key)
+    due = headers_.moment(record.due)
+    retries = headers.get("retries") or 0
+    return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, record.key or None, retries)
+
+
+def queue_names(queues: Iterable[kombu.Queue]) -> QueueNames:
+    """Return the names of queues by the exchanges and routing keys that lead to them."""
+    return {(queue.exchange.name, queue.routing_key): queue.name for queue in queues if queue.exchange.name}
+
+
+def scheduled(
+    connection: kombu.Connection,
+    task: str | None = None,
+    queue: str | None = None,
+    until: datetime | None = None,
+    limit: int | None = None,
+    queues: QueueNames | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Scheduled]:
+    """Yield what waits and is in the journal, the soonest first: of a task, for a queue, due until an aware datetime.
+
+    Takes memory for `limit` messages. Raises `StreamUnavailable`, `NotPermitted`.
+    """
+    names = queues or {}
+    latest = None if until is None else headers_.milliseconds(until)
+
+    def chosen(record: Record) -> bool:
+        if latest is not None and record.due > latest:
+            return False
+        if task is None and queue is None:
+            return True
+        shown = _scheduled(record, names)
+        return task in (None, shown.task) and queue in (None, shown.queue)
+
+    soonest = _Soonest(limit)
+    for record in waiting(connection, progress):
+        if soonest.wants(record) and chosen(record):
+            soonest.add(record)
+    return (_scheduled(record, names) for record in soonest.records())
+
+
+class _Soonest:
+    """The records that are due first, each once: a message that was published again after an error has two."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._heap: list[tuple[int, int, Record]] = []  # the latest first
+        self._numbers: set[int] = set()
+
+    def wants(self, record: Record) -> bool:
+        if record.number in self._numbers:
+            return False
+        return self._limit is None or len(self._heap) < self._limit or -record.due > self._heap[0][0]
+
+    def add(self, record: Record) -> None:
+        item = (-record.due, -record.number, record)
+        self._numbers.add(record.number)
+        if self._limit is None:
+            self._heap.append(item)
+        elif len(self._heap) < self._limit:
+            heapq.heappush(self._heap, item)
+        else:
+            self._numbers.discard(heapq.heapreplace(self._heap, item)[2].number)
+
+    def records(self) -> Iterator[Record]:
+        return (record for *_, record in sorted(self._heap, reverse=True))
+
+
+def waiting(connection: kombu.Connection, progress: Progress | None = None) -> Iterator[Record]:
+    """Yield the journal's records of messages that wait, in no order; of one that was published again, two."""
+    cascade = connection.transport.delay_options.cascade
+    changes, keys = Changes(), Keys()
+    with StreamReader(connection) as reader:
+        streams = [journal.changes(cascade), journal.keys(cascade), *journal.journals(cascade)]
+        total = sum(map(reader.length, streams)) if progress else 0
+        done = 0
+        stale = []
+        # Changes come first: what is moved meanwhile may then be seen twice, and never not at all.
+        for stream in streams:
+            oldest: int | None = None
+            for entry in reader.read(stream):
+                done += 1
+                if oldest is None:
+                    oldest = journal.published(entry.body)
+                if progress:
+                    progress(min(done, total), total)
+                changes.apply(entry.body)
+                keys.apply(entry.body)
+                for record in journal.unpack_records(entry.body):
+                    if _waits(record, changes, keys):
+                        yield record
+            if oldest is not None and oldest < _now() - stream.max_age * 1000:
+                stale.append(stream)
+    for stream in stale:
+        _roll(connection, stream)
+
+
+def _now() -> int:
+    return headers_.milliseconds(datetime.now(timezone.utc))
+
+
+def _roll(connection: kombu.Connection, stream: Stream) -> None:
+    """Begin a new segment of a stream: only then RabbitMQ looks for what is too old."""
+    publisher = connection.connection.publisher_for()
+    with suppress(DelayError, AMQPError):  # whoever may only read
+        publisher.journal.write(stream, [journal.filler(stream.segment)])
+        publisher.journal.write(stream, [journal.filler(1)])
+
+
+def _waits(record: Record, changes: Changes, keys: Keys) -> bool:
+    if record.due <= _now() or changes.voids(record.number):
+        return False
+    if record.key and keys.supersede(record.key, record.number):
+        return False
+    headers: Mapping[str, Any] = to_message(record).headers if changes.has_stamps else {}
+    return not changes.cancels(record.id, headers)
+
+
+def cancel(connection: kombu.Connection, ids: Iterable[str]) -> None:
+    """Cancel tasks by their ids; when it returns, the broker has stored that.
+
+    Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
+    """
+    write_changes(connection, journal.cancelled(ids))
+
+
+def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:
+    """Add to the stream of changes. Raises as `cancel`."""
+    publisher = connection.connection.publisher_for()
+    publisher.journal.write(journal.changes(publisher.cascade), messages)

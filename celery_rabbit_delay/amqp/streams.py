@@ -1,0 +1,162 @@
+"""Reads the streams beside a cascade: all that is in one now, or what is added to it from now on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import kombu
+from amqp import Message
+from amqp.exceptions import AMQPError, NotFound
+
+from ..core import journal
+from ..core.errors import CascadeMissing, StreamUnavailable
+from ..core.options import Options
+from ..core.topology import Stream
+from . import declare
+from .confirms import ConfirmedChannel
+
+#: Messages that the broker sends ahead of their acknowledgements.
+_PREFETCH = 2000
+
+#: Seconds without an answer after which a stream counts as unavailable.
+_SILENCE = 20
+
+
+class Entry(NamedTuple):
+    """A message of a stream, and its place there."""
+
+    offset: int
+    body: bytes
+
+
+class StreamReader:
+    """Reads streams of a `kombu.Connection`'s cascade through an AMQP connection of its own."""
+
+    def __init__(self, client: kombu.Connection, patience: float = 15) -> None:
+        """`patience`: seconds to wait for a stream that exists; a broker that starts brings streams back last."""
+        self._client = client
+        self._patience = patience
+        self._options: Options = client.transport.delay_options
+        self._connection: kombu.Connection | None = None
+
+    def __enter__(self) -> StreamReader:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.collect()
+
+    def length(self, stream: Stream) -> int:
+        """Return about how many messages a stream holds."""
+        with suppress(AMQPError):
+            return declare.message_count(self._connect().channel(), stream.name) or 0
+        return 0
+
+    def _connect(self) -> Any:
+        if self._connection is None:
+            self._connection = self._client.clone()
+            self._connection.connect()
+        return self._connection.connection
+
+    def read(self, stream: Stream) -> Iterator[Entry]:
+        """Yield all that is in a stream when this is called, the oldest first; nothing if it does not exist.
+
+        Raises `StreamUnavailable`, `NotPermitted`.
+        """
+        deadline = time.monotonic() + self._patience
+        last = -1
+        while True:
+            try:
+                for entry in self._read(stream, last + 1):
+                    last = entry.offset
+                    yield entry
+                return
+            except (AMQPError, OSError, StreamUnavailable) as exc:
+                self._close()
+                if time.monotonic() > deadline:
+                    raise StreamUnavailable(
+                        f"the stream {stream.name!r} cannot be read ({exc}): start the nodes that it is on. If that "
+                        "does not help, delete it: it is created again when it is needed, without what it knew"
+                    ) from exc
+                time.sleep(0.2)
+
+    def _read(self, stream: Stream, first: int) -> Iterator[Entry]:
+        connection = self._connect()
+        marker = journal.marker()
+        if not self._publish(connection, stream, marker):
+            return
+        channel = connection.channel()
+        waiting: deque[Any] = deque()
+        with declare.translate_errors(self._options.cascade):
+            channel.basic_qos(0, _PREFETCH, False)
+            try:
+                _consume(channel, stream, first or "first", waiting.append)
+            except NotFound as exc:
+                raise StreamUnavailable(exc.reply_text) from exc
+        for number in itertools.count(1):
+            while not waiting:
+                connection.drain_events(timeout=_SILENCE)
+            message = waiting.popleft()
+            if number % (_PREFETCH // 4) == 0:
+                channel.basic_ack(message.delivery_tag, multiple=True)
+            entry = _entry(message)
+            if entry.offset >= first:  # what comes first may be older: RabbitMQ sends whole chunks
+                yield entry
+            if entry.body == marker:
+                channel.close()
+                return
+
+    def _publish(self, connection: Any, stream: Stream, marker: bytes) -> bool:
+        """Put a marker at the end of a stream; return whether the stream exists."""
+        cascade = self._options.cascade
+        channel = ConfirmedChannel(connection)
+        with declare.translate_errors(cascade):
+            try:
+                if channel.publish(Message(marker, delivery_mode=2), cascade.ingest, stream.routing_key) is None:
+                    return True
+            except NotFound:  # ingest
+                channel.reset()
+            try:
+                declare.passive_declare_queue(channel.get_channel(), stream.name)
+            except NotFound as exc:
+                if "no queue" in exc.reply_text:
+                    return False
+                raise StreamUnavailable(exc.reply_text) from exc
+        if self._options.declare == "passive":
+            raise CascadeMissing(f"nothing leads to the stream {stream.name!r} any more: run `celery delay setup`")
+        declare.ensure_stream(channel.get_channel(), cascade, stream)
+        raise StreamUnavailable("nothing led to it")
+
+
+def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entry], None]) -> None:
+    """Call back, whenever an `amqp.Connection` is read, for each message of a stream from an offset on.
+
+    If somebody deletes the stream, reading the connection raises `amqp.ConsumerCancelled`.
+    """
+    channel = connection.channel()
+
+    def on_message(message: Any) -> None:
+        channel.basic_ack(message.delivery_tag)
+        entry = _entry(message)
+        if entry.offset >= first:
+            callback(entry)
+
+    channel.basic_qos(0, 100, False)
+    _consume(channel, stream, first, on_message)
+
+
+def _consume(channel: Any, stream: Stream, offset: int | str, callback: Callable[[Any], None]) -> None:
+    channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
+
+
+def _entry(message: Any) -> Entry:
+    return Entry(message.headers["x-stream-offset"], bytes(message.body))

@@ -1,0 +1,103 @@
+"""`revoke` for tasks that wait in RabbitMQ: kept in a stream, and read by every worker before it takes a task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import kombu
+from amqp.exceptions import AMQPError
+from celery import Celery, bootsteps
+from celery.worker import state
+from kombu.exceptions import OperationalError
+
+from ..amqp.clients import client_of
+from ..amqp.receiving import catch_up
+from ..amqp.schedule import write_changes
+from ..core import journal
+from ..core.errors import DelayError
+from ..core.journal import Changes
+from ..core.options import DRIVER_TYPE
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a worker that starts waits for the stream of changes, if it exists but cannot be read.
+PATIENCE = 30
+
+
+def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
+    """Do something with a connection of an app's pool, again if that is lost, as `task_publish_retry` says."""
+    retry = dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
+    with app.producer_or_acquire() as producer:
+        client = producer.connection
+        client.ensure(producer, lambda: work(client), **retry)()
+
+
+def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
+    """Return what the stream of changes is to be told of one of Celery's remote control commands."""
+    if command == "revoke":
+        ids = arguments.get("task_id") or ()
+        return list(journal.cancelled([ids] if isinstance(ids, str) else map(str, ids)))
+    if command == "revoke_by_stamped_headers" and isinstance(arguments.get("headers"), dict):
+        return [journal.cancelled_stamps(arguments["headers"])]
+    return []
+
+
+class DelayedControl:
+    """Mixed into an app's class for remote control."""
+
+    app: Celery
+
+    def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Send a command to workers, and a `revoke` for all of them also to those that start later."""
+        if destination is None and not kwargs.get("pattern"):
+            self._keep(changes_in(command, {**(arguments or {}), **kwargs}))
+        return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
+
+    def _keep(self, messages: Iterable[bytes]) -> None:
+        if not messages:
+            return
+        try:
+            with_connection(self.app, lambda connection: write_changes(connection, messages))
+        except (DelayError, AMQPError, OperationalError, OSError) as exc:
+            logger.warning("Only workers that run now are told to revoke, for it cannot be kept in RabbitMQ: %s", exc)
+
+
+class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Lets a worker know what was cancelled or moved, before it takes its first task and from then on.
+
+    Celery consumes tasks only after all its steps have started. What the step has learnt outlives the connection.
+    """
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.changes = Changes()
+        self._running = False
+
+    def start(self, consumer: Any) -> None:
+        connection = consumer.connection
+        if connection.transport.driver_type != DRIVER_TYPE:
+            return
+        client = client_of(connection)
+        client.changes = self.changes
+        client.on_cancelled = revoke
+        stream = journal.changes(connection.transport.delay_options.cascade)
+        try:
+            catch_up(connection.connection, stream, self._apply, PATIENCE)
+        except DelayError as exc:
+            logger.warning("This worker does not know which tasks were cancelled or moved, and may run them: %s", exc)
+        self._running = True
+
+    def _apply(self, message: bytes) -> None:
+        for id_ in self.changes.apply(message):
+            if self._running:  # it may hold the task already
+                revoke(id_)
+
+
+def revoke(id_: str) -> bool:
+    """Make the worker discard a task in its own way: an event, the state `REVOKED`, an acknowledgement."""
+    state.revoked.add(id_)
+    return True

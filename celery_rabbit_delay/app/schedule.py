@@ -1,0 +1,79 @@
+"""The schedule of a Celery app: which tasks wait, and what may be changed about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import kombu
+from celery import Celery
+
+from ..amqp import reschedule as amqp_reschedule
+from ..amqp import schedule
+from ..amqp.schedule import Scheduled
+from ..core.due import due_at
+from ..core.errors import UnsupportedConfiguration
+from ..core.options import DRIVER_TYPE
+from .control import with_connection
+
+
+def scheduled(
+    app: Celery,
+    *,
+    task: str | None = None,
+    queue: str | None = None,
+    until: datetime | None = None,
+    limit: int | None = None,
+) -> Iterator[Scheduled]:
+    """Yield the tasks that wait in RabbitMQ and are in the journal, the soonest first.
+
+    Only those with the name `task`, for the queue `queue`, due until the aware datetime `until`; at most `limit`. Tasks
+    with a shorter delay than the option `journal` are not in it. Reads the journal when it is called.
+
+    Raises `StreamUnavailable`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
+    """
+    with app.connection_for_write() as connection:
+        _check(connection)
+        names = schedule.queue_names(app.amqp.queues.values())
+        return schedule.scheduled(connection, task, queue, until, limit, names)
+
+
+def cancel(app: Celery, *ids: str) -> None:
+    """Cancel delayed tasks by their ids. When it returns, the broker has stored that: one round trip.
+
+    A task that is due a second later or more does not run, nor do its retries, whether or not a worker is up now, and
+    its state becomes `REVOKED`. An id stays cancelled: use a new one for a task that is to run.
+
+    Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
+    """
+    for id_ in ids:
+        if not isinstance(id_, str):
+            raise TypeError(f"{id_!r} is not the id of a task: use a str")
+
+    def write(connection: Any) -> None:
+        _check(connection)
+        schedule.cancel(connection, ids)
+
+    if ids:
+        with_connection(app, write)
+
+
+def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, countdown: float | None = None) -> None:  # noqa: A002
+    """Let a task that waits run earlier or later: at `eta`, or in `countdown` seconds; 0 means at once.
+
+    It keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; if naive, in the app's time
+    zone. If this is interrupted, the task may run at both times; it is never lost.
+
+    Raises `NotWaiting` if the journal has no task of this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
+    `NotPermitted`, and what publishing a delayed task raises; `UnsupportedConfiguration` without `install`.
+    """
+    with app.connection_for_write() as connection:
+        _check(connection)
+        zone = connection.transport.delay_options.naive_timezone
+        amqp_reschedule.reschedule(connection, id, due_at(eta, countdown, datetime.now(timezone.utc), zone))
+
+
+def _check(connection: kombu.Connection) -> None:
+    if connection.transport.driver_type != DRIVER_TYPE:
+        raise UnsupportedConfiguration("the schedule is that of delayed tasks in RabbitMQ: call install(app) first")

@@ -1,0 +1,153 @@
+"""Commands for the schedule: list, cancel, reschedule, run-now."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import connected, escape, target_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import kombu
+
+    from ..operate import Progress, Scheduled
+
+
+def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--until", metavar="TIME", help="Only what is due until then: 2030-01-31T12:00:00+01:00."),
+        click.option("--queue", "only_queue", metavar="NAME", help="Only what goes to this queue."),
+        click.option("--task", metavar="NAME", help="Only tasks of this name."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("list")
+@_filters
+@click.option("--limit", type=click.IntRange(1), help="Show only the soonest ones, this many.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+@click.pass_obj
+def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any) -> None:
+    """List what waits, the soonest first. Shows only what is in the journal: see the option `journal` of install()."""
+    with connected(target_of(obj)) as connection:
+        for waiting in _found(obj, connection, limit=limit, **filters):
+            click.echo(json.dumps(_as_data(waiting)) if as_json else format_scheduled(waiting))
+
+
+@click.command()
+@click.argument("ids", nargs=-1, metavar="ID...")
+@_filters
+@click.option("--all", "everything", is_flag=True, help="All that `list` shows.")
+@click.pass_obj
+def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
+    """Cancel tasks: by their ids, or those that `list` would show with the same options.
+
+    They do not run, now or later, if they are due in a second or more; their state becomes REVOKED.
+    """
+    from .. import operate
+
+    chosen = everything or any(filters.values())
+    if bool(ids) == bool(chosen):
+        raise click.UsageError("name ids, or use --task, --queue, --until or --all")
+    with connected(target_of(obj)) as connection:
+        if not ids:
+            ids = tuple(waiting.id for waiting in _found(obj, connection, **filters) if waiting.id)
+        operate.cancel(connection, ids)
+        click.echo(f"{len(ids):,} cancelled")
+
+
+@click.command()
+@click.argument("id_", metavar="ID")
+@click.option("--eta", metavar="TIME", help="When it is to be due: 2030-01-31T12:00:00+01:00.")
+@click.option("--countdown", metavar="SECONDS", help="In how many seconds it is to be due.")
+@click.pass_obj
+def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None) -> None:
+    """Give a task that `list` shows another due time, earlier or later."""
+    _move(obj, id_, eta, countdown)
+
+
+@click.command("run-now")
+@click.argument("id_", metavar="ID")
+@click.pass_obj
+def run_now(obj: Any, /, id_: str) -> None:
+    """Let a task that `list` shows be due at once."""
+    _move(obj, id_, None, "0")
+
+
+def _move(obj: Any, id_: str, eta: str | None, countdown: str | None) -> None:
+    from datetime import datetime, timezone
+
+    from .. import operate
+    from ..core.due import due_at
+
+    with connected(target_of(obj)) as connection:
+        zone = connection.transport.delay_options.naive_timezone
+        due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
+        operate.reschedule(connection, id_, due)
+        click.echo(f"due {due.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z")
+
+
+def _found(
+    obj: Any,
+    connection: kombu.Connection,
+    task: str | None,
+    only_queue: str | None,
+    until: str | None,
+    limit: int | None = None,
+) -> Iterator[Scheduled]:
+    from .. import operate
+
+    names = operate.queue_names(target_of(obj).queues())
+    latest = None if until is None else _moment(until, connection)
+    with _progress() as progress:
+        return operate.scheduled(connection, task, only_queue, latest, limit, names, progress)
+
+
+def _moment(text: str, connection: kombu.Connection) -> datetime:
+    from ..core.due import parse_eta
+
+    moment = parse_eta(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=connection.transport.delay_options.naive_timezone)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show a progress bar once it has taken more than a second."""
+    began = time.monotonic()
+    bar: Any = None
+
+    def progress(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None and time.monotonic() - began > 1:
+            bar = click.progressbar(length=total, label="reading", file=sys.stderr).__enter__()
+        if bar is not None:
+            bar.update(done - bar.pos)
+
+    try:
+        yield progress
+    finally:
+        if bar is not None:
+            bar.__exit__(None, None, None)
+
+
+def _as_data(waiting: Scheduled) -> dict[str, Any]:
+    return {**waiting._asdict(), "due": waiting.due.isoformat()}
+
+
+def format_scheduled(waiting: Scheduled) -> str:
+    """Return a line about a message that waits."""
+    what = f"{waiting.task}{_arguments(waiting)}" if waiting.task else "message"
+    return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}")
+
+
+def _arguments(waiting: Scheduled) -> str:
+    return f" {waiting.args or '()'} {waiting.kwargs or '{}'}"

@@ -1,0 +1,264 @@
+"""The streams beside a cascade, and what is in them: which messages wait, and what has been changed about them. Pure.
+
+    {root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
+    {root}.changes        what was cancelled, and which copies of messages were replaced by others
+    {root}.keys           which message of each `x-delay-key` was sent last
+
+A stream keeps what was published for a time (https://www.rabbitmq.com/docs/streams#retention). Messages with delays of
+different lengths go to different ones, so that none is kept much longer than it waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .errors import InvalidDelay
+from .topology import Cascade, Stream
+
+_DAY = 24 * 3600
+_TEN_YEARS = 10 * 365 * _DAY
+
+#: Seconds of delay up to which a stream takes messages, seconds that it keeps them, bytes of a segment.
+#: A segment goes as a whole, when its youngest message is old enough, so short ones are small.
+_HORIZONS = (
+    (600, 900, 500_000),
+    (3600, 75 * 60, 1_000_000),
+    (6 * 3600, 7 * 3600, 2_000_000),
+    (36 * 3600, 40 * 3600, 4_000_000),
+    (9 * _DAY, 10 * _DAY, 8_000_000),
+    (54 * _DAY, 56 * _DAY, 16_000_000),
+    (365 * _DAY, 370 * _DAY, 32_000_000),
+    # Not `max_delay`: apps that share a cascade may differ in it, and would declare the same stream in two ways.
+    (_TEN_YEARS, _TEN_YEARS + 7 * _DAY, 32_000_000),
+)
+
+#: Seconds that a key, and therefore the delay of a message with a key, may last at most.
+MAX_KEYED_DELAY = _DAY
+
+#: What a message says of itself in our header: the number that tells its copies apart.
+NUMBER_BITS = 53
+
+_RECORD, _MARKER, _FILLER, _UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"r", b"m", b"f", b"u", b"c", b"s", b"v", b"k"
+_HEAD = struct.Struct(">QQHHII")  # due, number, length of id, of key, of properties, of body
+_TIME = struct.Struct(">Q")
+_MARKER_LENGTH = 16
+
+
+def _stream(cascade: Cascade, name: str, max_age: int, segment: int) -> Stream:
+    return Stream(f"{cascade.root}.{name}", f"@.{name}", max_age, segment)
+
+
+def _journal(cascade: Cascade, horizon: tuple[int, int, int]) -> Stream:
+    seconds, max_age, segment = horizon
+    return _stream(cascade, f"journal.{'max' if seconds == _TEN_YEARS else seconds}", max_age, segment)
+
+
+def journals(cascade: Cascade, max_delay: float = _TEN_YEARS) -> list[Stream]:
+    """Return the journal's streams that delays up to `max_delay` seconds need, that for the shortest first."""
+    longest = next(number for number, (seconds, *_) in enumerate(_HORIZONS) if max_delay <= seconds)
+    return [_journal(cascade, horizon) for horizon in _HORIZONS[: longest + 1]]
+
+
+def journal_for(cascade: Cascade, delay: float) -> Stream:
+    """Return the stream that a message with a delay in seconds is recorded in."""
+    return _journal(cascade, next(horizon for horizon in _HORIZONS if delay <= horizon[0]))
+
+
+def changes(cascade: Cascade) -> Stream:
+    """Return the stream of what was cancelled or moved."""
+    return _stream(cascade, "changes", _TEN_YEARS + 7 * _DAY, 2_000_000)
+
+
+def keys(cascade: Cascade) -> Stream:
+    """Return the stream that tells which message of a key was sent last."""
+    return _stream(cascade, "keys", 2 * MAX_KEYED_DELAY, 2_000_000)
+
+
+def all_streams(cascade: Cascade) -> list[Stream]:
+    """Return all streams that a cascade may have."""
+    return [changes(cascade), keys(cascade), *journals(cascade)]
+
+
+def check_keyed_delay(delay: int) -> None:
+    """Raise `InvalidDelay` for microseconds that a message with a key may not wait."""
+    if delay > MAX_KEYED_DELAY * 1_000_000:
+        raise InvalidDelay(
+            f"a message with an x-delay-key may wait for {MAX_KEYED_DELAY} s at most, and this one would for "
+            f"{delay / 1_000_000:.3f} s: choose an earlier eta, or leave the key out"
+        )
+
+
+def new_number() -> int:
+    """Return a random number for a message."""
+    return int.from_bytes(os.urandom(7), "big") >> (56 - NUMBER_BITS)
+
+
+class Record(NamedTuple):
+    """A delayed message as the journal has it."""
+
+    due: int  # milliseconds since 1970
+    number: int
+    id: str  # Celery's task id, or what other messages have of that kind
+    key: str  # of x-delay-key, or ""
+    properties: bytes  # of the message in the cascade, as AMQP writes them
+    body: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return _HEAD.size + len(self.id) + len(self.key) + len(self.properties) + len(self.body)
+
+
+def pack_records(records: Iterable[Record], now: int) -> bytes:
+    """Return a message for a journal; `now` is in milliseconds since 1970."""
+    parts = [_RECORD, _TIME.pack(now)]
+    for due, number, id_, key, properties, body in records:
+        name, key_ = id_.encode(errors="replace")[:1024], key.encode()
+        parts += [_HEAD.pack(due, number, len(name), len(key_), len(properties), len(body)), name, key_]
+        parts += [properties, body]
+    return b"".join(parts)
+
+
+def unpack_records(message: bytes) -> Iterator[Record]:
+    """Yield the records in a message of a journal; none if it is something else."""
+    if message[:1] != _RECORD:
+        return
+    at = 1 + _TIME.size
+    while at < len(message):
+        due, number, *lengths = _HEAD.unpack_from(message, at)
+        at += _HEAD.size
+        parts = []
+        for length in lengths:
+            parts.append(message[at : at + length])
+            at += length
+        id_, key, properties, body = parts
+        yield Record(due, number, id_.decode(errors="replace"), key.decode(errors="replace"), properties, body)
+
+
+def published(message: bytes) -> int | None:
+    """Return when a journal's message was published, in milliseconds since 1970, if it says."""
+    return _TIME.unpack_from(message, 1)[0] if message[:1] == _RECORD else None
+
+
+def marker() -> bytes:
+    """Return a message that is like no other: whoever reads a stream up to it has read what was in it before."""
+    return _MARKER + os.urandom(_MARKER_LENGTH)
+
+
+def filler(size: int) -> bytes:
+    """Return a message that says nothing, in so many bytes."""
+    return _FILLER * size
+
+
+def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
+    """Yield messages that cancel tasks."""
+    uuids, others = bytearray(), []
+    for id_ in ids:
+        short = _uuid(id_)
+        if short is None:
+            others.append(id_)
+        else:
+            uuids += short
+    if uuids:
+        yield _UUIDS + bytes(uuids)
+    if others:
+        yield _IDS + json.dumps(others).encode()
+
+
+def cancelled_stamps(stamps: Mapping[str, Any]) -> bytes:
+    """Return a message that cancels tasks that have a stamp with one of some values."""
+    return _STAMPS + json.dumps({name: _items(value) for name, value in stamps.items()}, default=str).encode()
+
+
+def void(number: int) -> bytes:
+    """Return a message that says that a copy of a message is not to be delivered."""
+    return _VOID + _TIME.pack(number)
+
+
+def last_of_key(key: str, number: int) -> bytes:
+    """Return a message that says which message of a key was sent last."""
+    return _KEY + _TIME.pack(number) + key.encode()
+
+
+class Changes:
+    """What the stream `changes` says, as far as it has been read."""
+
+    def __init__(self) -> None:
+        self._uuids: set[bytes] = set()
+        self._ids: set[str] = set()
+        self._stamps: dict[str, set[Any]] = {}
+        self._voids: set[int] = set()
+
+    def apply(self, message: bytes) -> list[str]:
+        """Take note of what a message says; return the ids that it cancels."""
+        kind, content = message[:1], message[1:]
+        if kind == _UUIDS:
+            whole = [content[at : at + 16] for at in range(0, len(content), 16)]
+            self._uuids.update(whole)
+            return [str(uuid.UUID(bytes=one)) for one in whole]
+        if kind == _IDS:
+            ids = [str(id_) for id_ in json.loads(content)]
+            self._ids.update(ids)
+            return ids
+        if kind == _STAMPS:
+            for name, values in json.loads(content).items():
+                self._stamps.setdefault(name, set()).update(map(str, values))
+        elif kind == _VOID:
+            self._voids.update(_TIME.unpack(content))
+        return []
+
+    def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
+        """Return whether a task was cancelled, by its id or by a stamp in its headers."""
+        short = _uuid(id_)
+        if (id_ in self._ids) if short is None else (short in self._uuids):
+            return True
+        stamps = (headers or {}).get("stamps") if self._stamps else None
+        if not isinstance(stamps, Mapping):
+            return False
+        return any(not values.isdisjoint(map(str, _items(stamps.get(name)))) for name, values in self._stamps.items())
+
+    @property
+    def has_stamps(self) -> bool:
+        return bool(self._stamps)
+
+    def voids(self, number: object) -> bool:
+        """Return whether a copy of a message is not to be delivered."""
+        return number in self._voids
+
+
+class Keys:
+    """What the stream `keys` says, as far as it has been read."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def apply(self, message: bytes) -> None:
+        """Take note of what a message says."""
+        if message[:1] == _KEY:
+            self._last[message[1 + _TIME.size :].decode()] = _TIME.unpack_from(message, 1)[0]
+
+    def supersede(self, key: str, number: object) -> bool:
+        """Return whether another message of a key was sent later."""
+        return self._last.get(key, number) != number
+
+
+def _uuid(id_: str) -> bytes | None:
+    """Return an id in 16 bytes if it is a UUID as Celery writes it."""
+    if len(id_) != 36:
+        return None
+    try:
+        value = uuid.UUID(id_)
+    except ValueError:
+        return None
+    return value.bytes if str(value) == id_ else None
+
+
+def _items(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]

@@ -1,0 +1,199 @@
+"""Tasks that were cancelled while they wait in RabbitMQ do not run, whatever restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import group
+from celery.result import AsyncResult
+
+import celery_rabbit_delay
+from testkit import background
+from testkit.broker import QUICK, Broker
+from testkit.node import Node
+from testkit.wait import wait_until
+
+from .conftest import MakeShop, Shop, Worker
+
+CHANGES = "celery-rabbit-delay.v2.10ms.changes"
+
+
+def stop(worker: Worker) -> None:
+    os.kill(worker.process.pid, signal.SIGTERM)
+    worker.process.wait(60)
+
+
+def celery(shop: Shop, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", *arguments],
+        env={**os.environ, **shop.environment},
+        cwd=shop.directory,
+        capture_output=True,
+        text=True,
+    )
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def cancel_one(shop: Shop, id_: str, how: str) -> None:
+    if how == "AsyncResult":
+        AsyncResult(id_, app=shop.app).revoke()
+    elif how == "control":
+        shop.app.control.revoke([id_])
+    elif how == "celery control":
+        celery(shop, "control", "revoke", id_)
+    elif how == "celery delay cancel":
+        assert "1 cancelled" in celery(shop, "delay", "cancel", id_)
+    else:
+        celery_rabbit_delay.cancel(shop.app, id_)
+
+
+WAYS = ["AsyncResult", "control", "celery control", "celery delay cancel", "cancel"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_task_that_is_cancelled_while_no_worker_is_up_does_not_run(make_shop: MakeShop, how: str) -> None:
+    shop = make_shop({**QUICK, "max_delay": 600})
+    dead = shop.send("note", "cancelled", countdown=12)
+    shop.send("note", "stays", countdown=12)
+    cancel_one(shop, dead, how)
+    worker = shop.worker()
+    shop.wait_for(1, "stays")
+    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
+    assert not shop.runs("cancelled")
+
+
+def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_shop: MakeShop, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    shop = make_shop(result_backend=f"file://{tmp_path}/results", task_track_started=True, worker_send_task_events=True)
+    worker = shop.worker(name="one")
+    ids = [shop.send("note", "cancelled", countdown=seconds) for seconds in (3, 20)]
+    celery_rabbit_delay.cancel(shop.app, *ids)
+    wait_until(lambda: AsyncResult(ids[0], app=shop.app).state == "REVOKED", "the first is revoked")
+    stop(worker)
+    shop.worker(name="two")
+    wait_until(lambda: AsyncResult(ids[1], app=shop.app).state == "REVOKED", "the second is revoked")
+    assert not shop.runs()
+
+
+def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    worker = shop.worker(name="one")
+    delayed = shop.send("stubborn", 5, 8, "delayed")
+    at_once = shop.send("stubborn", 1_000_000, 0, "at once")
+    shop.wait_for(1, "delayed")
+    stop(worker)  # so that only what is kept in RabbitMQ counts
+    celery_rabbit_delay.cancel(shop.app, delayed, at_once)
+    runs = len(shop.runs("at once"))
+    worker = shop.worker(name="two")
+    discarded = [f"Discarding revoked task: tests.acceptance.shop.stubborn[{id_}]" for id_ in (delayed, at_once)]
+    wait_until(lambda: all(line in worker.output() for line in discarded), "both are discarded")
+    assert len(shop.runs("delayed")) == 1
+    assert len(shop.runs("at once")) == runs
+
+
+def test_a_group_and_stamped_tasks_are_cancelled_for_workers_that_start_later(make_shop: MakeShop) -> None:
+    shop = make_shop({**QUICK, "max_delay": 600}, result_backend="cache+memory://")
+    note = shop.app.signature("tests.acceptance.shop.note", ("cancelled",), immutable=True)
+    result = group(note.clone() for _ in range(3)).apply_async(countdown=12)
+    stamped = note.clone()
+    stamped.stamp(customer="7")
+    stamped.apply_async(countdown=12)
+    other = shop.app.signature("tests.acceptance.shop.note", ("stays",), immutable=True)
+    other.stamp(customer="8")
+    other.apply_async(countdown=12)
+    result.revoke()
+    shop.app.control.revoke_by_stamped_headers({"customer": ["7", "9"]})
+    worker = shop.worker()
+    shop.wait_for(1, "stays")
+    wait_until(lambda: worker.output().count("Discarding revoked task") == 4, "all four are discarded")
+    assert not shop.runs("cancelled")
+
+
+def test_revoking_a_task_that_is_not_delayed_behaves_as_in_celery(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    id_ = shop.send("note", "not delayed")
+    shop.app.control.revoke(id_)  # no worker hears it
+    shop.worker()
+    shop.wait_for(1, "not delayed")
+
+
+def test_a_revoke_for_some_workers_is_not_kept(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    id_ = shop.send("note", "runs", countdown=1)
+    shop.app.control.revoke(id_, destination=["somebody@else"])
+    shop.worker()
+    shop.wait_for(1, "runs")
+
+
+def test_a_task_that_is_cancelled_a_second_before_it_is_due_does_not_run(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    shop.worker()
+    due = time.time() + 6
+    ids = [shop.send("note", n, countdown=due - time.time()) for n in range(30)]
+    time.sleep(max(0, due - 1.5 - time.time()))
+    celery_rabbit_delay.cancel(shop.app, *ids)
+    if time.time() > due - 1:
+        pytest.skip("this machine is too busy to cancel in time")
+    shop.send("note", "last", countdown=3)
+    shop.wait_for(1, "last")
+    assert len(shop.runs()) == 1
+
+
+def test_a_stream_that_is_deleted_while_a_worker_follows_it_stops_no_task(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    worker = shop.worker()
+    shop.vhost.delete_queue(CHANGES)
+    wait_until(lambda: CHANGES in shop.vhost.names("queues"), "the worker has created it again")
+    dead = shop.send("note", "cancelled", countdown=5)
+    celery_rabbit_delay.cancel(shop.app, dead)
+    shop.send("note", "runs", countdown=5)
+    shop.wait_for(1, "runs")
+    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
+
+
+def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    user = shop.vhost.user("^(?!celery-rabbit-delay)", ".*", "^(?!celery-rabbit-delay)")
+    shop.send("note", "first", countdown=0.1)
+    limited = {"broker_url": shop.vhost.url("amqp", user)}
+    second = make_shop({**QUICK, "declare": "passive"}, **limited)
+    worker = second.worker()
+    second.wait_for(1, "first")
+    assert "This worker does not know which tasks were cancelled" in worker.output()
+    second.app.control.revoke("an id")  # warns, and tells the workers that run
+
+
+@pytest.fixture
+def crashing(tmp_path: Path) -> Iterator[tuple[Shop, Node]]:
+    """A shop on a node of its own."""
+    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+        shop = Shop(vhost, tmp_path, {**QUICK, "max_delay": 600}, {})
+        yield shop, node
+        shop.close()
+        if node.process is None:
+            node.start()
+
+
+def test_cancels_survive_a_broker_that_is_killed(crashing: tuple[Shop, Node]) -> None:
+    shop, node = crashing
+    worker = shop.worker()
+    time.sleep(3)  # a stream that has only just been created is lost with its node
+    ids = [shop.send("note", "cancelled", countdown=40) for _ in range(3)]
+    shop.send("note", "runs", countdown=40)
+    celery_rabbit_delay.cancel(shop.app, *ids[:1])
+    shop.app.control.revoke(ids[1:])
+    node.kill()
+    background.kill(worker.process)
+    node.start()
+    worker = shop.worker(name="again")
+    shop.wait_for(1, "runs", timeout=120)
+    wait_until(lambda: worker.output().count("Discarding revoked task") == 3, "all are discarded")
+    assert not shop.runs("cancelled")

@@ -1,0 +1,80 @@
+"""Tasks that wait are moved and replaced, with real workers."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+import celery_rabbit_delay
+from celery_rabbit_delay import InvalidDelay
+from testkit.broker import QUICK
+
+from .conftest import MakeShop
+
+RECORDED = {**QUICK, "max_delay": 600, "journal": 0}
+
+
+def test_a_task_runs_when_it_was_moved_to_and_only_then(make_shop: MakeShop) -> None:
+    shop = make_shop(RECORDED)
+    shop.worker()
+    earlier, later, now = (shop.send("note", name, countdown=20, priority=3) for name in ("earlier", "later", "now"))
+    began = time.time()
+    eta = datetime.now(timezone.utc) + timedelta(seconds=4)
+    celery_rabbit_delay.reschedule(shop.app, earlier, eta=eta)
+    celery_rabbit_delay.reschedule(shop.app, later, countdown=25)
+    celery_rabbit_delay.reschedule(shop.app, now, countdown=0)
+    shop.send("note", "end", countdown=30)
+    [run] = shop.wait_for(1, "now")
+    assert run["at"] < began + 19
+    [run] = shop.wait_for(1, "earlier")
+    assert eta.timestamp() <= run["at"] < began + 19
+    assert datetime.fromisoformat(run["eta"]) == eta
+    assert run["properties"]["correlation_id"] == earlier
+    assert run["delivery_info"]["priority"] == 3
+    shop.wait_for(1, "end")
+    assert sorted(run["name"] for run in shop.runs()) == ["earlier", "end", "later", "now"]
+    [run] = shop.runs("later")
+    assert run["at"] >= began + 25
+
+
+@pytest.mark.parametrize(
+    ("when", "says"),
+    [
+        ({}, "either eta or countdown"),
+        ({"eta": "2030-01-31T12:00:00", "countdown": 5}, "either eta or countdown"),
+        ({"eta": "soon"}, "cannot read the eta 'soon'"),
+        ({"countdown": -1}, "cannot read the countdown -1"),
+        ({"countdown": True}, "cannot read the countdown True"),
+    ],
+)
+def test_a_moment_that_cannot_be_read_is_an_error(make_shop: MakeShop, when: dict[str, object], says: str) -> None:
+    shop = make_shop(RECORDED)
+    with pytest.raises(InvalidDelay, match=says):
+        celery_rabbit_delay.reschedule(shop.app, "id", **when)  # type: ignore[arg-type]
+
+
+def test_only_the_last_task_of_a_key_runs_and_its_retries_do(make_shop: MakeShop) -> None:
+    shop = make_shop({**QUICK, "max_delay": 600})
+    key = {"x-delay-key": "report-42"}
+    for name, countdown in (("first", 12), ("second", 14), ("third", 13)):
+        shop.send("stubborn", 2, 0.5, name, countdown=countdown, headers=key)
+    shop.send("note", "end", countdown=18)
+    shop.worker()
+    shop.wait_for(1, "end")
+    shop.wait_for(3, "third")
+    assert [run["name"] for run in shop.runs() if run["name"] != "end"] == ["third"] * 3
+
+
+def test_a_retry_of_a_task_gives_way_to_a_later_task_of_its_key(make_shop: MakeShop) -> None:
+    shop = make_shop({**QUICK, "max_delay": 600})
+    shop.worker()
+    key = {"x-delay-key": "report-42"}
+    shop.send("stubborn", 5, 6, "first", countdown=0.1, headers=key)
+    shop.wait_for(1, "first")
+    shop.send("note", "second", countdown=2, headers=key)
+    shop.wait_for(1, "second")
+    shop.send("note", "end", countdown=8)
+    shop.wait_for(1, "end")
+    assert len(shop.runs("first")) == 1

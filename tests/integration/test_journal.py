@@ -1,0 +1,139 @@
+"""Records of delayed messages in streams, as the broker has them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch
+from celery_rabbit_delay.amqp.streams import StreamReader
+from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core.journal import Record
+from testkit.broker import Vhost, take
+
+from .conftest import MakeApp
+
+JOURNAL = "celery-rabbit-delay.v2.10ms.journal.600"
+KEYS = "celery-rabbit-delay.v2.10ms.keys"
+
+
+def publish(connection: Any, delay: float, **options: Any) -> None:
+    headers = {"x-delay": delay * 1000, **options.pop("headers", {})}
+    connection.Producer().publish("x", routing_key="q", headers=headers, **options)
+
+
+def records(vhost: Vhost) -> list[Record]:
+    with vhost.connection() as connection, StreamReader(connection) as reader:
+        stream = journal.journal_for(vhost.cascade, 60)
+        return [record for entry in reader.read(stream) for record in journal.unpack_records(entry.body)]
+
+
+def test_by_default_nothing_is_recorded(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        publish(connection, 60)
+    assert not [name for name in vhost.names("queues") if "journal" in name]
+    assert records(vhost) == []
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_what_is_delayed_for_long_enough_is_recorded(vhost: Vhost, confirm: bool) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=10, confirm=confirm) as connection:
+        publish(connection, 9)
+        assert JOURNAL not in vhost.names("queues")
+        publish(connection, 10, correlation_id="first")
+        publish(connection, 60, correlation_id="second", priority=9)
+    assert [record.id for record in records(vhost)] == ["first", "second"] if confirm else ["second"]
+
+
+def test_a_batch_puts_many_records_into_one_message(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options={"journal": 0})
+    vhost.declare("celery")
+    with batch(app) as producer:
+        ids = [app.send_task("t", countdown=60, producer=producer).id for _ in range(250)]
+    with batch(app) as producer:
+        ids += [app.send_task("t", ("x" * 30_000,), countdown=60, producer=producer).id for _ in range(4)]
+    assert [record.id for record in records(vhost)] == ids
+    with vhost.connection() as connection, StreamReader(connection) as reader:
+        packs = [list(journal.unpack_records(e.body)) for e in reader.read(journal.journal_for(vhost.cascade, 60))]
+    assert [len(pack) for pack in packs if pack] == [100, 100, 50, 3, 1]
+
+
+def test_what_is_delivered_is_the_same_with_a_journal_as_without(vhost: Vhost) -> None:
+    vhost.declare("q")
+    for journal_ in (None, 0):
+        with vhost.connection(journal=journal_) as connection:
+            publish(connection, 0.1, headers={"mine": 1})
+            [message] = take(connection, "q", 1)
+            assert message.headers == {"mine": 1}
+
+
+def test_without_permission_to_create_a_stream_messages_are_sent_and_a_warning_comes_once(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        publish(connection, 0.1)
+    user = vhost.user(r"^celery-rabbit-delay\.v2\.10ms\.(?!journal)", ".*", ".*")
+    with vhost.connection(user, journal=0) as connection, caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            publish(connection, 0.1)
+    assert len(vhost.take("q", 4)) == 4
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert JOURNAL in warning
+    assert "permission denied" in warning
+
+
+def test_a_passive_publisher_sends_without_a_record_and_warns_once(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        publish(connection, 0.1)
+    with vhost.connection(journal=0, declare="passive") as connection, caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            publish(connection, 0.1)
+        with pytest.raises(CascadeMissing, match=r"\.keys'.*run `celery delay setup`"):
+            publish(connection, 0.1, headers={"x-delay-key": "k"})
+    assert len(vhost.take("q", 4)) == 4
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "run `celery delay setup`" in warning
+
+
+def test_a_stream_that_was_deleted_is_created_again(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=0) as connection:
+        publish(connection, 60, correlation_id="first")
+        vhost.delete_queue(JOURNAL)
+        publish(connection, 60, correlation_id="second")
+    assert [record.id for record in records(vhost)] == ["second"]
+
+
+def test_a_stream_that_nothing_leads_to_any_more_is_found_again(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=0) as connection:
+        publish(connection, 60, correlation_id="first")
+        vhost.delete_exchange(vhost.cascade.ingest)
+        assert [record.id for record in records(vhost)] == ["first"]
+        vhost.delete_exchange(vhost.cascade.ingest)
+        publish(connection, 60, correlation_id="second")
+    assert [record.id for record in records(vhost)] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "delay", "says"),
+    [
+        ({"x-delay-key": 5}, 1, "x-delay-key=5: use a printable text"),
+        ({"x-delay-key": ""}, 1, "use a printable text"),
+        ({"x-delay-key": "k" * 256}, 1, "1 to 255 bytes"),
+        ({"x-delay-key": "k"}, 86_401, "may wait for 86400 s at most"),
+    ],
+)
+def test_a_key_that_cannot_be_kept_is_an_error(vhost: Vhost, headers: dict[str, Any], delay: float, says: str) -> None:
+    vhost.declare("q")
+    with vhost.connection(max_delay=200_000) as connection, pytest.raises(InvalidDelay, match=says):
+        publish(connection, delay, headers=headers)
+    assert KEYS not in vhost.names("queues")

@@ -1,0 +1,114 @@
+"""Of all waiting messages with one key, only the one that was sent last is delivered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kombu import Producer
+
+import celery_rabbit_delay
+from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp.waiting import Allowed
+from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
+from testkit.broker import Vhost, take
+
+from .conftest import MakeApp
+
+LAST = 6.0  # seconds: what is due then arrives after all others
+
+
+def publish(connection: Any, name: str, delay: float, key: str | None = "report-42", **headers: Any) -> None:
+    keyed = {} if key is None else {"x-delay-key": key}
+    connection.Producer().publish(name, routing_key="q", headers={"x-delay": delay * 1000, **keyed, **headers})
+
+
+def arriving(connection: Any) -> list[str]:
+    """What arrives until a message that is due after all others."""
+    found: list[str] = []
+    publish(connection, "end", LAST, key=None)
+    while "end" not in found:
+        found += [message.payload for message in take(connection, "q", 1)]
+    return found[:-1]
+
+
+@pytest.mark.parametrize("journal", [None, 0])
+def test_only_the_last_of_a_key_is_delivered_also_when_it_is_due_before_an_earlier_one(
+    vhost: Vhost, journal: float | None
+) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=journal) as connection:
+        for name, delay in (("first", 3), ("second", 5), ("third", 4)):
+            publish(connection, name, delay)
+        publish(connection, "another", 3.5, key="report-43")
+        publish(connection, "without", 4.5, key=None)
+        assert arriving(connection) == ["another", "third", "without"]
+
+
+def test_publishers_share_keys(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as one, vhost.connection() as two:
+        for connection, name in ((one, "first"), (two, "second"), (one, "third"), (two, "fourth")):
+            publish(connection, name, 3)
+        assert arriving(one) == ["fourth"]
+
+
+def test_a_consumer_that_has_run_for_a_while_learns_of_later_messages(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as publisher, vhost.connection() as consumer:
+        publish(publisher, "before", 0.1)
+        assert take(consumer, "q", 1)[0].payload == "before"
+        publish(publisher, "first", 3)
+        publish(publisher, "second", 4)
+        assert arriving(consumer) == ["second"]
+
+
+def test_the_messages_of_a_batch_replace_each_other(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection, connection.Producer() as producer:
+        assert isinstance(producer, Producer)
+        with celery_rabbit_delay.batch(producer):
+            for name in ("first", "second", "third"):
+                headers = {"x-delay": 3000, "x-delay-key": "report-42"}
+                producer.publish(name, routing_key="q", headers=headers)
+        assert arriving(connection) == ["third"]
+
+
+def test_a_message_that_is_published_again_as_it_was_received_is_no_later_one(vhost: Vhost) -> None:
+    """As Celery's retry does."""
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        publish(connection, "first", 0.1)
+        [first] = take(connection, "q", 1)
+        assert isinstance(first.headers[X_DELAY_NUMBER], int)
+        publish(connection, "again", 3, **first.headers)
+        assert arriving(connection) == ["again"]
+        publish(connection, "second", 3)
+        publish(connection, "again", 4, **first.headers)
+        assert arriving(connection) == ["second"]
+
+
+def test_a_moved_message_is_the_last_one_of_its_key(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options={"journal": 0})
+    vhost.declare("celery")
+    key = {"x-delay-key": "report-42"}
+    first, last = (app.send_task("t", countdown=30, headers=key) for _ in range(2))
+    with pytest.raises(celery_rabbit_delay.NotWaiting):
+        celery_rabbit_delay.reschedule(app, first.id, countdown=50)
+    celery_rabbit_delay.reschedule(app, last.id, countdown=0)
+    with vhost.connection() as connection:
+        [message] = take(connection, "celery", 1)
+        assert message.headers["id"] == last.id
+    assert list(celery_rabbit_delay.scheduled(app)) == []
+
+
+def test_keys_are_kept_when_messages_move_to_another_cascade(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection, vhost.connection(prefix="other") as target:
+        for name in ("first", "second"):
+            publish(connection, name, 5)
+        allowed = Allowed(None)
+        cascades = operate.cascades(connection)
+        moved = [found.refused for found in operate.migrate(connection, target, cascades, allowed)]
+        assert moved == [None]  # only one was left
+        assert arriving(target) == ["second"]

@@ -1,0 +1,357 @@
+"""Which messages wait: listed from the journal, with the levels left alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Exchange, Queue
+
+import celery_rabbit_delay
+from celery_rabbit_delay import InvalidDelay, NotWaiting, Scheduled, TooLate, UnsupportedConfiguration, operate
+from celery_rabbit_delay.amqp.streams import StreamReader
+from celery_rabbit_delay.core import journal
+from testkit.broker import Vhost, take
+from testkit.commands import management, run
+from testkit.wait import wait_until
+
+from .conftest import MakeApp
+
+RECORDED: dict[str, Any] = {"journal": 0}
+
+
+def publish(connection: Any, delay: float, **options: Any) -> None:
+    headers = {"x-delay": delay * 1000, **options.pop("headers", {})}
+    connection.Producer().publish("x", **{"routing_key": "q", **options}, headers=headers)
+
+
+def listed(vhost: Vhost, **filters: Any) -> list[Scheduled]:
+    with vhost.connection() as connection:
+        return list(operate.scheduled(connection, **filters))
+
+
+def ids(vhost: Vhost, **filters: Any) -> list[str]:
+    return [waiting.id for waiting in listed(vhost, **filters)]
+
+
+def test_nothing_is_listed_on_a_broker_without_a_cascade(vhost: Vhost) -> None:
+    assert listed(vhost) == []
+    assert vhost.names("queues") == []
+
+
+def test_tasks_are_listed_the_soonest_first_with_all_that_tells_them_apart(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options=RECORDED)
+    vhost.declare("celery", "mail")
+    now = datetime.now(timezone.utc)
+    late = app.send_task("t", (1, "ü"), {"k": None}, countdown=90)
+    soon = app.send_task("u", countdown=60, queue="mail", priority=9)
+    first, second = celery_rabbit_delay.scheduled(app)
+    assert (first.id, first.task, first.queue, first.args, first.kwargs) == (soon.id, "u", "mail", "()", "{}")
+    assert (second.id, second.task, second.queue, second.args, second.kwargs) == (
+        late.id,
+        "t",
+        "celery",
+        "(1, 'ü')",
+        "{'k': None}",
+    )
+    assert timedelta(0) <= first.due - now - timedelta(seconds=60) < timedelta(seconds=5)
+    assert [w.id for w in celery_rabbit_delay.scheduled(app, task="t")] == [late.id]
+    assert [w.id for w in celery_rabbit_delay.scheduled(app, queue="mail")] == [soon.id]
+    assert [w.id for w in celery_rabbit_delay.scheduled(app, until=first.due)] == [soon.id]
+    assert [w.id for w in celery_rabbit_delay.scheduled(app, limit=1)] == [soon.id]
+
+
+def test_listing_leaves_what_waits_alone(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 1)
+        for _ in range(3):
+            assert len(listed(vhost)) == 1
+        [message] = take(connection, "q", 1)
+        assert not message.delivery_info["redelivered"]
+
+
+def test_a_task_for_an_exchange_is_listed_with_the_queue_that_the_app_knows(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options=RECORDED, task_queues=[Queue("mail", Exchange("shop", "topic"), "new")])
+    vhost.declare("mail", exchange="shop", kind="topic")
+    app.send_task("t", countdown=60, queue="mail")
+    [waiting] = celery_rabbit_delay.scheduled(app, queue="mail")
+    assert (waiting.queue, waiting.exchange, waiting.routing_key) == ("mail", "shop", "new")
+
+
+def test_what_ran_was_cancelled_or_was_replaced_is_not_listed(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options=RECORDED)
+    vhost.declare("celery")
+    app.send_task("t", countdown=0.1)
+    stays, by_id, by_stamp = (app.send_task("t", countdown=60) for _ in range(3))
+    key = {"x-delay-key": "report"}
+    replaced, last = (app.send_task("t", countdown=60, headers=key) for _ in range(2))
+    stamps = {"stamped_headers": ["customer"], "stamps": {"customer": ["7"]}}
+    by_stamp = app.send_task("t", countdown=60, headers=stamps)
+    vhost.take("celery", 1)
+    celery_rabbit_delay.cancel(app, by_id.id)
+    app.control.revoke_by_stamped_headers({"customer": "7"})
+    found = {waiting.id for waiting in celery_rabbit_delay.scheduled(app)}
+    assert stays.id in found
+    assert last.id in found
+    assert not {by_id.id, by_stamp.id, replaced.id} & found
+    assert len(found) == 3
+
+
+def test_only_the_soonest_are_kept_when_there_is_a_limit(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        for delay in (40, 10, 30, 20, 50):
+            publish(connection, delay, correlation_id=str(delay))
+    assert ids(vhost, limit=3) == ["10", "20", "30"]
+    assert ids(vhost) == ["10", "20", "30", "40", "50"]
+
+
+def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, correlation_id="a")
+        publisher = connection.connection.publisher_for()
+        stream = journal.journal_for(vhost.cascade, 60)
+        with StreamReader(connection) as reader:
+            [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
+        publisher.journal.write(stream, [journal.pack_records([record], 0)])
+    assert ids(vhost) == ids(vhost, limit=5) == ["a"]
+
+
+def test_a_reader_without_permission_is_told(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60)
+    user = vhost.user("^$", ".*", "^$")
+    with (
+        vhost.connection(user) as connection,
+        pytest.raises(celery_rabbit_delay.NotPermitted, match=r"access to queue 'celery-rabbit-delay"),
+    ):
+        list(operate.scheduled(connection))
+
+
+def test_the_schedule_of_an_app_without_install_is_an_error(vhost: Vhost) -> None:
+    with Celery("plain", broker=vhost.url("amqp"), set_as_current=False) as app:
+        with pytest.raises(UnsupportedConfiguration, match=r"call install\(app\) first"):
+            list(celery_rabbit_delay.scheduled(app))
+        with pytest.raises(UnsupportedConfiguration, match=r"call install\(app\) first"):
+            celery_rabbit_delay.cancel(app, "id")
+        app.pool.force_close_all()
+
+
+def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
+    vhost.declare("q", "mail")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, correlation_id="second")
+        publish(connection, 50, correlation_id="first", routing_key="mail")
+        task = {"id": "third", "task": "shop.bill", "argsrepr": "(1,)", "kwargsrepr": "{}"}
+        publish(connection, 70, headers=task)
+    url = vhost.url("amqp")
+    lines = run(url, "list").out.splitlines()
+    assert [line.split()[2] for line in lines] == ["first", "second", "third"]
+    assert lines[2].endswith("  q  shop.bill (1,) {}")
+    [bill] = map(json.loads, run(url, "list", "--task", "shop.bill", "--json").out.splitlines())
+    assert (bill["id"], bill["task"], bill["queue"], bill["args"]) == ("third", "shop.bill", "q", "(1,)")
+    assert datetime.fromisoformat(bill["due"]) > datetime.now(timezone.utc)
+    assert run(url, "list", "--queue", "mail").out.splitlines() == lines[:1]
+    assert run(url, "list", "--until", bill["due"], "--limit", "1").out.splitlines() == lines[:1]
+    assert run(url, "cancel").code == 2
+    assert run(url, "cancel", "third", "--all").code == 2
+    assert run(url, "cancel", "--queue", "mail").out == "1 cancelled\n"
+    assert run(url, "cancel", "third").out == "1 cancelled\n"
+    assert run(url, "list").out.splitlines() == lines[1:2]
+    assert run(url, "cancel", "--all").out == "1 cancelled\n"
+    assert run(url, "list").out == ""
+    failed = run(url, "list", "--until", "tomorrow")
+    assert failed.code == 1
+    assert "cannot read the eta 'tomorrow'" in failed.err
+
+
+def test_a_cancelled_message_is_not_delivered_to_a_plain_consumer(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        for id_ in ("a", "b"):
+            publish(connection, 2, headers={"id": id_})
+        operate.cancel(connection, ["a"])
+        [message] = take(connection, "q", 1)
+        assert message.headers["id"] == "b"
+    assert vhost.count("q") == 0
+
+
+def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost: Vhost) -> None:
+    """A publisher that is killed between the two leaves such a record."""
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 1, correlation_id="never")
+        began = time.monotonic()
+        assert ids(vhost) == ["never"] or time.monotonic() - began > 1
+        wait_until(lambda: not ids(vhost), "it is not listed once it is due")
+    vhost.take("q", 1)
+
+
+def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost) -> None:
+    vhost.declare("q")
+    mine = {"mine": [1, {"a": None}], "CC": ["other"], "BCC": ["third"]}
+    vhost.declare("other", "third")
+    with vhost.connection(**RECORDED, confirm=False) as connection:
+        publish(connection, 60, headers=mine, correlation_id="early", priority=9, message_id="m")
+        publish(connection, 4, correlation_id="late")
+        operate.reschedule(connection, "late", datetime.now(timezone.utc) + timedelta(seconds=8))
+        operate.reschedule(connection, "early", datetime.now(timezone.utc) + timedelta(seconds=0.5))
+        assert ids(vhost)[-1] == "late"
+        began = time.time()
+        [message] = take(connection, "q", 1)
+        assert time.time() - began < 10
+        assert message.headers == {"mine": mine["mine"], "CC": ["other"]}
+        assert message.properties["correlation_id"] == "early"
+        assert message.properties["message_id"] == "m"
+        assert message.properties["priority"] == 9
+        assert message.payload == "x"
+        [message] = take(connection, "q", 1)
+        assert message.properties["correlation_id"] == "late"
+        assert time.time() - began > 6
+    assert (vhost.count("q"), vhost.count("other"), vhost.count("third")) == (0, 1, 1)
+
+
+def test_the_copy_of_a_moved_message_can_be_moved_again_and_none_of_the_others_is_delivered(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 6, correlation_id="a")
+        for seconds in (7, 8, 9):
+            operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=seconds))
+        assert ids(vhost) == ["a"]
+        publish(connection, 11, correlation_id="last")
+        found = [take(connection, "q", 1)[0].properties["correlation_id"] for _ in range(2)]
+        assert found == ["a", "last"]
+    assert vhost.count("q") == 0
+
+
+def test_basic_get_skips_what_was_moved(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 3, correlation_id="a")
+        operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=5))
+        wait_until(lambda: vhost.count("q"), "the old copy is there")
+        assert connection.default_channel.basic_get("q") is None
+        wait_until(lambda: vhost.count("q"), "the new copy is there")
+        assert connection.default_channel.basic_get("q", no_ack=True).properties["correlation_id"] == "a"
+
+
+def test_a_message_that_is_due_soon_or_that_nobody_knows_is_not_moved(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 1.5, correlation_id="soon")
+        publish(connection, 60, correlation_id="far")
+        soon = datetime.now(timezone.utc)
+        with pytest.raises(TooLate, match=r"'soon' is due at .*: it is too late"):
+            operate.reschedule(connection, "soon", soon)
+        with pytest.raises(NotWaiting, match=r"'nobody' waits, .* option `journal`"):
+            operate.reschedule(connection, "nobody", soon)
+        with pytest.raises(InvalidDelay, match="more than max_delay"):
+            operate.reschedule(connection, "far", soon + timedelta(days=1))
+    assert ids(vhost)[-1] == "far"
+
+
+def test_the_commands_move_a_message(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, correlation_id="a")
+        publish(connection, 61, correlation_id="b")
+    url = vhost.url("amqp")
+    assert run(url, "reschedule", "a", "--countdown", "90").out.startswith("due 2")
+    assert ids(vhost) == ["b", "a"]
+    tomorrow = datetime.now(timezone.utc) + timedelta(seconds=50)
+    assert run(url, "reschedule", "a", "--eta", tomorrow.isoformat()).code == 0
+    assert ids(vhost) == ["a", "b"]
+    assert run(url, "run-now", "a").code == 0
+    vhost.take("q", 1)
+    assert ids(vhost) == ["b"]
+    for wrong in ((), ("--eta", "x"), ("--countdown", "-1"), ("--countdown", "5", "--eta", tomorrow.isoformat())):
+        assert run(url, "reschedule", "b", *wrong).code == 1
+    assert "'a' waits" in run(url, "run-now", "a").err
+
+
+STREAMS = {f"celery-rabbit-delay.v2.10ms.{name}" for name in ("changes", "keys", "journal.600")}
+
+
+def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_them(vhost: Vhost) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    command = ("--journal", "0", "--queue", "q")
+    assert run(url, *command, "setup").code == 0
+    assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
+    assert run(url, *command, "plan").code == run(url, *command, "verify", *management(vhost)).code == 0
+    with vhost.connection(**RECORDED, declare="passive") as connection:
+        publish(connection, 60, correlation_id="a")
+        publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
+        operate.cancel(connection, ["a"])
+    assert ids(vhost) == ["b"]
+    assert "celery-rabbit-delay.v2.10ms.changes" in run(url, "status", "--all").out
+    found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
+    assert found.keys() == STREAMS
+    assert run(url, *command, "teardown", "--yes", "--delete-messages").code == 0
+    assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_to(vhost: Vhost) -> None:
+    url = vhost.url("amqp")
+    assert run(url, "setup").code == 0
+    name = "celery-rabbit-delay.v2.10ms.changes"
+    with vhost.plain() as connection:
+        connection.default_channel.queue_unbind(name, vhost.cascade.ingest, "@.changes")
+    assert "binding" in run(url, "verify", *management(vhost)).out
+    vhost.delete_queue(name)
+    assert run(url, "verify").code == 0  # a worker creates it when it needs it
+    assert f"missing    queue    {name}" in run(url, "plan").out
+    with vhost.plain() as connection:
+        arguments = {"x-queue-type": "stream", "x-max-age": "5s"}
+        connection.default_channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+    assert f"different  queue    {name}" in run(url, "verify").out
+
+
+def test_the_export_of_a_cascade_with_a_journal_has_its_streams(vhost: Vhost) -> None:
+    text = run(vhost.url("amqp"), "--journal", "60", "export").out
+    assert {queue["name"] for queue in json.loads(text)["queues"]} >= STREAMS
+
+
+def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancelled_goes_nowhere(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        for id_ in ("a", "b"):
+            publish(connection, 60, headers={"id": id_})
+    with vhost.connection() as connection:
+        publish(connection, 60, headers={"id": "never recorded"})
+        operate.cancel(connection, ["a", "never recorded"])
+    moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new", "--to-journal", "0")
+    assert moved.out == "1 moved, 0 left\n"
+    assert ids(vhost) == []
+    with vhost.connection(prefix="new") as connection:
+        assert [waiting.id for waiting in operate.scheduled(connection)] == ["b"]
+
+
+def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst_and_a_silence(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ looks for what is too old only when a segment is full."""
+    monkeypatch.setattr(journal, "_HORIZONS", ((600, 1, 500_000), *journal._HORIZONS[1:]))
+    stream = journal.journal_for(vhost.cascade, 1)
+
+    def first() -> int:
+        with vhost.connection() as connection, StreamReader(connection) as reader:
+            return next(reader.read(stream)).offset
+
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        producer = connection.Producer()
+        with celery_rabbit_delay.batch(producer):
+            for _ in range(2000):
+                producer.publish("x" * 1000, routing_key="q", headers={"x-delay": 100})
+        assert first() == 0
+        time.sleep(2)
+        assert ids(vhost) == []
+        wait_until(lambda: first() > 0, "the first segment is gone")

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.core import journal, routing_key
+from celery_rabbit_delay.core.journal import Changes, Keys, Record
+
+CASCADE = Options().cascade
+YEAR = 365 * 24 * 3600
+
+numbers = st.integers(0, 2**journal.NUMBER_BITS - 1)
+records = st.builds(
+    Record,
+    numbers,
+    numbers,
+    st.text(max_size=50).filter(lambda t: t.isprintable()),
+    st.text(),
+    st.binary(),
+    st.binary(),
+)
+
+
+def read(*messages: bytes) -> Changes:
+    changes = Changes()
+    for message in messages:
+        changes.apply(message)
+    return changes
+
+
+@given(st.lists(records, max_size=5))
+def test_records_come_out_of_a_message_as_they_went_in(wanted: list[Record]) -> None:
+    assert list(journal.unpack_records(journal.pack_records(wanted, 17))) == wanted
+
+
+def test_a_message_of_records_says_when_it_was_published() -> None:
+    assert journal.published(journal.pack_records([], 17)) == 17
+    assert journal.published(journal.marker()) is None
+
+
+def test_what_is_no_record_holds_none() -> None:
+    for other in (journal.marker(), journal.filler(10), journal.void(5), b""):
+        assert list(journal.unpack_records(other)) == []
+
+
+@given(st.floats(0.001, 10 * YEAR))
+def test_a_message_is_recorded_where_it_is_kept_as_long_as_it_waits(delay: float) -> None:
+    stream = journal.journal_for(CASCADE, delay)
+    assert delay < stream.max_age
+    if delay > 600:  # but not for much longer
+        assert stream.max_age < 7.5 * delay or stream.name.endswith(".max")
+
+
+def test_short_delays_need_few_streams() -> None:
+    names = [stream.name for stream in journal.journals(CASCADE, 3600)]
+    assert names == [f"celery-rabbit-delay.v2.125ms.journal.{seconds}" for seconds in (600, 3600)]
+    assert len(list(journal.journals(CASCADE))) == 8
+
+
+def test_apps_that_differ_in_max_delay_declare_the_same_streams() -> None:
+    short = Options(max_delay=60).cascade
+    assert journal.changes(short) == journal.changes(CASCADE)
+    assert journal.journals(short)[0] == journal.journals(CASCADE)[0]
+
+
+def test_a_streams_routing_key_matches_no_level_and_no_user_may_send_it() -> None:
+    for stream in (*journal.journals(CASCADE), journal.changes(CASCADE), journal.keys(CASCADE)):
+        assert routing_key.is_reserved(stream.routing_key)
+        assert not {word for level in CASCADE.levels for word in [level.word]} & set(stream.routing_key.split("."))
+
+
+def test_a_number_is_one_that_amqp_and_json_can_carry() -> None:
+    found = {journal.new_number() for _ in range(1000)}
+    assert len(found) == 1000
+    assert all(0 <= number < 2**53 and json.loads(json.dumps(number)) == number for number in found)
+
+
+@given(st.lists(st.one_of(st.uuids().map(str), st.text(max_size=40))), st.uuids())
+def test_cancelled_ids_are_cancelled_and_no_others(ids: list[str], other: uuid.UUID) -> None:
+    changes = Changes()
+    told = [id_ for message in journal.cancelled(ids) for id_ in changes.apply(message)]
+    assert sorted(told) == sorted(ids)
+    assert all(changes.cancels(id_) for id_ in ids)
+    assert not changes.cancels(str(other))
+
+
+def test_an_id_that_only_looks_like_a_uuid_is_not_taken_for_it() -> None:
+    id_ = str(uuid.UUID(int=0xABC << 80))
+    changes = read(*journal.cancelled([id_.upper()]))
+    assert changes.cancels(id_.upper())
+    assert not changes.cancels(id_)
+
+
+def test_a_hundred_thousand_ids_take_sixteen_bytes_each() -> None:
+    assert sum(map(len, journal.cancelled(str(uuid.uuid4()) for _ in range(100_000)))) == 1_600_001
+
+
+def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
+    changes = read(journal.cancelled_stamps({"customer": ["7", "8"], "batch": "red"}))
+    for stamps, cancelled in (
+        ({"customer": ["8"]}, True),
+        ({"customer": "8"}, True),
+        ({"batch": ["blue", "red"]}, True),
+        ({"customer": ["9"], "batch": None}, False),
+        ({"other": ["7"]}, False),
+        ("nonsense", False),
+    ):
+        assert changes.cancels("id", {"stamped_headers": ["customer"], "stamps": stamps}) is cancelled
+    assert not changes.cancels("id", {})
+
+
+def test_a_void_copy_is_told_from_others() -> None:
+    changes = read(journal.void(17))
+    assert changes.voids(17)
+    assert not changes.voids(18)
+    assert not changes.voids(None)
+
+
+def test_of_a_key_the_message_that_was_sent_last_supersedes_all_others() -> None:
+    keys = Keys()
+    assert not keys.supersede("report", 1)
+    for number in (1, 2, 3):
+        keys.apply(journal.last_of_key("report", number))
+    keys.apply(journal.marker())
+    assert [keys.supersede("report", number) for number in (1, 2, 3, 4)] == [True, True, False, True]
+    assert not keys.supersede("other", 1)
+
+
+def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
+    for stream in (*journal.journals(CASCADE), journal.changes(CASCADE), journal.keys(CASCADE)):
+        assert stream.queue.arguments["x-max-age"] == f"{stream.max_age}s"
+    assert journal.keys(CASCADE).max_age > timedelta(seconds=journal.MAX_KEYED_DELAY).total_seconds()
