@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
 
 import pytest
 from dateutil.parser import isoparse
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay
 from celery_rabbit_delay.core import due, levels
+from celery_rabbit_delay.core.due import due_at
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
@@ -91,3 +93,28 @@ def test_x_delay_is_milliseconds_rounded_up(value: object, microseconds: int) ->
 def test_an_unreadable_x_delay_is_an_error_that_says_what_to_use(value: object) -> None:
     with pytest.raises(InvalidDelay, match="use a number of milliseconds"):
         due.parse_x_delay(value)
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("eta", "countdown", "due"),
+    [
+        ("2026-03-01T13:00:00+00:00", None, NOW + timedelta(hours=1)),
+        ("2026-03-01T14:00:00", None, NOW + timedelta(hours=1)),  # Berlin's time
+        (None, 0, NOW),
+        (None, "1.5", NOW + timedelta(seconds=1.5)),
+    ],
+)
+def test_a_new_due_time_is_a_moment_or_a_time_to_wait(eta: object, countdown: object, due: datetime) -> None:
+    assert due_at(eta, countdown, NOW, BERLIN) == due
+
+
+@pytest.mark.parametrize(
+    ("eta", "countdown"),
+    [(None, None), ("2026-03-01T13:00:00", 5), (None, -1), (None, True), (None, "soon"), (None, 1e300)],
+)
+def test_any_other_due_time_is_an_error_that_says_what_to_use(eta: object, countdown: object) -> None:
+    with pytest.raises(InvalidDelay, match=r"either eta or countdown|use a number of seconds, 0 or more"):
+        due_at(eta, countdown, NOW, BERLIN)

@@ -276,3 +276,29 @@ def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
         "x-first-death-exchange": "orders",
         "x-first-death-reason": "rejected",
     }
+
+
+def test_a_delay_key_is_printable_text() -> None:
+    assert headers_.delay_key({}) is None
+    assert headers_.delay_key({"x-delay-key": "report-42"}) == "report-42"
+
+
+@pytest.mark.parametrize("key", ["", 5, "a\nb", "x" * 256, b"a"])
+def test_any_other_delay_key_is_an_error_that_says_what_to_use(key: Any) -> None:
+    with pytest.raises(InvalidDelay, match="use a printable text of 1 to 255 bytes"):
+        headers_.delay_key({"x-delay-key": key})
+
+
+def test_a_message_is_known_by_celerys_id_or_its_own() -> None:
+    assert headers_.message_id({"correlation_id": "2"}, {"id": "1"}) == "1"
+    assert headers_.message_id({"correlation_id": "2", "message_id": "3"}, {}) == "2"
+    assert headers_.message_id({"message_id": 3}, {}) == "3"
+    assert headers_.message_id({}, {}) == ""
+
+
+def test_the_number_of_a_message_with_a_key_comes_back_for_its_retries() -> None:
+    sent = {"x-delay-key": "report"}
+    wrapped = headers_.addressed(headers_.wrap(sent, "p", "", "q", NOW, number=7), DESTINATION)
+    assert headers_.unwrap(Delivery("p.done", "@.^1", wrapped)).headers == {**sent, headers_.X_DELAY_NUMBER: 7}
+    unkeyed = headers_.addressed(headers_.wrap({}, "p", "", "q", NOW, number=7), DESTINATION)
+    assert headers_.unwrap(Delivery("p.done", "@.^1", unkeyed)).headers == {}

@@ -4,12 +4,14 @@ import json
 import uuid
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import Options
+from celery_rabbit_delay import InvalidDelay, Options
 from celery_rabbit_delay.core import journal, routing_key
 from celery_rabbit_delay.core.journal import Changes, Keys, Record
+from celery_rabbit_delay.core.topology import Topology
 
 CASCADE = Options().cascade
 YEAR = 365 * 24 * 3600
@@ -135,3 +137,39 @@ def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
     for stream in (*journal.journals(CASCADE), journal.changes(CASCADE), journal.keys(CASCADE)):
         assert stream.queue.arguments["x-max-age"] == f"{stream.max_age}s"
     assert journal.keys(CASCADE).max_age > timedelta(seconds=journal.MAX_KEYED_DELAY).total_seconds()
+
+
+def test_a_message_with_a_key_may_not_wait_longer_than_its_key_is_remembered() -> None:
+    journal.check_keyed_delay(journal.MAX_KEYED_DELAY * 1_000_000)
+    with pytest.raises(InvalidDelay, match=r"x-delay-key may wait for 86400 s at most, .*or leave the key out"):
+        journal.check_keyed_delay(journal.MAX_KEYED_DELAY * 1_000_000 + 1)
+
+
+def test_a_record_knows_about_how_large_it_is() -> None:
+    record = Record(1, 2, "id", "key", b"properties", b"body")
+    message = journal.pack_records([record], 0)
+    assert record.size <= len(message) <= record.size + 20
+
+
+def test_what_is_no_change_changes_nothing() -> None:
+    assert Changes().apply(journal.marker()) == []
+
+
+def test_changes_know_whether_there_are_stamps() -> None:
+    assert not read(journal.void(1)).has_stamps
+    assert read(journal.cancelled_stamps({"batch": "red"})).has_stamps
+
+
+def test_an_id_of_36_characters_that_is_no_uuid_is_an_id_too() -> None:
+    odd = "x" * 36
+    changes = read(*journal.cancelled([odd]))
+    assert changes.cancels(odd)
+    assert not changes.cancels("y" * 36)
+
+
+def test_a_topology_may_have_streams_each_led_to_from_ingest() -> None:
+    streams = journal.all_streams(CASCADE)
+    topology = Topology.of([CASCADE], streams=streams)
+    for stream in streams:
+        assert topology.queues[stream.name] == stream.queue
+        assert CASCADE.stream_binding(stream) in topology.bindings

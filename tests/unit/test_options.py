@@ -142,3 +142,10 @@ def test_a_naive_eta_is_meant_in_the_zone_given_or_in_utc() -> None:
     summer = datetime(2026, 7, 1, 12)  # noqa: DTZ001
     assert Options().naive_timezone is timezone.utc
     assert summer.replace(tzinfo=Options(timezone="Europe/Berlin").naive_timezone).utcoffset() == timedelta(hours=2)
+
+
+def test_what_waits_long_enough_is_recorded() -> None:
+    assert not Options().records(10**12)
+    assert Options(journal=60).records(60 * SECOND)
+    assert not Options(journal=60).records(60 * SECOND - 1)
+    assert Options(journal=0).records(0)
