@@ -15,7 +15,7 @@ def test_names_are_those_of_kombu() -> None:
 
 def test_each_level_holds_a_power_of_two_seconds_and_hands_on_to_the_next() -> None:
     for kind in ("quorum", "classic"):
-        queues = [queue for _, queue in native.levels(kind)]  # type: ignore[arg-type]
+        queues = [queue for _, queue in native.levels(kind)]
         assert [queue.arguments["x-message-ttl"] for queue in queues] == [
             2**level * 1000 for level in range(27, -1, -1)
         ]
