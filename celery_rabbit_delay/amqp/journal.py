@@ -13,7 +13,7 @@ from amqp.exceptions import AMQPError, InternalError, MessageNacked, Recoverable
 
 from .. import upstream
 from ..core import journal
-from ..core.errors import CascadeMissing, DelayError
+from ..core.errors import CascadeMissing, DelayError, StreamUnavailable
 from ..core.journal import Record
 from ..core.options import Options
 from ..core.topology import Cascade, Stream
@@ -147,7 +147,10 @@ class Journal:
     def _write(self, stream: Stream, messages: Iterable[Message]) -> None:
         unsent = {number: (message, stream.routing_key) for number, message in enumerate(messages)}
         with self._exclusively(), declare.translate_errors(self._cascade):
-            self._channel.publish_all(unsent, self._cascade.ingest)
+            try:
+                self._channel.publish_all(unsent, self._cascade.ingest)
+            except (InternalError, ResourceError) as exc:  # it has no leader, or has lost its data
+                raise StreamUnavailable(f"the stream {stream.name!r} cannot be written now: {exc}") from exc
             if not unsent:
                 return
             if self._channel.returned(stream.routing_key) is None:

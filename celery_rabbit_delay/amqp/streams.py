@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import kombu
 from amqp import Message
-from amqp.exceptions import AMQPError, NotFound
+from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 
 from ..core import journal
 from ..core.errors import CascadeMissing, StreamUnavailable
@@ -98,10 +98,7 @@ class StreamReader:
         waiting: deque[Any] = deque()
         with declare.translate_errors(self._options.cascade):
             channel.basic_qos(0, _PREFETCH, False)
-            try:
-                _consume(channel, stream, first or "first", waiting.append)
-            except NotFound as exc:
-                raise StreamUnavailable(exc.reply_text) from exc
+            _consume(channel, stream, first or "first", waiting.append)
         for number in itertools.count(1):
             while not waiting:
                 connection.drain_events(timeout=_SILENCE)
@@ -155,7 +152,10 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
 
 
 def _consume(channel: Any, stream: Stream, offset: int | str, callback: Callable[[Any], None]) -> None:
-    channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
+    try:
+        channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
+    except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica yet
+        raise StreamUnavailable(exc.reply_text) from exc
 
 
 def _entry(message: Any) -> Entry:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import kombu
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AMQPError, MessageNacked
 from celery import Celery, bootsteps
 from celery.worker import state
 from kombu.exceptions import OperationalError
@@ -16,7 +17,7 @@ from ..amqp.clients import client_of
 from ..amqp.receiving import catch_up
 from ..amqp.schedule import write_changes
 from ..core import journal
-from ..core.errors import DelayError
+from ..core.errors import DelayError, StreamUnavailable
 from ..core.journal import Changes
 from ..core.options import DRIVER_TYPE
 
@@ -25,13 +26,29 @@ logger = logging.getLogger(__name__)
 #: Seconds for which a worker that starts waits for the stream of changes, if it exists but cannot be read.
 PATIENCE = 30
 
+#: Seconds for which a change is tried again while its stream has no leader.
+STREAM_PATIENCE = 15
+
 
 def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
     """Do something with a connection of an app's pool, again if that is lost, as `task_publish_retry` says."""
     retry = dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
-    with app.producer_or_acquire() as producer:
-        client = producer.connection
-        client.ensure(producer, lambda: work(client), **retry)()
+    deadline = time.monotonic() + STREAM_PATIENCE
+    while True:
+        try:
+            with app.producer_or_acquire() as producer:
+                client = producer.connection
+
+                def attempt(client: kombu.Connection = client) -> None:
+                    work(client)
+
+                client.ensure(producer, attempt, **retry)()
+            return
+        except (StreamUnavailable, MessageNacked):
+            # A stream has no leader for a while after a node is lost.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.3)
 
 
 def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
