@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import RecoverableConnectionError
+from amqp.exceptions import AMQPError, RecoverableConnectionError
+from kombu.exceptions import KombuError
 
-from ..core.errors import DelayError, UnsupportedConfiguration
+from ..core.errors import DelayError, DestinationNotFound, InvalidDestination, UnsupportedConfiguration
 from .clients import client_of
 
 try:
@@ -68,18 +69,29 @@ class Batch:
         publishers: dict[DelayedPublisher, dict[int, PendingMessage]] = {}
         for name, pending in self._pending.items():
             publishers.setdefault(connection.publisher_for(pending.priority), {})[name] = pending
+        failed: DelayError | None = None
         for publisher, messages in publishers.items():
+            unreachable = set()
             for destination in {pending.destination for pending in messages.values()}:
-                publisher.bind(destination)
-            unsent = dict(messages)
+                try:
+                    publisher.bind(destination)
+                except (DestinationNotFound, InvalidDestination) as exc:  # the others are to be sent all the same
+                    failed = exc
+                    unreachable.add(destination)
+            reachable = {name: pending for name, pending in messages.items() if pending.destination not in unreachable}
+            if not reachable:
+                continue
+            unsent = dict(reachable)
             try:
                 with suppress(DelayError):
                     publisher.publish_all(unsent)
             finally:
-                self._forget(messages.keys() - unsent.keys())
+                self._forget(reachable.keys() - unsent.keys())
             for name, pending in unsent.items():  # refused: repairs the cascade, or says why
                 publisher.publish(pending)
                 self._forget([name])
+        if failed is not None:
+            raise failed
 
     def discard(self) -> None:
         """Forget all messages that are not sent yet."""
@@ -106,10 +118,10 @@ class Batch:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Raise any error as `BatchFailed`."""
+        """Raise what RabbitMQ or the connection to it says as `BatchFailed`. An interrupt of the caller stays one."""
         try:
             yield
-        except Exception as exc:
+        except (DelayError, AMQPError, KombuError, OSError) as exc:
             ids = self.ids
             raise BatchFailed(f"{len(ids)} delayed messages are not stored, send them again: {exc}", ids) from exc
 

@@ -9,10 +9,12 @@ from typing import Any
 import kombu
 import pytest
 from celery import Celery, group
+from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
 from celery_rabbit_delay import BatchFailed, NotPermitted, UnsupportedConfiguration
-from testkit.broker import Vhost
+from celery_rabbit_delay.amqp.publisher import DelayedPublisher
+from testkit.broker import Vhost, take
 from testkit.proxy import proxy
 
 from .conftest import MakeApp
@@ -191,6 +193,36 @@ def test_a_refusal_of_the_broker_is_an_error_where_the_task_is_sent(vhost: Vhost
     app = make_app(broker_url=vhost.url("amqp", user))
     with pytest.raises(NotPermitted), celery_rabbit_delay.batch(app) as producer:
         app.send_task("t", (0,), countdown=1, producer=producer)
+
+
+def test_a_queue_that_is_gone_hinders_no_other_message_of_the_batch(vhost: Vhost) -> None:
+    vhost.declare("q", "gone")
+    with vhost.connection() as connection:
+
+        def send() -> None:
+            with celery_rabbit_delay.batch(connection.Producer()) as producer:
+                for n, queue in enumerate(("gone", "q", "gone", "q")):
+                    producer.publish(n, routing_key=queue, headers={"x-delay": 500}, correlation_id=str(n))
+                vhost.delete_queue("gone")
+                connection.connection.publisher_for()._bound.clear()  # as on a connection that was made again
+
+        with pytest.raises(BatchFailed, match="no queue 'gone'") as failed:
+            send()
+        assert failed.value.ids == ["0", "2"]
+        assert sorted(message.payload for message in take(connection, "q", 2)) == [1, 3]
+
+
+def test_an_interrupt_while_a_batch_is_sent_stays_one(
+    vhost: Vhost, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app()
+
+    def interrupted(*args: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(DelayedPublisher, "publish_all", interrupted)
+    with pytest.raises(SoftTimeLimitExceeded), celery_rabbit_delay.batch(app) as producer:
+        app.send_task("t", countdown=0.5, producer=producer)
 
 
 def test_a_batch_needs_install() -> None:

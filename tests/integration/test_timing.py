@@ -14,6 +14,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import InvalidDelay
+from celery_rabbit_delay.amqp import transport
 from testkit.broker import Vhost, take
 from testkit.wait import wait_until
 
@@ -183,3 +184,25 @@ def test_the_highest_level_of_the_default_options_takes_messages(vhost: Vhost) -
         years = timedelta(days=8 * 365 - 1) // timedelta(milliseconds=1)
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": years})
     assert vhost.count(f"celery-rabbit-delay.v2.125ms.delay.{125 << 30}") == 1
+
+
+@pytest.mark.parametrize("step", [timedelta(hours=1), timedelta(hours=-1)])
+def test_a_step_of_the_wall_clock_while_a_message_is_published_changes_no_delay(
+    vhost: Vhost, step: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vhost.declare("q")
+    sent = time.monotonic()
+
+    class Clock(datetime):
+        looks = 0
+
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:  # the wall clock, as somebody sets it
+            cls.looks += 1
+            return datetime.now(tz) + (step if cls.looks > 1 else timedelta())
+
+    monkeypatch.setattr(transport, "datetime", Clock)
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 3000})
+        assert len(take(connection, "q", 1, timeout=20)) == 1
+    assert time.monotonic() - sent >= 3
