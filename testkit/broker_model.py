@@ -32,6 +32,9 @@ class BrokerModel:
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.bindings: dict[str, list[Binding]] = defaultdict(list)
+        self.add(cascade)
+
+    def add(self, cascade: Cascade) -> None:
         for exchange in cascade.exchanges():
             self.exchanges[exchange.name] = exchange
         for queue in cascade.queues():
@@ -40,7 +43,8 @@ class BrokerModel:
 
     def bind(self, bindings: Iterable[Binding]) -> None:
         for binding in bindings:
-            self.bindings[binding.source].append(binding)
+            if binding not in self.bindings[binding.source]:
+                self.bindings[binding.source].append(binding)
 
     def delete_queue(self, name: str) -> None:
         del self.queues[name]

@@ -20,6 +20,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 #: Small enough to look at, with ticks of an eighth of a second as by default.
 CASCADE = Cascade("p", timedelta(milliseconds=125), powers=4)
+WITH_LANES = Cascade("p", timedelta(milliseconds=125), powers=10, lanes=(120, 480))
 QUEUE = Destination("", ("celery",))
 
 
@@ -28,22 +29,23 @@ def topology() -> str:
     return export.mermaid(Topology.of([CASCADE], [QUEUE])).strip()
 
 
-def journey(ticks: int = 10) -> str:
+def journey(cascade: Cascade = CASCADE, ticks: int = 10) -> str:
     """What one message passes through, followed from binding to binding."""
-    keys = routing_key.encode(CASCADE.route(ticks, 0)), QUEUE.outbox_address, QUEUE.address
-    bindings = [*CASCADE.bindings(), *CASCADE.destination_bindings(QUEUE)]
-    queues = {queue.name: queue for queue in [*CASCADE.queues(), CASCADE.outbox(QUEUE)]}
-    names = ["publisher", CASCADE.ingest]
-    lines = [f"    publisher->>{_alias(CASCADE.ingest)}: {keys[0]}<br/>CC: celery, {keys[1]}, {keys[2]}"]
-    exchange = CASCADE.ingest
+    keys = routing_key.encode(cascade.route(ticks, 0)), QUEUE.outbox_address, QUEUE.address
+    bindings = [*cascade.bindings(), *cascade.destination_bindings(QUEUE)]
+    queues = {queue.name: queue for queue in [*cascade.queues(), cascade.outbox(QUEUE)]}
+    names = ["publisher", cascade.ingest]
+    lines = [f"    publisher->>{_alias(cascade.ingest)}: {keys[0]}<br/>CC: celery, {keys[1]}, {keys[2]}"]
+    exchange = cascade.ingest
     while True:
         [binding] = [
             b for b in bindings if b.source == exchange and any(topic_matches(b.routing_key, key) for key in keys)
         ]
         here, there = names[-1], binding.destination
-        bit = "first level" if exchange == CASCADE.ingest else "next level"
-        outbox = CASCADE.outbox_name(QUEUE)
-        whys = {"celery": "destination", outbox: "outbox of the destination", CASCADE.done: "no level left"}
+        bit = "first level" if exchange == cascade.ingest else "next level"
+        outbox = cascade.outbox_name(QUEUE)
+        whys = {"celery": "destination", outbox: "outbox of the destination", cascade.done: "no level left"}
+        whys[cascade.lanes_done] = "no lane left"
         why = whys.get(there, bit)
         lines.append(f"    {_alias(here)}->>{_alias(there)}: {why}")
         names.append(there)
@@ -63,7 +65,12 @@ def _alias(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-DIAGRAMS = {"topology": topology, "journey": journey}
+def lanes() -> str:
+    """The journey of 75.5 s, through the lanes of 60 s and 15 s and a power of two."""
+    return journey(WITH_LANES, 604)
+
+
+DIAGRAMS = {"topology": topology, "journey": journey, "lanes": lanes}
 
 
 def drawn(text: str) -> str:

@@ -19,6 +19,8 @@ QUORUM = Cascade("shop", timedelta(milliseconds=125), powers=3)
 CASCADES = {
     "quorum": QUORUM,
     "high priorities": replace(QUORUM, high=True),
+    "lanes": replace(QUORUM, lanes=(3, 5)),
+    "second shard": replace(QUORUM, lanes=(3,), shard=2),
     "classic": replace(QUORUM, queue_type="classic"),
 }
 DESTINATIONS = [

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
@@ -21,7 +21,18 @@ from ..core.errors import NotRouted
 #: Called with None when the broker has stored a message, or with the reason why it has not.
 Answered = Callable[[Exception | None], None]
 
+#: Exchange and routing key: messages with the same ones go the same way.
+Route = tuple[str, str]
+
 logger = logging.getLogger(__name__)
+
+
+class Outgoing(NamedTuple):
+    """A message and where it is published to."""
+
+    message: Any  # an amqp.Message
+    exchange: str
+    key: str
 
 
 class ConfirmedChannel:
@@ -33,8 +44,8 @@ class ConfirmedChannel:
         self._channel: Any = None
         self._confirming = False
         self._delivery_tag = 0  # of the last message published; the broker counts along
-        self._unanswered: dict[int, tuple[str, Answered]] = {}  # delivery tag -> routing key, who wants to know
-        self._returned: dict[str, str] = {}  # routing key -> why no queue took it
+        self._unanswered: dict[int, tuple[Route, Answered]] = {}  # delivery tag -> its route, who wants to know
+        self._returned: dict[Route, str] = {}  # why no queue took it
 
     def get_channel(self) -> Any:
         """Return the `amqp.Channel`, for declaring as well."""
@@ -62,33 +73,32 @@ class ConfirmedChannel:
 
         Raises `amqp.exceptions.MessageNacked` when the broker cannot store it now, and what else py-amqp raises.
         """
-        refused = {None: (message, key)}
-        self.publish_all(refused, exchange, timeout, confirm_timeout)
-        return self.refusal(key) if refused else None
+        refused = {None: Outgoing(message, exchange, key)}
+        self.publish_all(refused, timeout, confirm_timeout)
+        return self.refusal(exchange, key) if refused else None
 
-    def refusal(self, key: str) -> str | None:
+    def refusal(self, exchange: str, key: str) -> str | None:
         """Return why no queue took a message of the last call that was left. Raises as `publish`."""
-        returned = self.returned(key)
+        returned = self.returned(exchange, key)
         if returned is None:
             raise MessageNacked("RabbitMQ could not store the message: are most of its nodes up?")
         return returned
 
-    def returned(self, key: str) -> str | None:
-        """Return why no queue took a message with a routing key, of the last call; None if it was not returned."""
-        return self._returned.get(key)
+    def returned(self, exchange: str, key: str) -> str | None:
+        """Return why no queue took a message of the last call to an exchange; None if it was not returned."""
+        return self._returned.get((exchange, key))
 
     def publish_all(
         self,
-        messages: dict[Any, tuple[Any, str]],
-        exchange: str,
+        messages: dict[Any, Outgoing],
         timeout: float | None = None,
         confirm_timeout: float | None = None,
     ) -> None:
-        """Send all `amqp.Message`s, each with its routing key, before waiting for the broker's first answer.
+        """Send all messages before waiting for the broker's first answer.
 
         Removes those from `messages` that are stored, also if it raises. What is left in the end was refused.
         """
-        for name, (message, key) in list(messages.items()):
+        for name, (message, exchange, key) in list(messages.items()):
             self.send(message, exchange, key, partial(_forget_stored, messages, name), timeout)
         while self._unanswered:
             self._connection.drain_events(timeout=confirm_timeout or timeout)
@@ -108,7 +118,7 @@ class ConfirmedChannel:
             self._returned.clear()
         if self._confirm:
             self._delivery_tag += 1
-            self._unanswered[self._delivery_tag] = key, answered
+            self._unanswered[self._delivery_tag] = (exchange, key), answered
         try:
             upstream.publish_unconfirmed(
                 channel, message, exchange=exchange, routing_key=key, mandatory=True, timeout=timeout
@@ -140,21 +150,21 @@ class ConfirmedChannel:
                 upstream.close_without_waiting(channel)
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
-        for key, answered in self._pop(delivery_tag, multiple):
-            reason = self._returned.get(key)  # a return comes before the answer
+        for route, answered in self._pop(delivery_tag, multiple):
+            reason = self._returned.get(route)  # a return comes before the answer
             answered(None if reason is None else NotRouted(f"no level of the cascade took the message: {reason}"))
 
     def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
         for _, answered in self._pop(delivery_tag, multiple):
             answered(MessageNacked("RabbitMQ could not store the message: are most of its nodes up?"))
 
-    def _pop(self, delivery_tag: int, multiple: bool) -> list[tuple[str, Answered]]:
+    def _pop(self, delivery_tag: int, multiple: bool) -> list[tuple[Route, Answered]]:
         """Return who waits for an answer; a `multiple` one is about all messages up to the tag."""
         tags = list(takewhile(delivery_tag.__ge__, self._unanswered)) if multiple else [delivery_tag]
         return [self._unanswered.pop(tag) for tag in tags]
 
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
-        self._returned[key] = str(exc.reply_text)
+        self._returned[exchange, key] = str(exc.reply_text)
         if not self._confirm:  # nobody waits for it
             what = "a delayed message, it" if message.headers else "the record of a delayed message, which"
             logger.error("RabbitMQ returned %s is lost: %s, %r", what, exc.reply_text, message.headers)

@@ -5,7 +5,7 @@ Every function takes a channel that the broker's answer may close and py-amqp op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..core.errors import (
     NotPermitted,
 )
 from ..core.layouts import Layout1
-from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
+from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream, Topology
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -71,44 +71,53 @@ def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
     return found
 
 
-def ensure_route(channel: Channel, cascade: Cascade, destination: Destination, check: bool) -> None:
+def ensure_route(channel: Channel, shards: Sequence[Cascade], destination: Destination, check: bool) -> None:
     """Make sure that a cascade leads to a destination, with `check` also that it exists: one round trip if it does.
 
-    Raises what `declare_cascade` and `bind_destination` do.
+    Raises what `bind_destination` does.
     """
-    try:
-        if check:  # its answer, if there is one, comes before that to the binding
-            passive_declare(channel, cascade.marker, nowait=True)
-        bind_destination(channel, cascade, destination)
-    except CascadeMissing:
-        declare_cascade(channel, cascade)
-        bind_destination(channel, cascade, destination)
+    if check:  # its answer, if there is one, comes before that to the binding
+        for shard in shards:
+            passive_declare(channel, shard.marker, nowait=True)
+    bind_destination(channel, shards[0], destination)
 
 
-def declare_cascade(channel: Channel, cascade: Cascade) -> None:
-    """Declare all of the cascade, whatever of it is there already. Raises `CascadeConflict`, `NotPermitted`.
+def declare_shards(channel: Channel, shards: Sequence[Cascade]) -> None:
+    """Declare all of a cascade but what says that it is complete (`declare_markers`), whatever of it is there already.
 
-    Safe in many processes at once: declaring is idempotent, and the exchange `marker` comes last. It alone is waited
-    for, so this takes about as long as the broker needs to store ~600 entities.
+    Safe in many processes at once, for declaring is idempotent. Raises `CascadeConflict`, `NotPermitted`.
     """
-    with translate_errors(cascade):
+    topology = Topology.of(shards)
+    with translate_errors(shards[0]):
         try:
-            _declare(channel, cascade)
+            _declare(channel, topology, shards)
         except NotFound:
             # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. One that somebody else creates
             # in between is, it says, on a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
-            _declare(channel, cascade)
+            _declare(channel, topology, shards)
 
 
-def _declare(channel: Channel, cascade: Cascade) -> None:
-    *exchanges, marker = cascade.exchanges()
-    for exchange in exchanges:
-        declare_exchange(channel, exchange, nowait=True)
-    for queue in cascade.queues():
+def _declare(channel: Channel, topology: Topology, shards: Sequence[Cascade]) -> None:
+    markers = {shard.marker for shard in shards}
+    for exchange in topology.exchanges.values():
+        if exchange.name not in markers:
+            declare_exchange(channel, exchange, nowait=True)
+    # Next to each other, the queues of a level in all shards are led by different nodes: a balanced one goes to the
+    # node that leads fewest.
+    queues = topology.queues.values()
+    for queue in sorted(queues, key=lambda queue: int(queue.arguments.get("x-message-ttl") or 1 << 62)):
         declare_queue(channel, queue, nowait=True)
-    for binding in cascade.bindings():
+    *bindings, last = topology.bindings
+    for binding in bindings:
         bind(channel, binding, nowait=True)
-    declare_exchange(channel, marker)
+    bind(channel, last)  # the only answer, so this takes about as long as the broker needs to store ~900 entities
+
+
+def declare_markers(channel: Channel, shards: Sequence[Cascade]) -> None:
+    """Declare what says that all shards are complete. Raises `CascadeConflict`, `NotPermitted`."""
+    with translate_errors(shards[0]):
+        for shard in shards:
+            declare_exchange(channel, next(exchange for exchange in shard.exchanges() if exchange.name == shard.marker))
 
 
 def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
@@ -126,16 +135,8 @@ def bind_destination(channel: Channel, cascade: Cascade, destination: Destinatio
         bind(channel, last)
 
 
-def ensure_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
-    """Create a stream, and the cascade if it is missing, and lead ingest to it. Raises as `declare_cascade`."""
-    try:
-        _bind_stream(channel, cascade, stream)
-    except CascadeMissing:
-        declare_cascade(channel, cascade)
-        _bind_stream(channel, cascade, stream)
-
-
-def _bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
+def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
+    """Create a stream and lead ingest to it: one round trip. Raises `CascadeMissing`, `NotPermitted`."""
     with translate_errors(cascade):
         declare_queue(channel, stream.queue, nowait=True)
         bind(channel, cascade.stream_binding(stream))

@@ -19,7 +19,8 @@ from ..core.options import Options
 from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import client_of
-from .confirms import ConfirmedChannel
+from .confirms import ConfirmedChannel, Outgoing
+from .create import ensure_stream
 from .pending import PendingMessage
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ class Journal:
         self._has_keys = False
         self._created: set[Stream] = set()
 
-    def records(self, messages: Iterable[PendingMessage]) -> dict[Any, tuple[Message, str]]:
-        """Return what to publish to ingest before some messages: a message and its routing key, by a name.
+    def records(self, messages: Iterable[PendingMessage]) -> dict[Any, Outgoing]:
+        """Return what to publish before some messages, by a name.
 
         Whoever stops between the two leaves a record of a message that never comes, and not the other way round.
         """
@@ -62,13 +63,13 @@ class Journal:
             lists[-1].append(record)
             size += record.size
         return {
-            (stream, number): (_message(journal.pack_records(pack, _now())), stream.routing_key)
+            (stream, number): self._outgoing(stream, _message(journal.pack_records(pack, _now())))
             for stream, lists in packs.items()
             for number, pack in enumerate(lists)
         }
 
     @contextmanager
-    def recording(self, records: Mapping[Any, tuple[Message, str]]) -> Iterator[None]:
+    def recording(self, records: Mapping[Any, Outgoing]) -> Iterator[None]:
         """Leave streams alone for a while if the broker closes the connection that publishes records to them.
 
         RabbitMQ 4.3 does so where a stream has lost its data, which happens if a node is killed just after it was
@@ -82,12 +83,12 @@ class Journal:
             self.pause(records, exc)
             raise RecoverableConnectionError(str(exc)) from exc
 
-    def repair(self, refused: Mapping[Any, tuple[Message, str]]) -> None:
+    def repair(self, refused: Mapping[Any, Outgoing]) -> None:
         """Create the streams that took no records, and publish these again; warn where that is not possible."""
-        for (stream, _), (message, _) in refused.items():
+        for (stream, _), record in refused.items():
             try:
                 self.ensure(stream)
-                self._write(stream, [message])
+                self._write(stream, [record.message])
             except (DelayError, AMQPError, OSError) as exc:
                 self.pause(refused, exc)
 
@@ -145,15 +146,15 @@ class Journal:
             self._write(stream, messages)
 
     def _write(self, stream: Stream, messages: Iterable[Message]) -> None:
-        unsent = {number: (message, stream.routing_key) for number, message in enumerate(messages)}
+        unsent = {number: self._outgoing(stream, message) for number, message in enumerate(messages)}
         with self._exclusively(), declare.translate_errors(self._cascade):
             try:
-                self._channel.publish_all(unsent, self._cascade.ingest)
+                self._channel.publish_all(unsent)
             except (InternalError, ResourceError) as exc:  # it has no leader, or has lost its data
                 raise StreamUnavailable(f"the stream {stream.name!r} cannot be written now: {exc}") from exc
             if not unsent:
                 return
-            if self._channel.returned(stream.routing_key) is None:
+            if self._channel.returned(self._cascade.ingest, stream.routing_key) is None:
                 raise MessageNacked(f"RabbitMQ could not store a message in the stream {stream.name!r}")
             raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down")
 
@@ -164,7 +165,11 @@ class Journal:
                 f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery delay setup`'
             )
         with self._exclusively():
-            declare.ensure_stream(self._channel.get_channel(), self._cascade, stream)
+            ensure_stream(self._channel, self._options.shards_of(self._cascade), stream)
+
+    def _outgoing(self, stream: Stream, message: Message) -> Outgoing:
+        # Only the first shard leads to streams.
+        return Outgoing(message, self._cascade.ingest, stream.routing_key)
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:

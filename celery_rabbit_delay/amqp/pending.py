@@ -29,6 +29,7 @@ class PendingMessage(NamedTuple):
 
     message: Any  # an amqp.Message with wrapped headers
     due: int  # by the clock `now`
+    delay: int  # that was asked for, in microseconds
     destination: Destination
     timeout: float | None = None  # seconds, as for `kombu.Producer.publish`
     confirm_timeout: float | None = None

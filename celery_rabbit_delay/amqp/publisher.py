@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -14,7 +16,8 @@ from ..core.errors import CascadeMissing, NotRouted
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
-from .confirms import Answered, ConfirmedChannel
+from .confirms import Answered, ConfirmedChannel, Outgoing
+from .create import create_cascade
 from .journal import Journal
 from .pending import PendingMessage, now
 
@@ -22,8 +25,8 @@ from .pending import PendingMessage, now
 _MAX_BOUND = 10_000
 
 
-#: What is published to ingest: messages with their routing keys, by any names.
-Messages = dict[Any, tuple[Any, str]]
+#: What is published, by any names.
+Messages = dict[Any, Outgoing]
 
 
 class DelayedPublisher:
@@ -32,11 +35,14 @@ class DelayedPublisher:
     def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
         self.options = options
         self.cascade = cascade
+        self.shards = options.shards_of(cascade)
+        # By turns; many processes that publish one message each must not all begin with the first.
+        self._turns = itertools.count(random.randrange(len(self.shards)))
         self._connection = connection
         self._channel = ConfirmedChannel(connection, options.confirm)
         self._unawaited = ConfirmedChannel(connection)
         self.journal = Journal(connection, cascade, options)
-        self._sent_key = ""
+        self._sent: Outgoing
         self._ensured = False
         self._bound: set[Destination] = set()
 
@@ -59,9 +65,9 @@ class DelayedPublisher:
         self._tell([pending], unrecorded)
 
     def repair(self) -> None:
-        """Declare all of the cascade. Raises what `declare_cascade` does."""
-        with self._exclusively():
-            declare.declare_cascade(self._channel.get_channel(), self.cascade)
+        """Declare all of the cascade. Raises what `create_cascade` does."""
+        with self._exclusively(), self._reset_on_error():
+            create_cascade(self._channel, self.shards)
 
     def submit(self, pending: PendingMessage, answered: Answered) -> None:
         """Send a message, to a bound destination, without waiting for the broker's answer.
@@ -70,7 +76,7 @@ class DelayedPublisher:
         would raise. It is always confirmed, whatever the options say.
         """
         with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):  # while a channel is opened
-            self._unawaited.send(pending.message, self.cascade.ingest, self._key(pending), answered)
+            self._unawaited.send(*self._outgoing(pending), answered)
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
         """Take the blame if the broker has closed the channel of what was submitted; return whether it has."""
@@ -114,10 +120,15 @@ class DelayedPublisher:
         with self._exclusively(), self._reset_on_error():
             channel = self._channel.get_channel()
             if self.options.declare == "auto":
-                declare.ensure_route(channel, self.cascade, destination, check=not self._ensured)
+                try:
+                    declare.ensure_route(channel, self.shards, destination, check=not self._ensured)
+                except CascadeMissing:
+                    create_cascade(self._channel, self.shards)
+                    declare.bind_destination(channel, self.cascade, destination)
             else:
                 if not self._ensured:
-                    declare.require_cascade(channel, self.cascade)
+                    for shard in self.shards:
+                        declare.require_cascade(channel, shard)
                 declare.require_route(channel, self.cascade, destination)
             self._ensured = True
             if len(self._bound) >= _MAX_BOUND:
@@ -143,7 +154,8 @@ class DelayedPublisher:
         with self._reset_on_error(), self._translate_refusals():
             unrecorded = self._send(messages)
             if messages:
-                raise NotRouted(f"no level of the cascade took the message: {self._channel.refusal(self._sent_key)}")
+                returned = self._channel.refusal(self._sent.exchange, self._sent.key)
+                raise NotRouted(f"no level of the cascade took the message: {returned}")
         return unrecorded
 
     def _send(self, messages: dict[Any, PendingMessage]) -> Messages:
@@ -155,11 +167,10 @@ class DelayedPublisher:
         last = next(reversed(messages.values()))
         unsent = dict(records)
         for name, pending in messages.items():
-            self._sent_key = self._key(pending)
-            unsent[name] = pending.message, self._sent_key
+            self._sent = unsent[name] = self._outgoing(pending)
         try:
             with self.journal.recording(records):
-                self._channel.publish_all(unsent, self.cascade.ingest, last.timeout, last.confirm_timeout)
+                self._channel.publish_all(unsent, last.timeout, last.confirm_timeout)
         except TimeoutError as exc:
             if messages.keys() & unsent.keys() or not records:
                 raise
@@ -171,9 +182,11 @@ class DelayedPublisher:
                 del messages[name]
         return {name: record for name, record in records.items() if name in unsent}
 
-    def _key(self, pending: PendingMessage) -> str:
-        """Return the routing key for what is left of the delay: declaring, or a batch, may have taken a while."""
-        return routing_key.encode(self.options.route(self.cascade, pending.due - now()))
+    def _outgoing(self, pending: PendingMessage) -> Outgoing:
+        """Return a message for what is left of its delay: declaring, or a batch, may have taken a while."""
+        shard = self.shards[next(self._turns) % len(self.shards)]
+        key = routing_key.encode(self.options.route(self.cascade, pending.due - now(), pending.delay))
+        return Outgoing(pending.message, shard.ingest, key)
 
     def _exclusively(self) -> AbstractContextManager[None]:
         exclusively: AbstractContextManager[None] = self._connection.exclusively(

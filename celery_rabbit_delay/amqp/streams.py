@@ -19,6 +19,7 @@ from ..core.options import Options
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
+from .create import ensure_stream
 
 #: Messages that the broker sends ahead of their acknowledgements.
 _PREFETCH = 2000
@@ -130,7 +131,7 @@ class StreamReader:
                 raise StreamUnavailable(exc.reply_text) from exc
         if self._options.declare == "passive":
             raise CascadeMissing(f"nothing leads to the stream {stream.name!r} any more: run `celery delay setup`")
-        declare.ensure_stream(channel.get_channel(), cascade, stream)
+        ensure_stream(channel, self._options.shards_of(cascade), stream)
         raise StreamUnavailable("nothing led to it")
 
 

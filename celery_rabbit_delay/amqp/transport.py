@@ -70,7 +70,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
                 entry = _entry(msg, headers, due, delay, options)
                 number = entry and entry.number
                 wrapped = headers_.wrap(headers, options.cascade.root, exchange, routing_key, due, number)
-                return self._delay(msg, exchange, wrapped, moment + delay, entry, **kwargs)
+                return self._delay(msg, exchange, wrapped, moment, delay, entry, **kwargs)
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)
         return publish(msg, exchange, routing_key, *args, **kwargs)
@@ -80,7 +80,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         msg: Any,
         exchange: str,
         wrapped: dict[str, Any],
-        due: int,
+        moment: int,
+        delay: int,
         entry: Entry | None,
         timeout: float | None = None,
         confirm_timeout: float | None = None,
@@ -93,7 +94,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         publisher.bind(destination)
         message = with_headers(msg, headers_.addressed(wrapped, destination))
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
-        pending = PendingMessage(message, due, destination, timeout, confirm_timeout, entry)
+        pending = PendingMessage(message, moment + delay, delay, destination, timeout, confirm_timeout, entry)
         batches = client_of(self.connection.client).batches
         if batches:
             batches[-1].add(self.connection, pending)

@@ -79,7 +79,7 @@ class HandingOn:
             )
             copy = with_headers(message.amqp_message, headers_.addressed(wrapped, destination))
             copy.properties.pop("expiration", None)  # as for every delayed message
-            pending = PendingMessage(copy, moment + delay, destination)
+            pending = PendingMessage(copy, moment + delay, delay, destination)
             publisher = connection.publisher_for(pending.priority)
             publisher.bind(destination)
         except DelayError as exc:

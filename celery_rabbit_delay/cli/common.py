@@ -23,6 +23,14 @@ MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
 EXIT_PROBLEMS = 3
 
 
+def parse_seconds(text: str) -> tuple[float, ...]:
+    """Return the numbers in a command-line option that has commas between them."""
+    try:
+        return tuple(map(float, filter(None, text.split(","))))
+    except ValueError as exc:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 60,3600") from exc
+
+
 class BrokerTarget:
     """A cascade named on the command line."""
 

@@ -29,6 +29,8 @@ def delay() -> None:
 @click.option("--prefix", help="As in install(), like the options that follow.")
 @click.option("--tick", type=float, help="Seconds.")
 @click.option("--max-delay", type=float, help="Seconds.")
+@click.option("--lanes", type=common.parse_seconds, help="Seconds, with commas between them; '' for none.")
+@click.option("--shards", type=int, help="Sets of levels side by side.")
 @click.option("--queue-type", type=click.Choice(["quorum", "classic"]))
 @click.option("--journal", type=float, help="Seconds.")
 @click.option("--queue", "queues", multiple=True, help="A queue that delayed tasks go to; may be repeated.")

@@ -23,18 +23,25 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..operate import Orphan, Status
+    from ..operate import LevelStatus, Orphan, Status
 
 
 @click.command()
 @priorities_option
 @management_option
 @click.option("--all", "show_all", is_flag=True, help="Show empty levels, and streams, too.")
+@click.option("--shards", is_flag=True, help="Show each shard of a level by itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @click.pass_obj
 def status(
-    obj: Any, priorities: bool | None, management_url: str | None, show_all: bool, as_json: bool, watch: bool
+    obj: Any,
+    priorities: bool | None,
+    management_url: str | None,
+    show_all: bool,
+    shards: bool,
+    as_json: bool,
+    watch: bool,
 ) -> None:
     """Show how many messages wait, level by level, and how many could not be delivered.
 
@@ -44,11 +51,12 @@ def status(
 
     with connected(target_of(obj)) as connection:
         while True:
-            wanted = [operate.with_all_levels(connection, c) for c in operate.cascades(connection, priorities)]
+            wanted = operate.existing(connection, priorities)
             found = operate.status(connection, wanted, management_of(management_url, connection))
+            levels = found.levels if shards else found.added_up
             if watch and not as_json:
                 click.clear()
-            click.echo(json.dumps(_as_data(found)) if as_json else _as_text(found, show_all))
+            click.echo(json.dumps(_as_data(found, levels)) if as_json else _as_text(found, levels, show_all))
             if not watch:
                 break
             time.sleep(2)
@@ -121,20 +129,24 @@ def format_orphan(orphan: Orphan) -> str:
     return escape(f"{due}  {place} {orphan.routing_key!r}  {what}")
 
 
-def _as_data(found: Status) -> dict[str, Any]:
+def _as_data(found: Status, levels: list[LevelStatus]) -> dict[str, Any]:
     return {
         "waiting": found.waiting,
         "orphans": found.orphans,
         "blocked": [level.queue for level in found.blocked],
-        "levels": [level._asdict() for level in found.levels],
+        "levels": [level._asdict() for level in levels],
         "streams": [stream._asdict() for stream in found.streams if stream.messages is not None],
         "destinations": found.destinations,
         "stuck": None if found.outboxes is None else [outbox._asdict() for outbox in found.outboxes],
     }
 
 
-def _as_text(found: Status, show_all: bool) -> str:
-    shown = [level for level in found.levels if show_all or level.ready != 0 or level.unsettled]
+def _as_text(found: Status, levels: list[LevelStatus], show_all: bool) -> str:
+    shown = [
+        level
+        for level in sorted(levels, key=lambda level: level.ttl)
+        if show_all or level.ready != 0 or level.unsettled
+    ]
     lines = [f"{'level':>10}  {'ready':>9}  {'unsettled':>9}  queue"] if shown else []
     for level in shown:
         ready = "missing" if level.ready is None else f"{level.ready:,}"

@@ -18,6 +18,7 @@ from .common import (
     escape,
     management_of,
     management_option,
+    parse_seconds,
     target_of,
 )
 
@@ -32,6 +33,8 @@ from .common import (
 @click.option("--to-prefix", help="Another prefix.")
 @click.option("--to-tick", type=float, help="Seconds.")
 @click.option("--to-max-delay", type=float, help="Seconds.")
+@click.option("--to-lanes", type=parse_seconds, help="Seconds, with commas between them; '' for none.")
+@click.option("--to-shards", type=int, help="Sets of levels side by side.")
 @click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]))
 @click.option("--to-journal", type=float, help="Seconds.")
 @click.option("--from-layout", type=click.Choice(["1"]), help="Move what waits in the cascade of an earlier release.")
@@ -85,7 +88,7 @@ def migrate(
             if from_layout:
                 cascades: Any = operate.earlier_layout(source, int(from_layout))
             else:
-                cascades = [operate.with_all_levels(source, cascade) for cascade in operate.cascades(source)]
+                cascades = operate.existing(source)
             moved, refused = 0, Counter[str]()
             with click.progressbar(length=waiting(), label="moving", file=sys.stderr) as bar:
                 for message in operate.migrate(source, target, cascades, allowed(source_target, any_queue)):

@@ -75,9 +75,9 @@ def export(obj: Any, priorities: bool | None, kind: str) -> None:
     with handle_errors():
         connection = target_of(obj).connection()
         options: Options = connection.transport.delay_options
-    cascades = [options.cascade]
+    cascades = [*options.shards_of(options.cascade)]
     if priorities and options.cascade_for(9) != options.cascade:
-        cascades.append(options.high_cascade)
+        cascades += options.shards_of(options.high_cascade)
     text = exports.FORMATS[kind](Topology.of(cascades, (), options.streams), connection.virtual_host or "/")
     click.echo(text, nl=False)
 
@@ -108,7 +108,8 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
         streams = connection.transport.delay_options.streams
         if probing and not passive:
             streams = [stream for stream in streams if operate.message_count(connection, stream.name) is not None]
-        findings = list(operate.diff(connection, cascades, needed, management, streams))
+        known = operate.existing(connection, priorities)
+        findings = list(operate.diff(connection, cascades, needed, management, streams, known))
         wrong = [finding for finding in findings if finding.state != "present"]
         for finding in wrong:
             detail = f": {finding.detail}" if finding.detail else ""
@@ -177,8 +178,7 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
             orphans = operate.message_count(connection, earlier[0].orphans) or 0
         else:
             management = management_of(management_url, connection)
-            cascades = [operate.with_all_levels(connection, cascade) for cascade in operate.cascades(connection)]
-            found = operate.status(connection, cascades, management)
+            found = operate.status(connection, operate.existing(connection), management)
             waiting, orphans = found.waiting + found.stuck, found.orphans or 0
         if (waiting or orphans) and not delete_messages:
             raise click.ClickException(

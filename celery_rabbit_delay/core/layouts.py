@@ -38,10 +38,10 @@ class Layout1:
     @property
     def levels(self) -> tuple[Level, ...]:
         """All levels, the shortest first."""
-        queues = [f"{self.base_name}.delay.{level.ttl}" for level in self.cascade.levels]
+        powers = self.cascade.levels[: self.cascade.powers]
+        queues = [f"{self.base_name}.delay.{level.ttl}" for level in powers]
         return tuple(
-            level._replace(queue=queue, done=f"{queue}.done")
-            for level, queue in zip(self.cascade.levels, queues, strict=True)
+            level._replace(queue=queue, done=f"{queue}.done") for level, queue in zip(powers, queues, strict=True)
         )
 
     def exchange_names(self) -> Iterator[str]:

@@ -1,11 +1,32 @@
 """Which levels a delay visits. Pure.
 
-A level is a queue that holds every message for the same number of ticks. A message's levels add up to its delay.
+A level is a queue that holds every message for the same number of ticks. There is one for each power of two; "lanes"
+besides them are levels of any number of ticks, for the delays that people use. A message visits the fewest levels that
+add up to its delay, each once at most: lanes first, then powers, the longest first in either case.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import combinations
+from math import comb
 from typing import NamedTuple
+
+#: Seconds, chosen by the mean number of hops, of round delays and of evenly spread ones (docs/benchmarks.md).
+DEFAULT_LANES: tuple[float, ...] = (
+    *(15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 14400, 28800),
+    *(86400, 172800, 604800, 1209600, 2592000),
+)
+
+#: Lanes in a route.
+MAX_LANES = 3
+
+_MOST_SUMS = 224  # of lanes that a route is chosen from, which bounds its time
+_MOST_WAYS = 12_000  # to choose lanes, which bounds memory: 40 lanes can be taken by threes, 150 by twos
+_ONES = bytes(byte.bit_count() for byte in range(256))
 
 
 class Level(NamedTuple):
@@ -19,9 +40,83 @@ class Level(NamedTuple):
     done: str
 
     @property
+    def is_lane(self) -> bool:
+        return bool(self.ticks & (self.ticks - 1))
+
+    @property
     def word(self) -> str:
-        """The level's word in routing keys: `^3` for 2^3 ticks."""
-        return f"^{self.ticks.bit_length() - 1}"
+        """The level's word in routing keys: `^3` for 2^3 ticks, `~120` for a lane of 120 ticks."""
+        return f"~{self.ticks}" if self.is_lane else f"^{self.ticks.bit_length() - 1}"
+
+
+class Encoder:
+    """Finds the fewest of 2^0 to 2^(powers - 1) ticks, and of lanes of some numbers of ticks, that add up to a delay.
+
+    A route is a few lanes and, for what they leave, the number with the fewest set bits. So what is left must be looked
+    at for each sum of lanes: a loop over 135 of them takes 25 µs. Written side by side into one integer they take 7: a
+    subtraction, a table of the ones in a byte, and some additions do all at once.
+    """
+
+    def __init__(self, powers: int, lanes: Iterable[int] = ()) -> None:
+        self.max_ticks = (1 << powers) - 1
+        lanes = sorted(lanes, reverse=True)
+        ways: dict[int, tuple[int, ...]] = {}  # a sum -> its lanes, the fewest that make it
+        for count in range(1, MAX_LANES + 1):
+            if count > 1 and comb(len(lanes), count) > _MOST_WAYS:
+                break
+            for some in combinations(lanes, count):
+                if (total := sum(some)) <= self.max_ticks:
+                    ways.setdefault(total, some)
+        self._sums = sorted(ways)
+        self._ways = [ways[total] for total in self._sums]
+        self._size = 4 if powers <= 32 else 6  # bytes: ten years are less than 2^39 ms
+        self._packed = b"".join(total.to_bytes(self._size, "little") for total in self._sums)
+        self._counts = b"".join(len(some).to_bytes(self._size, "little") for some in self._ways)
+        self.split = lru_cache(maxsize=1024)(self._split)
+
+    def _split(self, ticks: int, slack: int) -> tuple[tuple[int, ...], int]:
+        """Return lanes, the longest first, and the number whose set bits are the other levels.
+
+        They add up to [ticks, ticks + slack], and to `max_ticks` at most; there are never more of them than of powers
+        of two alone. 1 ≤ ticks ≤ max_ticks.
+        """
+        slack = max(0, min(slack, self.max_ticks - ticks))
+        number = fewest_set_bits(ticks, slack)
+        hops = number.bit_count()
+        if hops == 1:
+            return (), number
+
+        # What a sum leaves may be rounded up to a multiple of 2^bits, of which the slack has one or two: both are
+        # looked at if time allows. Of too many sums those next to the delay are: they leave least, and one may be all.
+        bits = (slack + 1).bit_length() - 1
+        first, last = ticks + (1 << bits) - 1, ticks + slack
+        end = bisect_right(self._sums, first)
+        start = max(0, end - _MOST_SUMS)
+        count = end - start
+        if not count:
+            return (), number
+        size = self._size
+        sums, used = self._packed[start * size : end * size], self._counts[start * size : end * size]
+        most = first.to_bytes(size, "little") * count
+        if last != first and count <= _MOST_SUMS // 2:
+            sums, used, most = sums * 2, used * 2, most + last.to_bytes(size, "little") * count
+        left = int.from_bytes(most, "little") - int.from_bytes(sums, "little")
+        if bits:
+            multiple = ((1 << 8 * size) - (1 << bits)).to_bytes(size, "little")
+            left &= int.from_bytes(multiple * (len(most) // size), "little")
+        ones = int.from_bytes(left.to_bytes(len(most), "little").translate(_ONES), "little")
+        ones += int.from_bytes(used, "little")
+        ones += ones >> 8  # the lowest byte for each sum becomes the total of its bytes
+        ones += ones >> 16 if size == 4 else (ones >> 16) + (ones >> 32)
+        totals = ones.to_bytes(len(most), "little")[::size]
+
+        for fewer in range(1, hops):
+            found = totals.rfind(fewer)
+            if found >= 0:
+                found = start + found % count
+                rest = ticks - self._sums[found]
+                return self._ways[found], fewest_set_bits(rest, slack) if rest > 0 else 0
+        return (), number
 
 
 def fewest_set_bits(start: int, slack: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta, timezone, tzinfo
 from functools import cached_property
@@ -14,7 +14,7 @@ from dateutil.tz import tzlocal
 from . import journal
 from .due import to_ticks
 from .errors import InvalidDelay, InvalidOption
-from .levels import Level
+from .levels import DEFAULT_LANES, Level
 from .topology import MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
 
 Declare = Literal["auto", "passive"]
@@ -28,6 +28,10 @@ OPTIONS = "rabbit_delay"
 #: RabbitMQ refuses a queue TTL over ten years.
 TEN_YEARS = 10 * 365 * 24 * 3600.0
 
+#: More of them than that do not make a broker faster.
+MAX_SHARDS = 32
+
+_MOST_LANES = 64  # each is a queue, bound to all longer ones
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
 
@@ -36,7 +40,7 @@ class Options:
     """How delays are kept on the broker.
 
     Apps that share a vhost and a prefix share a cascade if they use the same `tick` and `queue_type`; otherwise their
-    cascades stand side by side.
+    cascades stand side by side. Each declares the levels that its `max_delay`, `lanes` and `shards` need.
 
     Raises `InvalidOption`, naming the option.
     """
@@ -49,6 +53,10 @@ class Options:
     max_delay: float = 8 * 365 * 24 * 3600.0
     #: How much lateness may be traded for fewer hops: a fraction of the delay, or (fraction, maximum in seconds).
     slack: float | tuple[float, float] = (0.001, 1.0)
+    #: Seconds: delays that take one hop instead of some. They and `shards` may differ between processes, and change.
+    lanes: Sequence[float] = DEFAULT_LANES
+    #: Sets of levels side by side, each led by another node of a cluster, to which messages go in turn.
+    shards: int = 1
     #: "quorum" loses nothing when a broker crashes; "classic" does, and is for throwaway work.
     queue_type: QueueType = "quorum"
     #: Wait until the broker has stored each delayed message.
@@ -69,6 +77,7 @@ class Options:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.slack, tuple):
             values["slack"] = list(self.slack)
+        values["lanes"] = list(self.lanes)
         if self.timezone is timezone.utc:
             values["timezone"] = "UTC"
         elif isinstance(self.timezone, ZoneInfo) and self.timezone.key:
@@ -88,6 +97,9 @@ class Options:
         pair = self._slack_pair
         if len(pair) != 2 or not all(_is_number(n) and n >= 0 for n in pair) or pair[0] >= 1:
             raise InvalidOption(f"slack={self.slack!r}: use a fraction below 1, or (fraction, maximum in seconds)")
+        self._check_lanes()
+        if not isinstance(self.shards, int) or isinstance(self.shards, bool) or not 1 <= self.shards <= MAX_SHARDS:
+            raise InvalidOption(f"shards={self.shards!r}: use a whole number, 1 to {MAX_SHARDS}")
         if self.queue_type not in known_types:
             raise InvalidOption(f"queue_type={self.queue_type!r}: use one of {', '.join(known_types)}")
         for name in ("confirm", "hand_on"):
@@ -100,6 +112,15 @@ class Options:
         if self.declare not in declares:
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(declares)}")
         _ = self.naive_timezone
+
+    def _check_lanes(self) -> None:
+        if not isinstance(self.lanes, (tuple, list)):
+            raise InvalidOption(f"lanes={self.lanes!r}: use a list of seconds, such as [60, 3600]")
+        if len(self.lanes) > _MOST_LANES:
+            raise InvalidOption(f"lanes: {len(self.lanes)} are too many, use at most {_MOST_LANES}")
+        for lane in self.lanes:
+            if not _is_number(lane) or not (0 < lane <= self.max_delay or lane in DEFAULT_LANES):
+                raise InvalidOption(f"lanes={lane!r}: use seconds above 0, up to max_delay={self.max_delay:.0f}")
 
     @classmethod
     def parse(cls, value: Options | Mapping[str, Any] | None) -> Options:
@@ -118,7 +139,10 @@ class Options:
     def cascade(self) -> Cascade:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
-        return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type)
+        lanes = {-(-timedelta(seconds=lane) // tick) for lane in self.lanes if lane <= self.max_delay}
+        # One of 2^n ticks is that level.
+        sorted_lanes = tuple(sorted(lane for lane in lanes if lane & (lane - 1)))
+        return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type, lanes=sorted_lanes)
 
     @cached_property
     def streams(self) -> list[Stream]:
@@ -134,6 +158,10 @@ class Options:
         """Return the cascade for messages of a priority. Classic levels ignore priorities, so they need only one."""
         mixed = self.queue_type == "classic" or (priority or 0) <= MAX_NORMAL_PRIORITY
         return self.cascade if mixed else self.high_cascade
+
+    def shards_of(self, cascade: Cascade) -> tuple[Cascade, ...]:
+        """Return all shards of which a cascade is the first."""
+        return tuple(replace(cascade, shard=shard) for shard in range(1, self.shards + 1))
 
     @cached_property
     def naive_timezone(self) -> tzinfo:
@@ -176,15 +204,22 @@ class Options:
         """Return whether a message with a delay in microseconds is recorded in the journal."""
         return self.journal is not None and delay >= self.journal * 1_000_000
 
-    def route(self, cascade: Cascade, delay: int) -> tuple[Level, ...]:
-        """Return the levels that keep a message for a delay in microseconds, one tick at least, the longest first.
+    def route(self, cascade: Cascade, delay: int, asked: int = 0) -> tuple[Level, ...]:
+        """Return the levels that keep a message for a delay in microseconds, one tick at least.
 
-        Raises `InvalidDelay` beyond `max_delay`.
+        `asked` is what the delay was when it was asked for. A message that has waited since, in a batch, may still take
+        the levels of that if they are fewer, and be late by as long as it has waited: everyday delays would lose their
+        lanes otherwise. That may be ten times the slack's fraction of the delay, and the slack's maximum. Raises
+        `InvalidDelay` beyond `max_delay`.
         """
         self.check_delay(delay)
         fraction, most = self._slack
         delay = max(delay, 1)
-        return cascade.route(to_ticks(delay, self._tick), int(min(delay * fraction, most)) // self._tick)
+        route = cascade.route(to_ticks(delay, self._tick), int(min(delay * fraction, most)) // self._tick)
+        if len(route) > 1 and 0 < asked - delay <= min(10 * fraction * delay, most):
+            intended = cascade.route(to_ticks(asked, self._tick), 0)
+            return intended if len(intended) < len(route) else route
+        return route
 
 
 def _is_number(value: object) -> bool:

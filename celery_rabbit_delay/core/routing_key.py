@@ -3,26 +3,42 @@
 Pure: may know AMQP's routing-key syntax, must not know a broker, a clock or Celery.
 
     @.^6.^3.^0          the levels of 2^6, 2^3 and 2^0 ticks: 73 ticks, the longest first
+    @.~960.~120         lanes of 960 and 120 ticks
+    @.~120.-.^3.^0      a lane, and then powers of two: 129 ticks
 
 The sentinel `@` keeps a user's key from matching a level. A key names only the levels to visit, so that patterns are
 short: a node that starts restores bindings word by word, and messages that come due before it has finished are late.
+Where powers follow lanes, a separator says so: an exchange that all lanes share looks for it, and leads on to the
+powers, so that not each lane needs a binding to each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from .levels import Level
 
 SENTINEL = "@"
 
+#: Between lanes and powers of two.
+SEPARATOR = "-"
+
 #: The most bytes of a routing key (AMQP 0-9-1 clause 4.2.5.3, short string).
 MAX_LENGTH = 255
 
 
-def encode(levels: Iterable[Level]) -> str:
-    """Return the routing key of a message that visits levels, given the longest first."""
-    return ".".join([SENTINEL, *(level.word for level in levels)])
+def encode(levels: Sequence[Level]) -> str:
+    """Return the routing key of a message that visits levels: lanes, then powers of two, each the longest first."""
+    words = [level.word for level in levels]
+    lanes = sum(level.is_lane for level in levels)
+    if 0 < lanes < len(words):
+        words.insert(lanes, SEPARATOR)
+    return ".".join((SENTINEL, *words))
+
+
+def after_lanes(level: Level) -> str:
+    """Return a key of a message that has come through its lanes, and whose last level is a power of two."""
+    return f"{SENTINEL}.{SEPARATOR}.{level.word}"
 
 
 def is_reserved(key: str) -> bool:
@@ -36,8 +52,18 @@ def entry_pattern(level: Level) -> str:
 
 
 def next_pattern(level: Level, lower: Level) -> str:
-    """Return the pattern from `level` to the queue of `lower`: keys in which it comes next."""
+    """Return the pattern from `level` to the queue of `lower`: keys in which it comes next. Both or none are lanes."""
     return f"{SENTINEL}.#.{level.word}.{lower.word}.#"
+
+
+def powers_pattern(lane: Level) -> str:
+    """Return the pattern from a lane to the exchange that leads to the powers of two: keys with no lane after it."""
+    return f"{SENTINEL}.#.{lane.word}.{SEPARATOR}.#"
+
+
+def first_power_pattern(level: Level) -> str:
+    """Return the pattern from that exchange to the queue of `level`: keys whose first power of two it is."""
+    return f"{SENTINEL}.#.{SEPARATOR}.{level.word}.#"
 
 
 def exit_pattern(level: Level) -> str:

@@ -1,8 +1,9 @@
 """A cascade is data: exchanges, queues and bindings, looped over by whoever declares, verifies, draws or tests it.
 
 Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange. Its
-bindings jump straight to the queue of the next level in the message's key. After the last one the message passes the
-final `done` exchange, the outbox of its destination, and the exchange `exit`.
+bindings jump straight to the queue of the next level in the message's key, from lanes to powers of two by way of an
+exchange that all lanes share. After the last level the message passes the final `done` exchange, the outbox of its
+destination, and the exchange `exit`.
 
 At-least-once dead lettering lets 32 messages of a queue be unsettled, so that a destination that takes nothing would
 stop a level for everybody. It stops only its outbox. What has no way to go on becomes an orphan.
@@ -11,8 +12,9 @@ stop a level for everybody. It stops only its outbox. What has no way to go on b
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from types import MappingProxyType
@@ -20,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from . import routing_key
 from .destination import SHORT_LIVED, Destination
-from .levels import Level, fewest_set_bits, powers_of_two
+from .levels import Encoder, Level, powers_of_two
 from .routing_key import MAX_LENGTH
 
 QueueType = Literal["quorum", "classic"]
@@ -81,11 +83,14 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True)
 class Cascade:
-    """Levels of 1, 2, 4, ... ticks, under names that begin with `prefix`.
+    """Levels of 1, 2, 4, ... ticks, and lanes between them, under names that begin with `prefix`.
 
     Names say all that decides how a part is declared: the version of the layout, the tick, and the type of classic
     queues. Cascades that differ in any of these stand side by side, and no release publishes onto another's layout.
-    `max_delay` is not in a name: a cascade with more levels shares the lower ones.
+    Which levels there are is in no name but that of `marker`: cascades with other levels share those that they have in
+    common, and a message needs those alone that are in its key.
+
+    Shards are sets of levels side by side, which share everything from `done` on; the first has no number in its names.
 
     Quorum queues of RabbitMQ 4.0 tell two priorities apart, up to 4 and above
     (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head, so in
@@ -98,11 +103,13 @@ class Cascade:
     powers: int  # levels of 2^0 to 2^(powers - 1) ticks
     queue_type: QueueType = "quorum"
     high: bool = False
+    lanes: tuple[int, ...] = ()  # ticks, the shortest first, none a power of two
+    shard: int = 1
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """All levels, the shortest first."""
-        return tuple(self._level(1 << power) for power in range(self.powers))
+        """Powers of two, then lanes, the shortest first in either case: messages visit them in the opposite order."""
+        return tuple(map(self._level, (*(1 << power for power in range(self.powers)), *self.lanes)))
 
     @cached_property
     def _level_of_ticks(self) -> dict[int, Level]:
@@ -115,13 +122,20 @@ class Cascade:
 
     @property
     def max_ticks(self) -> int:
-        """The longest delay that the levels add up to."""
-        return sum(level.ticks for level in self.levels)
+        """The longest delay that the powers of two add up to."""
+        return (1 << self.powers) - 1
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder(self.powers, self.lanes)
 
     def route(self, ticks: int, slack: int) -> tuple[Level, ...]:
-        """Return the fewest levels that add up to [ticks, ticks + slack], the longest first; 1 ≤ ticks ≤ max_ticks."""
-        total = fewest_set_bits(ticks, max(0, min(slack, self.max_ticks - ticks)))
-        return tuple(self._level_of_ticks[power] for power in powers_of_two(total))
+        """Return the fewest levels that add up to [ticks, ticks + slack], in order; 1 ≤ ticks ≤ max_ticks.
+
+        With lanes they may be more than the fewest possible; never more than of powers of two alone.
+        """
+        lanes, rest = self._encoder.split(ticks, slack)
+        return tuple(self._level_of_ticks[ticks] for ticks in (*lanes, *powers_of_two(rest)))
 
     @property
     def root(self) -> str:
@@ -136,11 +150,17 @@ class Cascade:
     @property
     def base_name(self) -> str:
         """What the names of ingest and of the levels begin with."""
-        return f"{self.root}.high" if self.high else self.root
+        shard = "" if self.shard == 1 else f".s{self.shard}"
+        return f"{self.root}{shard}.high" if self.high else f"{self.root}{shard}"
 
     @property
     def ingest(self) -> str:
         return f"{self.base_name}.ingest"
+
+    @property
+    def lanes_done(self) -> str:
+        """The exchange through which messages go from lanes to powers of two."""
+        return f"{self.base_name}.lanes.done"
 
     @property
     def done(self) -> str:
@@ -165,14 +185,35 @@ class Cascade:
         return f"{self.root}.discard"
 
     @property
+    def record(self) -> str:
+        """The exchange for records of sets of levels (`levels_record`)."""
+        return f"{self.root}.record"
+
+    @property
+    def records(self) -> str:
+        """The queue of the records of all sets of levels that were ever declared."""
+        return f"{self.root}.records"
+
+    def levels_record(self) -> str:
+        """Return what `with_recorded_levels` reads, as JSON: AMQP cannot list what exists on a broker."""
+        return json.dumps({"powers": self.powers, "lanes": self.lanes})
+
+    def with_recorded_levels(self, record: str) -> Cascade:
+        """Return the cascade with the levels of a record instead of its own."""
+        levels = json.loads(record)
+        return replace(self, powers=levels["powers"], lanes=tuple(levels["lanes"]))
+
+    @property
     def marker(self) -> str:
-        """The exchange that is declared last: where it exists, all levels do.
+        """The exchange that is declared last: where it exists, all levels and their bindings to each other do.
 
         RabbitMQ from 4.3 shows an exchange only to users with some permission on it
         (https://github.com/rabbitmq/rabbitmq-server/releases/tag/v4.3.1), hence a name that a publisher's permission
         to write to ingest can cover.
         """
-        return f"{self.ingest}.{self.powers}"
+        if not self.lanes:
+            return f"{self.ingest}.{self.powers}"
+        return f"{self.ingest}.{self.powers}.{hashlib.sha256(repr(self.lanes).encode()).hexdigest()[:12]}"
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
@@ -181,11 +222,14 @@ class Cascade:
         way_out: dict[str, str] = {"alternate-exchange": self.lost}
         for level in self.levels:
             yield Exchange(level.done, arguments=way_out)  # a key that somebody made up may lead to no other level
+        if self.lanes:
+            yield Exchange(self.lanes_done, arguments=way_out)
         yield Exchange(self.lost, "fanout")
         # Direct ones, whose bindings are in force once they exist: RabbitMQ with Mnesia says of one to a topic exchange
         # that somebody else is creating that it exists before it is in force, and a short delay may end meanwhile.
         yield Exchange(self.done, "direct", way_out)
         yield Exchange(self.exit, "direct", way_out)
+        yield Exchange(self.record, "fanout")
         yield Exchange(self.root, "fanout")
         yield Exchange(self.marker, "fanout")
 
@@ -194,6 +238,7 @@ class Cascade:
             yield self._passing(level.queue, level.ttl + EXPIRY_MARGIN_MS, level.done)
         yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.exit)
         yield Queue(self.orphans, {"x-queue-type": self.queue_type, **self._kept})
+        yield Queue(self.records, {"x-queue-type": self.queue_type, **self._kept})
         yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
 
     @property
@@ -212,16 +257,25 @@ class Cascade:
         if self.queue_type == "quorum":
             # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
             arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+            # Otherwise the node that the client is connected to leads them all. RabbitMQ 3.10 knows no such argument
+            # for classic queues.
+            arguments |= {"x-queue-leader-locator": "balanced"}
         return Queue(name, {**arguments, **self._kept})
 
     def bindings(self) -> Iterator[Binding]:
-        for index, level in enumerate(self.levels):
-            yield Binding(self.ingest, level.queue, "queue", routing_key.entry_pattern(level))
-            for lower in self.levels[:index]:
-                yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
-            yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
+        for levels in (self.levels[: self.powers], self.levels[self.powers :]):
+            for index, level in enumerate(levels):
+                yield Binding(self.ingest, level.queue, "queue", routing_key.entry_pattern(level))
+                for lower in levels[:index]:
+                    yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
+                if level.is_lane:
+                    yield Binding(level.done, self.lanes_done, "exchange", routing_key.powers_pattern(level))
+                elif self.lanes:
+                    yield Binding(self.lanes_done, level.queue, "queue", routing_key.first_power_pattern(level))
+                yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
         yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
         yield Binding(self.lost, self.orphans, "queue", "")
+        yield Binding(self.record, self.records, "queue", "")
 
     def stream_binding(self, stream: Stream) -> Binding:
         """Return what leads from ingest to a stream."""

@@ -5,7 +5,7 @@ Every function takes a `kombu.Connection` with our transport, whose options say 
 
 from ..amqp.reschedule import reschedule
 from ..amqp.schedule import Progress, Scheduled, cancel, queue_names, scheduled
-from .cascades import cascades, earlier_layout, with_all_levels
+from .cascades import cascades, earlier_layout, existing
 from .diff import Finding, diff
 from .management import Management
 from .migrate import Moved, migrate
@@ -30,6 +30,7 @@ __all__ = [
     "count_earlier",
     "diff",
     "earlier_layout",
+    "existing",
     "message_count",
     "migrate",
     "native_waiting",
@@ -46,5 +47,4 @@ __all__ = [
     "teardown",
     "teardown_earlier",
     "teardown_native",
-    "with_all_levels",
 ]

@@ -2,40 +2,111 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import kombu
-from amqp.exceptions import AccessRefused
+from amqp.exceptions import AccessRefused, ResourceLocked
 
 from ..amqp import declare
+from ..amqp.waiting import take
 from ..core.layouts import Layout1
 from ..core.options import TEN_YEARS, Options
 from ..core.topology import Cascade
 
 
 def cascades(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
-    """Return the cascade for normal messages, and that for priorities above 4 if wanted or, with None, if it exists."""
+    """Return the cascade for normal messages, and that for priorities above 4 if wanted or, with None, if it exists.
+
+    Each with as many shards as the options say, and with the levels that they say.
+    """
     options: Options = connection.transport.delay_options
-    found = [options.cascade]
+    found = list(options.shards_of(options.cascade))
     if options.high_cascade != options.cascade_for(9):  # classic levels have no second one
         return found
     if priorities is None:
-        try:
-            priorities = declare.exchange_exists(connection.default_channel, options.high_cascade.ingest)
-        except AccessRefused:  # RabbitMQ 4.3 hides it; whatever is done next says what is not permitted
-            priorities = False
-    return [*found, options.high_cascade] if priorities else found
+        priorities = _ingest_exists(connection, options.high_cascade)
+    return [*found, *options.shards_of(options.high_cascade)] if priorities else found
 
 
-def with_all_levels(connection: kombu.Connection, cascade: Cascade) -> Cascade:
-    """Return a cascade with the longer levels that others, with a larger `max_delay`, have added on the broker."""
-    longest = Options(tick=cascade.tick.total_seconds(), max_delay=TEN_YEARS).cascade.powers
+def existing(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
+    """Return what `cascades` does, and also the shards and levels that others have declared, now or in the past."""
+    shards = _shards(connection, priorities)
+    records = _records(connection, shards[0])
+    return [_with_levels_of(connection, shard, map(shard.with_recorded_levels, records)) for shard in shards]
+
+
+def ever_declared(connection: kombu.Connection) -> list[Cascade]:
+    """Return all cascades that somebody may have declared under these names, each with the levels of then."""
+    shards = _shards(connection, priorities=True)
+    records = _records(connection, shards[0])
+    return [*shards, *(shard.with_recorded_levels(record) for shard in shards for record in records)]
+
+
+def _shards(connection: kombu.Connection, priorities: bool | None) -> list[Cascade]:
+    """Return what `cascades` does, and the other shards that exist."""
+    wanted = cascades(connection, priorities)
+    found = []
+    for first in wanted:
+        for number in itertools.count(1) if first.shard == 1 else ():
+            shard = replace(first, shard=number)
+            if shard not in wanted and not _ingest_exists(connection, shard):
+                break
+            found.append(shard)
+    return found
+
+
+def _ingest_exists(connection: kombu.Connection, cascade: Cascade) -> bool:
+    try:
+        return declare.exchange_exists(connection.default_channel, cascade.ingest)
+    except AccessRefused:  # RabbitMQ 4.3 hides it; whatever is done next says what is not permitted
+        return False
+
+
+def _with_levels_of(connection: kombu.Connection, cascade: Cascade, others: Iterable[Cascade]) -> Cascade:
+    """Return a cascade with those levels of others that it has on the broker."""
+    levels = {level for other in others for level in other.levels}.difference(cascade.levels)
+    there = {level.ticks for level in levels if declare.queue_exists(connection.default_channel, level.queue)}
     powers = cascade.powers
-    while powers < longest and declare.queue_exists(
-        connection.default_channel, replace(cascade, powers=powers + 1).levels[-1].queue
-    ):
+    while 1 << powers in there:
         powers += 1
-    return replace(cascade, powers=powers)
+    lanes = sorted({*cascade.lanes, *(ticks for ticks in there if ticks & (ticks - 1))})
+    return replace(cascade, powers=powers, lanes=tuple(lanes))
+
+
+def _records(connection: kombu.Connection, cascade: Cascade) -> list[str]:
+    """Return the records of all sets of levels; none where that is not permitted."""
+    with suppress(AccessRefused), _only_reader(connection.default_channel, f"{cascade.records}.reader"):
+        channel = connection.channel()
+        try:
+            return [message.body for message in take(channel, cascade.records)]
+        finally:
+            channel.close()  # gives them back
+    return []
+
+
+@contextmanager
+def _only_reader(channel: Any, lock: str) -> Iterator[None]:
+    """Hold a queue that only one connection may have: what one reads, another would not find meanwhile."""
+    owned = any(_declare_exclusively(channel, lock) for _ in range(100))
+    try:
+        yield
+    finally:
+        if owned:
+            channel.queue_delete(lock)
+
+
+def _declare_exclusively(channel: Any, queue: str) -> bool:
+    try:
+        channel.queue_declare(queue, exclusive=True, auto_delete=True)
+    except ResourceLocked:
+        time.sleep(0.05)
+        return False
+    return True
 
 
 def earlier_layout(connection: kombu.Connection, layout: int, priorities: bool | None = None) -> list[Layout1]:

@@ -35,8 +35,11 @@ def diff(
     destinations: Iterable[Destination] = (),
     management: Management | None = None,
     streams: Iterable[Stream] = (),
+    known: Iterable[Cascade] = (),
 ) -> Iterator[Finding]:
     """Yield what the broker has of each part of some cascades and of their streams.
+
+    Others may have declared what is in `known` beside them.
 
     Bindings, and policies that change queues, are seen only through the management API.
 
@@ -57,7 +60,7 @@ def diff(
         yield Finding("binding", _name(binding), "present" if binding in existing else "missing")
     # What leaves `done` and `exit` leads to destinations; anything else that we do not know multiplies messages.
     inner = topology.exchanges.keys() - {name for cascade in wanted for name in (cascade.done, cascade.exit)}
-    for binding in sorted(existing - topology.bindings.keys()):
+    for binding in sorted(existing - topology.bindings.keys() - Topology.of(known).bindings.keys()):
         if binding.source in inner:
             yield Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it")
     rows = management.queues()

@@ -5,38 +5,53 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import combinations
+from typing import NamedTuple
 
 import kombu
 from amqp import Message
 
 from ..amqp import declare
-from ..amqp.pending import PendingMessage, now
-from ..amqp.publisher import DelayedPublisher
+from ..amqp.confirms import ConfirmedChannel
 from ..amqp.streams import StreamReader
+from ..core import routing_key
 from ..core.destination import Destination
-from ..core.errors import CascadeMissing, NotRouted, StreamUnavailable
+from ..core.errors import CascadeMissing, StreamUnavailable
 from ..core.headers import addressed
 from ..core.levels import Level
 from ..core.topology import Cascade, Stream
 
 
-def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
-    """Send messages through every level that holds them for at most `seconds`, and from each to each lower one.
+class Way(NamedTuple):
+    """What a message is to go through, and where that begins."""
 
-    Yields what is wrong. The messages come back to a queue that exists only for this connection; `patience` is how many
-    seconds late they may be.
+    exchange: str
+    levels: tuple[Level, ...]
+    key: str
+
+    def __str__(self) -> str:
+        return " and ".join(level.queue for level in self.levels)
+
+
+def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
+    """Send messages through every level that holds them for at most `seconds`, and from each to each that may follow.
+
+    Also from the exchange that lanes hand them to, as longer ones would. Yields what is wrong. The messages come back
+    to a queue that exists only for this connection; `patience` is how many seconds late they may be.
     """
     channel = connection.channel()
     queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue
     destination = Destination("", (queue,), short_lived=True)
     declare.bind_destination(channel, cascade, destination)
-    passive = replace(connection.transport.delay_options, declare="passive", confirm=True, slack=0)
-    publisher = DelayedPublisher(connection.connection, cascade, passive)
+    confirmed = ConfirmedChannel(connection.connection)
+    timeout = connection.transport.delay_options.confirm_timeout
     levels = [level for level in cascade.levels if level.ttl <= seconds * 1000]
     routes: list[tuple[Level, ...]] = [(level,) for level in levels]
-    routes += [(higher, lower) for lower, higher in combinations(levels, 2)]
+    routes += [(second, first) for first, second in combinations(levels, 2)]
+    ways = [Way(cascade.ingest, route, routing_key.encode(route)) for route in routes]
+    if cascade.lanes:
+        powers = [level for level in levels if not level.is_lane]
+        ways += [Way(cascade.lanes_done, (level,), routing_key.after_lanes(level)) for level in powers]
     arrived: dict[int, float] = {}
 
     def on_message(message: Message) -> None:
@@ -44,14 +59,13 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
 
     channel.basic_consume(queue, no_ack=True, callback=on_message)
     sent: dict[int, float] = {}
-    for number, route in enumerate(routes):
-        milliseconds = sum(level.ttl for level in route)
+    for number, way in enumerate(ways):
         message = Message(str(number), application_headers=addressed({"CC": []}, destination))
         sent[number] = time.monotonic()
-        try:
-            publisher.publish(PendingMessage(message, now() + milliseconds * 1000, destination))
-        except NotRouted:
-            yield f"ingest takes no message for {_names(route)}"
+        with declare.translate_errors(cascade):
+            returned = confirmed.publish(message, way.exchange, way.key, confirm_timeout=timeout)
+        if returned is not None:
+            yield f"{way.exchange} takes no message for {way}"
             del sent[number]
     deadline = time.monotonic() + 2 * seconds + patience
     while arrived.keys() < sent.keys() and time.monotonic() < deadline:
@@ -60,11 +74,12 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
         except TimeoutError:
             continue
     for number, at in sent.items():
-        due = at + sum(level.ttl for level in routes[number]) / 1000
+        due = at + sum(level.ttl for level in ways[number].levels) / 1000
         if number not in arrived:
-            yield f"a message through {_names(routes[number])} has not come back"
+            yield f"a message through {ways[number]} has not come back"
         elif arrived[number] < due:
-            yield f"a message through {_names(routes[number])} came {due - arrived[number]:.3f} s early"
+            yield f"a message through {ways[number]} came {due - arrived[number]:.3f} s early"
+    confirmed.reset()
     channel.close()
 
 
@@ -76,7 +91,3 @@ def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> It
                 next(reader.read(stream), None)
             except (StreamUnavailable, CascadeMissing) as exc:
                 yield str(exc)
-
-
-def _names(levels: Iterable[Level]) -> str:
-    return " and ".join(level.queue for level in levels)

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 import kombu
 
 from ..amqp import declare
+from ..amqp.confirms import ConfirmedChannel
+from ..amqp.create import create_cascade
 from ..core import journal
 from ..core.destination import Destination
 from ..core.errors import DestinationNotFound
 from ..core.layouts import Layout1
+from ..core.options import Options
 from ..core.topology import Cascade, Topology
-from .cascades import cascades, with_all_levels
+from .cascades import ever_declared
 from .management import Management
 
 
@@ -23,15 +26,16 @@ def setup(
 
     Raises `CascadeConflict`, `NotPermitted`, `InvalidDestination`.
     """
-    channel = connection.default_channel
+    options: Options = connection.transport.delay_options
     for cascade in wanted:
-        declare.declare_cascade(channel, cascade)
-        for stream in connection.transport.delay_options.streams:
-            declare.ensure_stream(channel, cascade, stream)
+        if cascade.shard == 1:
+            create_cascade(ConfirmedChannel(connection.connection), options.shards_of(cascade), options.confirm_timeout)
+            for stream in options.streams:
+                declare.bind_stream(connection.default_channel, cascade, stream)
     lacking = []
     for destination in destinations:
         try:
-            declare.bind_destination(channel, connection.transport.delay_options.cascade, destination)
+            declare.bind_destination(connection.default_channel, options.cascade, destination)
         except DestinationNotFound:
             lacking.append(destination)
     return lacking
@@ -45,7 +49,7 @@ def teardown(
     Outboxes are those of `destinations`; AMQP lists no queues, but the management API finds all others. Raises
     `NotPermitted`.
     """
-    found = [with_all_levels(connection, cascade) for cascade in cascades(connection, priorities=True)]
+    found = ever_declared(connection)
     topology = Topology.of(found, destinations, journal.all_streams(found[0]))
     queues = dict.fromkeys(topology.queues)
     if management is not None:

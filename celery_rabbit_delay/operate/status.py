@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import kombu
@@ -23,6 +24,7 @@ class LevelStatus(NamedTuple):
     """A level's queue. `ready` messages wait; `unsettled` ones are on their way to the next queue (None: unknown)."""
 
     queue: str
+    shard: int | None  # None: all, and `queue` is that of the first
     ttl: int  # milliseconds
     ready: int | None  # None: the queue is missing
     unsettled: int | None
@@ -46,6 +48,7 @@ class StreamStatus(NamedTuple):
 
 class Status(NamedTuple):
     levels: list[LevelStatus]
+    first_shard: dict[str, str]  # a level's queue -> that of the same level in the first shard
     orphans: int | None  # None: the queue is missing
     destinations: list[str] | None  # what the cascade leads to; None: unknown
     outboxes: list[OutboxStatus] | None  # those that hold messages; None: unknown
@@ -61,6 +64,22 @@ class Status(NamedTuple):
         return sum(outbox.stuck for outbox in self.outboxes or ())
 
     @property
+    def added_up(self) -> list[LevelStatus]:
+        """Each level once, with what waits in all shards."""
+        shards: dict[str, list[LevelStatus]] = {}
+        for level in self.levels:
+            shards.setdefault(self.first_shard[level.queue], []).append(level)
+        return [
+            levels[0]._replace(
+                queue=queue,
+                shard=None,
+                ready=_sum(level.ready for level in levels),
+                unsettled=_sum(level.unsettled for level in levels),
+            )
+            for queue, levels in shards.items()
+        ]
+
+    @property
     def blocked(self) -> list[LevelStatus]:
         """Levels with as many unsettled messages as at-least-once dead lettering takes at a time, or in a burst, more.
 
@@ -74,23 +93,30 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
     wanted = list(wanted)
     channel = connection.default_channel
     rows = management.queues() if management else {}
-    levels = []
+    levels, first_shard = [], {}
     for cascade in wanted:
-        for level in cascade.levels:
+        for level, first in zip(cascade.levels, replace(cascade, shard=1).levels, strict=True):
+            first_shard[level.queue] = first.queue
             on_the_way = unsettled(rows[level.queue]) if level.queue in rows else None
             ready = declare.message_count(channel, level.queue)
-            levels.append(LevelStatus(level.queue, level.ttl, ready, on_the_way))
+            levels.append(LevelStatus(level.queue, cascade.shard, level.ttl, ready, on_the_way))
     orphans = declare.message_count(channel, wanted[0].orphans)
     streams = [
         StreamStatus(stream.name, declare.message_count(channel, stream.name))
         for stream in journal.all_streams(wanted[0])
     ]
     if management is None:
-        return Status(levels, orphans, None, None, streams)
+        return Status(levels, first_shard, orphans, None, None, streams)
     exits = {(b.routing_key, b.destination) for b in management.bindings() if b.source == wanted[0].exit}
     outboxes = [_outbox(wanted[0], row, exits, rows) for name, row in rows.items() if _is_stuck(wanted[0], name, row)]
     destinations = sorted({destination for _, destination in exits} - {wanted[0].discard})
-    return Status(levels, orphans, destinations, outboxes, streams)
+    return Status(levels, first_shard, orphans, destinations, outboxes, streams)
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum; None if any is missing."""
+    counts = list(counts)
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _is_stuck(cascade: Cascade, name: str, row: Row) -> bool:

@@ -49,8 +49,8 @@ def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost
     assert run(url, "plan", "--priorities").code == 3
     assert run(url, "setup", "--priorities").code == 0
     assert (
-        f"{2 * parts - 9} of" in run(url, "plan").out
-    )  # they share done, exit, discard, an outbox, a layout, two streams and twice orphans
+        f"{2 * parts - 11} of" in run(url, "plan").out
+    )  # they share done, exit, discard, an outbox, a layout, two streams, twice orphans and twice records
 
 
 def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
@@ -373,7 +373,7 @@ def celery(vhost: Vhost, *arguments: str) -> Result:
 
 def test_the_commands_of_an_app(vhost: Vhost) -> None:
     assert celery(vhost, "plan").code == 3
-    assert "31 levels exist" in celery(vhost, "setup").out
+    assert "48 levels exist" in celery(vhost, "setup").out
     assert celery(vhost, "verify").code == 0
     assert "0 wait" in celery(vhost, "status").out
     assert json.loads(celery(vhost, "export").out)["vhosts"] == [{"name": vhost.name}]

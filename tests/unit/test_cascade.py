@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import routing_key
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.levels import Level
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
 from testkit.broker_model import BrokerModel, topic_matches
 
@@ -21,7 +23,11 @@ SHOP = Destination("", ("shop",))
 
 def keys(ticks: int, destination: Destination, *users: str) -> tuple[str, ...]:
     """The routing keys of a delayed message: its own, and those in its CC header."""
-    return routing_key.encode(LONG.route(ticks, 0)), *users, destination.outbox_address, destination.address
+    return keys_of(LONG.route(ticks, 0), destination, *users)
+
+
+def keys_of(route: tuple[Level, ...], destination: Destination, *users: str) -> tuple[str, ...]:
+    return routing_key.encode(route), *users, destination.outbox_address, destination.address
 
 
 def model_with_queues(*names: str, cascade: Cascade = CASCADE) -> BrokerModel:
@@ -50,7 +56,83 @@ def test_any_delay_of_the_default_cascade_arrives_once_on_time(ticks: int) -> No
     assert len(visited) == ticks.bit_count() + 1  # the outbox
 
 
-@pytest.mark.parametrize("key", ["^0", "^1.^0", "^3.^2.shop", "#", "*.^1.*", "a.@.^1", "@shop.^1.^0.x"])
+#: Lanes of which two are next to each other, two add up to a third, and some are longer than powers of two that exist.
+LANES = (3, 5, 6, 24, 100, 101, 201, 900)
+WITH_LANES = replace(CASCADE, lanes=LANES)
+
+
+@pytest.mark.parametrize("slack", [0, 1, 9])
+def test_every_delay_arrives_once_through_lanes_with_as_few_hops_as_promised(slack: int) -> None:
+    model = model_with_queues("shop", cascade=WITH_LANES)
+    bind(model, SHOP, WITH_LANES)
+    for ticks in range(1, WITH_LANES.max_ticks + 1):
+        route = WITH_LANES.route(ticks, slack)
+        arrived, visited = model.publish(WITH_LANES.ingest, *keys_of(route, SHOP, "shop"))
+        [(after, queue)] = arrived
+        assert queue == "shop"
+        assert ticks * 10 <= after <= (ticks + slack) * 10
+        assert visited == [*(level.queue for level in route), WITH_LANES.outbox_name(SHOP)]
+        assert len(route) <= len(CASCADE.route(ticks, slack))
+
+
+lane_sets = st.sets(st.integers(1, 2047).filter(lambda n: n & (n - 1)), max_size=8).map(sorted).map(tuple)
+
+
+@given(lane_sets, lane_sets, st.integers(9, 11), st.integers(9, 11), st.data())
+def test_cascades_with_other_levels_share_one_and_what_each_sends_arrives(
+    one: tuple[int, ...], other: tuple[int, ...], powers: int, other_powers: int, data: st.DataObject
+) -> None:
+    sharing = [
+        replace(CASCADE, lanes=tuple(n for n in lanes if n < 1 << powers), powers=powers)
+        for lanes, powers in ((one, powers), (other, other_powers))
+    ]
+    model = model_with_queues("shop", cascade=sharing[0])
+    model.add(sharing[1])
+    bind(model, SHOP)
+    for cascade in sharing:
+        ticks = data.draw(st.integers(1, cascade.max_ticks))
+        route = cascade.route(ticks, data.draw(st.integers(0, 20)))
+        arrived, visited = model.publish(cascade.ingest, *keys_of(route, SHOP, "shop"))
+        assert arrived == [(10 * sum(level.ticks for level in route), "shop")]
+        assert visited == [*(level.queue for level in route), cascade.outbox_name(SHOP)]
+
+
+@pytest.mark.parametrize("seconds", [0.125, 15, 60, 3601, 86_399, 2_592_000 * 3 + 7, 200_000_001])
+def test_the_default_lanes_arrive_once_on_time(seconds: float) -> None:
+    options = Options()
+    model = model_with_queues("shop", cascade=options.cascade)
+    bind(model, SHOP, options.cascade)
+    route = options.route(options.cascade, int(seconds * 1_000_000))
+    arrived, visited = model.publish(options.cascade.ingest, *keys_of(route, SHOP, "shop"))
+    [(after, _)] = arrived
+    assert 0 <= after - seconds * 1000 < 125 + 1000
+    assert visited[:-1] == [level.queue for level in route]
+
+
+def test_shards_have_levels_of_their_own_and_share_the_rest() -> None:
+    second = replace(WITH_LANES, shard=2)
+    model = model_with_queues("shop", cascade=WITH_LANES)
+    model.add(second)
+    bind(model, SHOP, WITH_LANES)
+    for shard in (WITH_LANES, second):
+        route = shard.route(931, 0)
+        arrived, visited = model.publish(shard.ingest, *keys_of(route, SHOP, "shop"))
+        assert arrived == [(9310, "shop")]
+        assert visited == [*(level.queue for level in route), WITH_LANES.outbox_name(SHOP)]
+    assert [level.queue for level in second.route(8, 0)] == ["t.v2.10ms.s2.delay.80"]
+    assert list(second.destination_bindings(SHOP)) == list(WITH_LANES.destination_bindings(SHOP))
+
+
+def test_each_set_of_levels_has_a_marker_of_its_own() -> None:
+    sets = [CASCADE, WITH_LANES, replace(CASCADE, lanes=LANES[1:]), replace(WITH_LANES, powers=12)]
+    sets += [replace(cascade, shard=2) for cascade in sets]
+    assert len({cascade.marker for cascade in sets}) == len(sets)
+    assert [replace(CASCADE, shard=c.shard).with_recorded_levels(c.levels_record()) for c in sets] == sets
+
+
+@pytest.mark.parametrize(
+    "key", ["^0", "^1.^0", "~3.^0", "-.^0", "@x.~3.-.^0", "^3.^2.shop", "#", "*.^1.*", "a.@.^1", "@shop.^1.^0.x"]
+)
 def test_a_users_routing_key_that_looks_like_bits_matches_no_level(key: str) -> None:
     model = model_with_queues("shop")
     bind(model, SHOP)
@@ -146,10 +228,12 @@ def test_short_lived_queues_share_an_outbox_and_leave_nothing_behind() -> None:
     assert {source: bindings for source, bindings in model.bindings.items() if bindings} == before
 
 
-@pytest.mark.parametrize("key", ["@.^3.^9", "@.^9.^3.^2.^77", "@.^2.x", "@.^10.^10"])
+@pytest.mark.parametrize(
+    "key", ["@.^3.^9", "@.^9.^3.^2.^77", "@.^2.x", "@.^10.^10", "@.~3.^1", "@.~3.-", "@.~3.-.-.^1", "@.~5.~6"]
+)
 def test_a_key_that_somebody_made_up_is_an_orphan_at_the_latest(key: str) -> None:
-    model = model_with_queues("shop")
-    bind(model, SHOP)
+    model = model_with_queues("shop", cascade=WITH_LANES)
+    bind(model, SHOP, WITH_LANES)
     arrived, _ = model.publish(CASCADE.ingest, key, "shop", SHOP.address)
     assert {queue for _, queue in arrived} <= {CASCADE.orphans, "shop"}
 
@@ -157,11 +241,7 @@ def test_a_key_that_somebody_made_up_is_an_orphan_at_the_latest(key: str) -> Non
 def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
     high = replace(CASCADE, high=True)
     model = model_with_queues("shop")
-    for exchange in high.exchanges():
-        model.exchanges[exchange.name] = exchange
-    for queue in high.queues():
-        model.queues[queue.name] = queue
-    model.bind(high.bindings())
+    model.add(high)
     bind(model, SHOP)
     for cascade in (CASCADE, high):
         arrived, visited = model.publish(cascade.ingest, *keys(11, SHOP, "shop"))
@@ -177,7 +257,7 @@ def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
 
 
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
-    cascade = Cascade("p" * 150, timedelta(milliseconds=1), powers=49)
+    cascade = Cascade("p" * 150, timedelta(milliseconds=1), powers=49, high=True, lanes=(3, 999_999), shard=32)
     names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()]
     assert len(names) == len(set(names))
     assert all(name.startswith("p" * 150 + ".") and len(name) <= 255 for name in names)
@@ -191,6 +271,7 @@ def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_l
         if "x-dead-letter-exchange" in queue.arguments:
             assert queue.arguments["x-dead-letter-strategy"] == "at-least-once"
             assert queue.arguments["x-overflow"] == "reject-publish"
+            assert queue.arguments["x-queue-leader-locator"] == "balanced"
 
 
 def test_a_level_keeps_a_message_for_its_ticks() -> None:

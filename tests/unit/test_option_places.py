@@ -14,6 +14,7 @@ import pytest
 
 from celery_rabbit_delay import InvalidOption, Options
 from celery_rabbit_delay.cli import groups, moving
+from celery_rabbit_delay.core.levels import DEFAULT_LANES
 from celery_rabbit_delay.core.topology import QueueType
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -26,6 +27,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "tick": (1.0, 0),
     "max_delay": (3600.0, 0),
     "slack": (0.5, -1),
+    "lanes": ([60.0, 3600.0], 60),
+    "shards": (3, 0),
     "queue_type": ("classic", "stream"),
     "confirm": (False, 1),
     "confirm_timeout": (None, 0),
@@ -35,13 +38,13 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }
 
+
+def declared(options: Options) -> Any:
+    return options.shards_of(options.cascade), options.streams
+
+
 #: Those that decide what stands on the broker. The others are about publishing.
-DECLARED = [
-    name
-    for name in NAMES
-    for other in [Options(**{name: VALUES[name][0]})]
-    if (other.cascade, other.streams) != (Options().cascade, Options().streams)
-]
+DECLARED = [name for name in NAMES if declared(Options(**{name: VALUES[name][0]})) != declared(Options())]
 
 
 def flags(command: click.Command) -> dict[str, click.Option]:
@@ -85,7 +88,8 @@ def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -
     if isinstance(flag.type, click.Choice):
         assert tuple(flag.type.choices) == get_args(QueueType)
     else:
-        assert flag.type.convert(str(other), None, None) == other
+        text = ",".join(map(str, other)) if isinstance(other, list) else str(other)
+        assert flag.type.convert(text, None, None) == (tuple(other) if isinstance(other, list) else other)
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -97,7 +101,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 def test_the_reference_has_a_row_for_each_option_with_its_default() -> None:
     assert [name for name, *_ in rows()] == NAMES
-    words = {"8 years": 8 * 365 * 24 * 3600.0, "the app's": None}
+    words = {"8 years": 8 * 365 * 24 * 3600.0, "17 of them": DEFAULT_LANES, "the app's": None}
     for name, default, text in rows():
         value = words[default] if default in words else ast.literal_eval(default.strip("`"))
         assert value == getattr(Options(), name), name

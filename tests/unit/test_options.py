@@ -17,7 +17,7 @@ SECOND = 1_000_000
 def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
     cascade = Options().cascade
     assert cascade.tick == timedelta(seconds=0.125)
-    assert len(cascade.levels) == 31
+    assert cascade.powers == 31
     assert cascade.queue_type == "quorum"
     assert cascade.max_ticks * cascade.tick > timedelta(days=8 * 365)
 
@@ -41,6 +41,16 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"slack": 1}, "slack=1"),
         ({"slack": (0.1,)}, "slack="),
         ({"slack": "much"}, "slack='much'"),
+        ({"lanes": 60}, "lanes=60: use a list of seconds"),
+        ({"lanes": [60, "3600"]}, "lanes='3600': use seconds above 0"),
+        ({"lanes": [0]}, "lanes=0"),
+        ({"lanes": [float("nan")]}, "lanes=nan"),
+        ({"lanes": [61], "max_delay": 60}, "lanes=61: use seconds above 0, up to max_delay=60"),
+        ({"lanes": range(1, 99)}, "lanes=range(1, 99)"),
+        ({"lanes": list(range(1, 66))}, "65 are too many, use at most 64"),
+        ({"shards": 0}, "shards=0: use a whole number, 1 to 32"),
+        ({"shards": True}, "shards=True"),
+        ({"shards": 2.0}, "shards=2.0"),
         ({"queue_type": "stream"}, "queue_type='stream': use one of quorum, classic"),
         ({"confirm": 1}, "confirm=1"),
         ({"hand_on": "no"}, "hand_on='no'"),
@@ -50,7 +60,7 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"declare": "never"}, "declare='never': use one of auto, passive"),
         ({"timezone": "Mars/Olympus"}, "timezone='Mars/Olympus'"),
         ({"timezone": 5}, "timezone=5"),
-        ({"ticks": 1}, "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, journal"),
+        ({"ticks": 1}, "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, journal, lanes"),
         (5, "rabbit_delay=5"),
     ],
 )
@@ -78,7 +88,46 @@ def test_there_are_just_enough_levels(tick: float, max_delay: float) -> None:
     cascade = Options(tick=tick, max_delay=max_delay).cascade
     assert cascade.max_ticks * cascade.tick >= timedelta(seconds=max_delay)
     assert (cascade.max_ticks // 2) * cascade.tick < timedelta(seconds=max_delay)
-    assert cascade.levels[-1].ttl <= 315360000000  # RabbitMQ's limit
+    assert max(level.ttl for level in cascade.levels) <= 315360000000  # RabbitMQ's limit
+
+
+def test_lanes_are_the_ticks_that_their_delays_take_and_none_is_a_power_of_two() -> None:
+    assert Options(lanes=[60, 0.3, 0.9, 16, 60]).cascade.lanes == (3, 480)
+    assert Options(lanes=()).cascade.lanes == ()
+
+
+def test_default_lanes_beyond_the_longest_delay_are_left_out() -> None:
+    assert [lane / 8 for lane in Options(max_delay=200).cascade.lanes] == [15, 30, 60, 120]
+
+
+def test_a_lane_takes_one_hop_and_so_does_a_delay_that_rounds_up_to_it() -> None:
+    for seconds in Options().lanes:
+        assert len(route(Options(), int(seconds * SECOND))) == 1
+        assert len(route(Options(), int(seconds * SECOND) - 700)) == 1
+
+
+def test_what_waited_in_a_batch_keeps_its_lane_if_that_makes_it_hardly_late() -> None:
+    options = Options()
+    asked = 90 * SECOND
+    assert len(route(options, asked)) == 2
+    for waited, hops in ((0, 2), (300_000, 2), (800_000, 2), (900_000, 5)):
+        assert len(options.route(options.cascade, asked - waited, asked)) == hops
+    assert len(Options(slack=0).route(options.cascade, asked - 300_000, asked)) > 2
+
+
+def test_shards_differ_in_nothing_but_their_number() -> None:
+    options = Options(shards=3)
+    assert options.shards_of(options.cascade)[0] == options.cascade
+    assert [shard.base_name for shard in options.shards_of(options.high_cascade)] == [
+        "celery-rabbit-delay.v2.125ms.high",
+        "celery-rabbit-delay.v2.125ms.s2.high",
+        "celery-rabbit-delay.v2.125ms.s3.high",
+    ]
+
+
+def test_options_survive_json() -> None:
+    options = Options(lanes=(60, 3600), shards=2)
+    assert Options.parse(json.loads(json.dumps(options.to_dict()))).cascade == options.cascade
 
 
 def test_only_quorum_levels_part_by_priority() -> None:

@@ -25,6 +25,24 @@ def test_keys_name_the_set_bits_highest_first() -> None:
     assert encode(1 << 30) == "@.^30"
 
 
+def test_lanes_come_first_and_a_separator_stands_before_powers_that_follow() -> None:
+    cascade = Cascade("t", timedelta(milliseconds=1), powers=12, lanes=(120, 960))
+    level = {level.ticks: level for level in cascade.levels}
+    assert routing_key.encode([level[960]]) == "@.~960"
+    assert routing_key.encode([level[960], level[120]]) == "@.~960.~120"
+    assert routing_key.encode([level[960], level[120], level[64], level[8]]) == "@.~960.~120.-.^6.^3"
+    assert routing_key.entry_pattern(level[960]) == "@.~960.#"
+    assert routing_key.next_pattern(level[960], level[120]) == "@.#.~960.~120.#"
+    assert routing_key.powers_pattern(level[120]) == "@.#.~120.-.#"
+    assert routing_key.first_power_pattern(level[8]) == "@.#.-.^3.#"
+    assert routing_key.exit_pattern(level[120]) == "@.#.~120"
+
+
+def test_the_longest_key_fits_into_amqp() -> None:
+    cascade = Cascade("t", timedelta(milliseconds=1), powers=39, lanes=(10**11 + 1, 10**11 + 3, 10**11 + 5))
+    assert len(routing_key.encode(tuple(reversed(cascade.levels)))) <= MAX_LENGTH
+
+
 def test_patterns_read_one_bit_and_the_next() -> None:
     assert routing_key.entry_pattern(LEVELS[2]) == "@.^2.#"
     assert routing_key.next_pattern(LEVELS[13], LEVELS[0]) == "@.#.^13.^0.#"
