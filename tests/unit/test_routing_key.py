@@ -68,3 +68,7 @@ def test_each_number_of_ticks_has_a_key_of_its_own_that_fits_into_amqp(one: int,
 @pytest.mark.parametrize(("key", "reserved"), [("@", True), ("@.a", True), ("@a", False), ("a.@", False), ("", False)])
 def test_reserved_keys_are_those_whose_first_word_is_the_sentinel(key: str, reserved: bool) -> None:
     assert routing_key.is_reserved(key) is reserved
+
+
+def test_a_probe_may_begin_after_the_lanes() -> None:
+    assert routing_key.after_lanes(LEVELS[3]) == "@.-.^3"
