@@ -88,6 +88,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
                 if getattr(exc, "channel", channel.current) is channel.current:
                     raise
                 self._errors.append(exc)
+                return  # py-amqp has opened that channel again, and may have read the answer meanwhile
 
     @contextmanager
     def exclusively(self, channel: ConfirmedChannel, seconds: float | None) -> Iterator[None]:

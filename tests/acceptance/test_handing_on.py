@@ -12,7 +12,7 @@ import pytest
 
 from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import QUICK, Broker
-from testkit.node import Node
+from testkit.node import Node, dead_letters_again
 from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, plain_celery_url, waiting
@@ -206,7 +206,8 @@ def test_nothing_is_lost_when_workers_are_killed(make_shop: MakeShop) -> None:
 
 
 def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
-    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+    node = Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5))
+    with node, Broker(node).vhost() as vhost:
         shop, others = Shop(vhost, tmp_path, QUICK, {}), Shop(vhost, tmp_path, None, {})
         try:
             shop.send("note", "first", countdown=0.1)
