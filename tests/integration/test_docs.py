@@ -36,7 +36,7 @@ def test_a_documented_snippet_runs_as_it_stands_but_for_the_broker(vhost: Vhost,
     assert done.returncode == 0, done.stderr
     if "countdown" in code or "x-delay" in code:
         waiting = [queue for queue in vhost.names("queues") if ".delay." in queue and vhost.count(queue)]
-        assert len(waiting) == 1
+        assert waiting  # the tasks of a batch may take more than one way
 
 
 def commands() -> list[str]:
