@@ -170,7 +170,7 @@ class Node:
         request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
         request.add_header("Content-Type", "application/json")
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(request, data, timeout=30) as response:
+        with urllib.request.urlopen(request, data, timeout=120) as response:
             text = response.read()
         return json.loads(text) if text else None
 
