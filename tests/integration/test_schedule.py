@@ -68,7 +68,7 @@ def test_tasks_are_listed_the_soonest_first_with_all_that_tells_them_apart(vhost
 def test_listing_leaves_what_waits_alone(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
-        publish(connection, 1)
+        publish(connection, 6)
         for _ in range(3):
             assert len(listed(vhost)) == 1
         [message] = take(connection, "q", 1)
