@@ -150,8 +150,9 @@ class ConfirmedChannel:
                 upstream.close_without_waiting(channel)
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
-        for route, answered in self._pop(delivery_tag, multiple):
-            reason = self._returned.get(route)  # a return comes before the answer
+        # A return comes before the answer. Whoever is told first may send again, which forgets what was returned.
+        answers = [(answered, self._returned.get(route)) for route, answered in self._pop(delivery_tag, multiple)]
+        for answered, reason in answers:
             answered(None if reason is None else NotRouted(f"no level of the cascade took the message: {reason}"))
 
     def _on_nack(self, delivery_tag: int, multiple: bool) -> None:

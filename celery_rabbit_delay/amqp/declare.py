@@ -47,7 +47,7 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
 
 
 def require_route(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Make sure that the cascade leads to a destination, as far as its outbox tells. Raises `DestinationNotFound`.
+    """Make sure that a shard leads to a destination, as far as its outbox tells. Raises `DestinationNotFound`.
 
     A user without any permission on the outbox cannot see it on RabbitMQ 4.3, and is told nothing.
     """
@@ -79,7 +79,7 @@ def ensure_route(channel: Channel, shards: Sequence[Cascade], destination: Desti
     if check:  # its answer, if there is one, comes before that to the binding
         for shard in shards:
             passive_declare(channel, shard.marker, nowait=True)
-    bind_destination(channel, shards[0], destination)
+    bind_destination(channel, shards, destination)
 
 
 def declare_shards(channel: Channel, shards: Sequence[Cascade]) -> None:
@@ -120,18 +120,22 @@ def declare_markers(channel: Channel, shards: Sequence[Cascade]) -> None:
             declare_exchange(channel, next(exchange for exchange in shard.exchanges() if exchange.name == shard.marker))
 
 
-def bind_destination(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Create a destination's outbox, and lead what is due through it to the destination: one round trip.
+def bind_destination(channel: Channel, shards: Sequence[Cascade], destination: Destination) -> None:
+    """Create a destination's outboxes, and lead what is due through them to the destination: one round trip.
 
     Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
     """
-    *first, last = cascade.destination_bindings(destination)
-    with translate_errors(cascade):
-        for binding in first:
+    *bindings, last = dict.fromkeys(binding for shard in shards for binding in shard.destination_bindings(destination))
+    with translate_errors(shards[0]):
+        exits = [binding for binding in bindings if binding.source == shards[0].exit]
+        for binding in exits:
             bind(channel, binding, nowait=True)
-        # Without the destination it is not created: the broker ignores what follows an error on a channel.
+        # Without the destination they are not created: the broker ignores what follows an error on a channel.
         if not destination.short_lived:
-            declare_queue(channel, cascade.outbox(destination), nowait=True)
+            for shard in shards:
+                declare_queue(channel, shard.outbox(destination), nowait=True)
+        for binding in bindings[len(exits) :]:
+            bind(channel, binding, nowait=True)
         bind(channel, last)
 
 

@@ -124,12 +124,13 @@ class DelayedPublisher:
                     declare.ensure_route(channel, self.shards, destination, check=not self._ensured)
                 except CascadeMissing:
                     create_cascade(self._channel, self.shards)
-                    declare.bind_destination(channel, self.cascade, destination)
+                    declare.bind_destination(channel, self.shards, destination)
             else:
                 if not self._ensured:
                     for shard in self.shards:
                         declare.require_cascade(channel, shard)
-                declare.require_route(channel, self.cascade, destination)
+                for shard in self.shards:
+                    declare.require_route(channel, shard, destination)
             self._ensured = True
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()

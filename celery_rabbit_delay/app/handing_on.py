@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import kombu
 from celery import bootsteps
@@ -35,6 +35,15 @@ MOMENT = 2
 REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 
 
+class _HandedOn(NamedTuple):
+    """A task, where it came from, and what is sent in its place."""
+
+    message: DeliveredMessage
+    queue: kombu.Queue
+    publisher: DelayedPublisher
+    pending: PendingMessage
+
+
 class HandingOn:
     """Sends a consumer's tasks that are not due yet into the cascade.
 
@@ -49,6 +58,7 @@ class HandingOn:
         self._refused: set[str] = set()  # names of queues
         self._warned: set[type] = set()
         self._unanswered = 0
+        self._unrouted: list[_HandedOn] = []
         self._stored = 0
 
     def offer(self, message: DeliveredMessage) -> bool:
@@ -86,7 +96,7 @@ class HandingOn:
             self._warn(queue, exc)
             return False
         self._unanswered += 1
-        publisher.submit(pending, partial(self._answered, message, queue, publisher, pending, True))
+        self._submit(_HandedOn(message, queue, publisher, pending), again=False)
         return True
 
     def finish(self) -> None:
@@ -104,30 +114,40 @@ class HandingOn:
         if stored:
             logger.info("%d tasks came before they were due: handed on, to wait in RabbitMQ", stored)
 
-    def _answered(
-        self,
-        message: DeliveredMessage,
-        queue: kombu.Queue,
-        publisher: DelayedPublisher,
-        pending: PendingMessage,
-        may_repair: bool,
-        refusal: Exception | None,
-    ) -> None:
-        if isinstance(refusal, NotRouted) and may_repair and publisher.options.declare == "auto":
-            try:
+    def _submit(self, task: _HandedOn, again: bool) -> None:
+        task.publisher.submit(task.pending, partial(self._answered, task, again))
+
+    def _answered(self, task: _HandedOn, again: bool, refusal: Exception | None) -> None:
+        if isinstance(refusal, NotRouted) and not again and task.publisher.options.declare == "auto":
+            self._unrouted.append(task)
+        else:
+            self._settle(task, refusal)
+        # Not before: an answer to what was sent the same way earlier would be taken for that to what is sent again.
+        if self._unrouted and len(self._unrouted) == self._unanswered:
+            self._repair()
+
+    def _repair(self) -> None:
+        """Declare what somebody deleted of the cascade, and send again what no level took."""
+        unrouted, self._unrouted = self._unrouted, []
+        try:
+            for publisher in {task.publisher for task in unrouted}:
                 publisher.repair()
-                publisher.submit(pending, partial(self._answered, message, queue, publisher, pending, False))
-                return
-            except DelayError as exc:
-                refusal = exc
+        except DelayError as exc:
+            for task in unrouted:
+                self._settle(task, exc)
+        else:
+            for task in unrouted:
+                self._submit(task, again=True)
+
+    def _settle(self, task: _HandedOn, refusal: Exception | None) -> None:
         self._unanswered -= 1
         if refusal is None:
-            message.ack()
+            task.message.ack()
             self._stored += 1
         else:
-            self._warn(queue, refusal)
+            self._warn(task.queue, refusal)
             if self.keep is not None:
-                self.keep(message)
+                self.keep(task.message)
 
     def _warn(self, queue: kombu.Queue, refusal: Exception) -> None:
         """Say why a task is not handed on, once for each reason; but for its own delay, nor are others of its queue."""

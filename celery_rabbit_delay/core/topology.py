@@ -90,7 +90,8 @@ class Cascade:
     Which levels there are is in no name but that of `marker`: cascades with other levels share those that they have in
     common, and a message needs those alone that are in its key.
 
-    Shards are sets of levels side by side, which share everything from `done` on; the first has no number in its names.
+    Shards are sets of levels and outboxes side by side, which share everything from `exit` on: an outbox, too, is one
+    queue. The first shard has no number in its names.
 
     Quorum queues of RabbitMQ 4.0 tell two priorities apart, up to 4 and above
     (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head, so in
@@ -148,10 +149,14 @@ class Cascade:
         return f"{self.prefix}.v{layout}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
 
     @property
+    def shard_name(self) -> str:
+        """What all names of the shard begin with."""
+        return self.root if self.shard == 1 else f"{self.root}.s{self.shard}"
+
+    @property
     def base_name(self) -> str:
         """What the names of ingest and of the levels begin with."""
-        shard = "" if self.shard == 1 else f".s{self.shard}"
-        return f"{self.root}{shard}.high" if self.high else f"{self.root}{shard}"
+        return f"{self.shard_name}.high" if self.high else self.shard_name
 
     @property
     def ingest(self) -> str:
@@ -164,7 +169,7 @@ class Cascade:
 
     @property
     def done(self) -> str:
-        return f"{self.root}.done"
+        return f"{self.shard_name}.done"
 
     @property
     def exit(self) -> str:
@@ -284,7 +289,7 @@ class Cascade:
     @property
     def outbox_prefix(self) -> str:
         """What the names of outboxes begin with."""
-        return f"{self.root}.out."
+        return f"{self.shard_name}.out."
 
     def _outbox_name(self, address: str) -> str:
         name = self.outbox_prefix + address.removeprefix(f"{routing_key.SENTINEL}.")

@@ -42,7 +42,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     channel = connection.channel()
     queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue
     destination = Destination("", (queue,), short_lived=True)
-    declare.bind_destination(channel, cascade, destination)
+    declare.bind_destination(channel, [cascade], destination)
     confirmed = ConfirmedChannel(connection.connection)
     timeout = connection.transport.delay_options.confirm_timeout
     levels = [level for level in cascade.levels if level.ttl <= seconds * 1000]

@@ -35,7 +35,7 @@ def setup(
     lacking = []
     for destination in destinations:
         try:
-            declare.bind_destination(connection.default_channel, options.cascade, destination)
+            declare.bind_destination(connection.default_channel, options.shards_of(options.cascade), destination)
         except DestinationNotFound:
             lacking.append(destination)
     return lacking
@@ -53,7 +53,8 @@ def teardown(
     topology = Topology.of(found, destinations, journal.all_streams(found[0]))
     queues = dict.fromkeys(topology.queues)
     if management is not None:
-        queues |= dict.fromkeys(name for name in management.queues() if name.startswith(found[0].outbox_prefix))
+        prefixes = tuple(cascade.outbox_prefix for cascade in found)
+        queues |= dict.fromkeys(name for name in management.queues() if name.startswith(prefixes))
     return _delete(connection, topology.exchanges, queues)
 
 

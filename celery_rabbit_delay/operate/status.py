@@ -108,7 +108,13 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
     if management is None:
         return Status(levels, first_shard, orphans, None, None, streams)
     exits = {(b.routing_key, b.destination) for b in management.bindings() if b.source == wanted[0].exit}
-    outboxes = [_outbox(wanted[0], row, exits, rows) for name, row in rows.items() if _is_stuck(wanted[0], name, row)]
+    outboxes = [
+        _outbox(cascade, row, exits, rows)
+        for cascade in wanted
+        if not cascade.high  # which has those of the other
+        for name, row in rows.items()
+        if _is_stuck(cascade, name, row)
+    ]
     destinations = sorted({destination for _, destination in exits} - {wanted[0].discard})
     return Status(levels, first_shard, orphans, destinations, outboxes, streams)
 

@@ -166,7 +166,6 @@ def test_a_permission_to_bind_but_not_to_publish_is_no_reason_to_stop(make_shop:
     assert "Traceback" not in worker.output()
 
 
-@pytest.mark.xfail(reason="since lanes, a worker that hands on does not repair deleted levels in time", strict=False)
 def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
     shop.worker()

@@ -92,8 +92,7 @@ def test_what_waits_in_lanes_and_shards_that_are_no_longer_used_is_seen_arrives_
         assert [level.ready for level in operate.status(connection, cascades).added_up if level.ready] == [3]
         arrive(vhost, 3)
         assert operate.teardown(connection, []) > len(before)
-        own = ("celery-rabbit-delay.v2.10ms.out.", "q")
-        assert [name for name in vhost.names("queues") if not name.startswith(own)] == []
+        assert [name for name in vhost.names("queues") if ".out." not in name] == ["q"]
         assert vhost.names("exchanges") == []
 
 
