@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, Options
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, Options
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
-from testkit.broker import QUICK, Vhost
+from testkit.broker import QUICK, Vhost, take
 from testkit.frames import frames
 
 
@@ -215,3 +215,24 @@ def test_levels_for_the_longest_possible_delay_can_be_declared(vhost: Vhost, q: 
     longest = QUICK | {"tick": 0.001, "max_delay": 10 * 365 * 24 * 3600}
     publish(vhost, **longest)
     assert len(vhost.take("q", 1)) == 1
+
+
+@pytest.mark.parametrize("declared", ["auto", "passive"])
+def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vhost, declared: str) -> None:
+    vhost.declare("q")
+    cascade = vhost.cascade
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
+        take(connection, "q", 1)
+    with vhost.connection(declare=declared) as connection:
+        producer = connection.Producer()
+        producer.publish("x", routing_key="q", headers={"x-delay": 30})
+        take(connection, "q", 1)
+        for delete, name in ((vhost.delete_queue, cascade.levels[1].queue), (vhost.delete_exchange, cascade.ingest)):
+            delete(name)
+            if declared == "passive":
+                with pytest.raises((CascadeMissing, NotRouted)):
+                    producer.publish("x", routing_key="q", headers={"x-delay": 30})
+            else:
+                producer.publish("x", routing_key="q", headers={"x-delay": 30})
+                take(connection, "q", 1)

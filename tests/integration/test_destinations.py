@@ -217,3 +217,14 @@ def test_what_the_users_own_dead_lettering_adds_afterwards_stays(vhost: Vhost) -
                 del death["time"]
             got.append((message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers))
     assert got[0] == got[1]
+
+
+def test_a_message_with_the_history_of_an_earlier_dead_lettering_arrives(vhost: Vhost) -> None:
+    """RabbitMQ before 4.0.1 takes it for a cycle, drops the message, or holds it for good and stops the level."""
+    vhost.declare("q")
+    died = {"queue": "q", "exchange": "", "routing-keys": ["q"], "reason": "expired", "count": 1}
+    headers = {"x-death": [died], "x-first-death-queue": "q", "x-first-death-reason": "expired"}
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=headers | DELAY)
+        [message] = take(connection, "q", 1)
+    assert message.headers == headers

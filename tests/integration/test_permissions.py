@@ -125,3 +125,29 @@ def test_a_passive_publisher_records_cancels_and_replaces(vhost: Vhost) -> None:
         operate.cancel(connection, ["third"])
     with vhost.connection() as connection:
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["second"]
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "says"),
+    [
+        (r"^q$|\.out\.", ".*", "celery-rabbit-delay.v2.10ms.ingest"),  # may not publish
+        (r"^celery-rabbit-delay\.(?!.*ingest$)", ".*", "'q'"),  # may not bind the queue
+        (".*", "^q$", "celery-rabbit-delay.v2.10ms.delay.exit"),  # may not bind to done
+    ],
+)
+@pytest.mark.parametrize("confirm_publish", [False, True])
+def test_a_missing_permission_is_an_error_that_names_it_and_the_connection_stays_usable(
+    vhost: Vhost, write: str, read: str, says: str, confirm_publish: bool
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
+    user = vhost.user(configure=r"\.out\.", write=write, read=read)
+    with vhost.connection(user, confirm_publish) as connection:
+        channel = connection.default_channel
+        for _ in range(2):
+            with pytest.raises(NotPermitted, match="grant the permission") as caught:
+                connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
+            assert says in str(caught.value)
+        assert channel.is_open
+        channel.queue_declare("q", passive=True)

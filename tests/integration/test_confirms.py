@@ -1,0 +1,105 @@
+"""Publishing returns once the broker has stored a message, and says why if it has not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import kombu
+import pytest
+from amqp import Message
+from amqp.exceptions import MessageNacked
+
+from celery_rabbit_delay.core.destination import Destination
+from testkit.broker import QUICK, Vhost, take
+from testkit.proxy import proxy
+from testkit.wait import wait_until
+
+DELAY = {"x-delay": 30}
+
+
+def fill_levels(vhost: Vhost) -> None:
+    """By a policy that leaves them no room, which the broker takes a while to put in force."""
+    vhost.policy("full", {"max-length": 0}, pattern=r"\.delay\.")
+
+
+def refusal(producer: kombu.Producer, headers: dict[str, Any] = DELAY) -> str:
+    """Why a message cannot be stored now, or nothing if it can."""
+    try:
+        producer.publish("?", routing_key="q", headers=headers)
+    except MessageNacked as exc:
+        return str(exc)
+    return ""
+
+
+def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish("first", routing_key="q", headers=DELAY)
+        fill_levels(vhost)
+        assert "could not store the message" in wait_until(lambda: refusal(producer), "the policy is in force")
+        vhost.broker.api("DELETE", f"/policies/{vhost.name}/full")
+        wait_until(lambda: not refusal(producer), "the same connection publishes again")
+
+
+def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as other:
+        other.Producer().publish("declares", routing_key="q", headers={"x-delay": 30})
+        options = {"rabbit_delay": QUICK}
+        with (
+            proxy(vhost.broker.node.port) as between,
+            kombu.Connection(between.url(vhost.url()), transport_options=options) as connection,
+        ):
+            channel = connection.default_channel  # opened while the broker answers
+            connection.connection.publisher_for().bind(Destination("", ("q",)))
+
+            def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
+                message = Message(body, application_headers={"x-delay": 60_000})
+                channel.basic_publish(message, "", "q", **timeouts)
+
+            between.flowing.clear()
+            try:
+                with pytest.raises(TimeoutError):
+                    publish("late", confirm_timeout=0.3)
+            finally:
+                between.flowing.set()
+            levels = [level.queue for level in vhost.cascade.levels]
+            wait_until(lambda: sum(map(vhost.count, levels)) == 1, "the message is stored after all")
+            fill_levels(vhost)
+            wait_until(lambda: refusal(other.Producer(), {"x-delay": 60_000}), "the policy is in force")
+            with pytest.raises(MessageNacked):
+                publish("refused")
+
+
+def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends_again(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with proxy(vhost.broker.node.port) as proxying:
+        url = f"rabbit-delay://guest:guest@127.0.0.1:{proxying.port}/{vhost.name}"
+        with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as connection:
+            producer = connection.Producer()
+            producer.publish("before", routing_key="q", headers=DELAY)
+            cuts = [1]
+            proxying.cut_after = lambda data: b"fragile" in data and bool(cuts and cuts.pop())
+            with pytest.raises(OSError, match=r"closed|reset|EOF"):
+                producer.publish("fragile 1", routing_key="q", headers=DELAY)
+            cuts.append(1)
+            producer.publish("fragile 2", routing_key="q", headers=DELAY, retry=True, retry_policy={"max_retries": 3})
+    # At least once: the broker may have stored what it could not confirm any more.
+    wait_until(lambda: vhost.count("q") >= 3, "all that was confirmed arrived")
+    messages = {message.payload for message in vhost.take("q", vhost.count("q"))}
+    assert {"before", "fragile 2"} <= messages <= {"before", "fragile 1", "fragile 2"}
+
+
+def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+    vhost.declare("q")
+    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
+        producer = connection.Producer()
+        producer.publish("x", routing_key="q", headers=DELAY)
+        take(connection, "q", 1)
+        vhost.delete_queue(vhost.cascade.levels[0].queue)
+        vhost.delete_queue(vhost.cascade.levels[1].queue)
+        producer.publish("lost", routing_key="q", headers=DELAY)
+        wait_until(lambda: connection.drain_events(timeout=5) or caplog.records, "the broker returned it")
+    assert "RabbitMQ returned a delayed message, it is lost: NO_ROUTE" in caplog.text

@@ -1,0 +1,69 @@
+"""What nobody can take is kept, or dropped as without a delay, and holds nobody up."""
+
+from __future__ import annotations
+
+import kombu
+import pytest
+
+from celery_rabbit_delay.core.headers import HEADER
+from testkit.broker import Vhost, take
+
+SLOW = {"x-delay": 3000}  # long enough to delete something meanwhile
+
+
+def test_orphans_are_kept_readable_and_hold_nobody_up(vhost: Vhost) -> None:
+    vhost.declare("gone", "good")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        for n in range(40):  # more than the 32 unsettled messages that would freeze a level
+            producer.publish(n, routing_key="gone", headers=SLOW)
+        vhost.delete_queue("gone")
+        for n in range(50):
+            producer.publish(n, routing_key="good", headers=SLOW)
+        assert sorted(m.payload for m in take(connection, "good", 50, timeout=20)) == list(range(50))
+    orphans = vhost.take(vhost.cascade.orphans, 40)
+    assert sorted(message.payload for message in orphans) == list(range(40))
+    for message in orphans:
+        assert message.headers["CC"] == ["gone", "@.+gone", "@.=+gone"]
+        assert message.headers[HEADER]["exchange"] == ""
+        assert message.headers[HEADER]["due"] > 1_700_000_000_000
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+def test_what_an_exchange_cannot_route_waits_and_holds_nobody_up(vhost: Vhost, kind: str) -> None:
+    """As Celery publishes: with the queue that the message is meant for declared beforehand."""
+    exchange = kombu.Exchange("orders", kind)
+    gone, good = (kombu.Queue(name, exchange, routing_key=name) for name in ("gone", "good"))
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        for n in range(40):
+            producer.publish(n, exchange=exchange, routing_key="gone", declare=[gone], headers=SLOW)
+        vhost.delete_queue("gone")
+        for n in range(40):
+            producer.publish(n, exchange=exchange, routing_key="good", declare=[good], headers=SLOW)
+        assert len(take(connection, "good", 40, timeout=20)) == 40
+        gone(connection.default_channel).declare()
+        vhost.policy("again", {"delivery-limit": 1_000_000}, r"\.out\.")  # or it takes up to three minutes
+        assert len(take(connection, "gone", 40)) == 40
+
+
+def test_messages_of_a_deleted_exchange_are_orphans(vhost: Vhost) -> None:
+    exchange = kombu.Exchange("orders", "direct")
+    queue = kombu.Queue("q", exchange, routing_key="q")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", exchange=exchange, routing_key="q", declare=[queue], headers=SLOW)
+        vhost.delete_exchange("orders")
+    [message] = vhost.take(vhost.cascade.orphans, 1)
+    assert message.headers[HEADER]["exchange"] == "orders"
+
+
+def test_what_no_queue_wants_any_more_holds_nobody_up(vhost: Vhost) -> None:
+    """A fanout exchange without listeners: without a delay, RabbitMQ would drop the messages as well."""
+    news = kombu.Exchange("news", "fanout")
+    vhost.declare("good")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        for n in range(40):
+            producer.publish(n, exchange=news, declare=[news], headers=SLOW)
+        producer.publish("x", routing_key="good", headers=SLOW)
+        assert len(take(connection, "good", 1, timeout=20)) == 1
