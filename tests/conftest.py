@@ -27,7 +27,7 @@ def vhost(broker: Broker) -> Iterator[Vhost]:
     """A fresh vhost. A test that leaves connections open fails."""
     with broker.vhost() as vhost:
         yield vhost
-        wait_until(lambda: not broker.connections(), "all connections of the test are closed", timeout=20)
+        wait_until(lambda: not broker.connections(), "all connections of the test are closed")
 
 
 def pytest_report_header() -> list[str]:
