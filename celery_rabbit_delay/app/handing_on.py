@@ -213,8 +213,11 @@ class Report(bootsteps.StartStopStep):  # type: ignore[misc]
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
+    _timer: Any = None  # before the first start, which a worker without a connection never gets to
+
     def start(self, c: Any) -> None:
         self._timer = c.timer.call_repeatedly(REPORT_INTERVAL, c.task_consumer.handing_on.report)
 
     def stop(self, c: Any) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()

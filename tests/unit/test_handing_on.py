@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay.app.handing_on import due_of, has_waited
+from celery_rabbit_delay.app.handing_on import Report, due_of, has_waited
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
 
@@ -64,3 +64,7 @@ def test_a_task_that_came_out_of_the_cascade_is_not_sent_round_again_by_a_worker
     delayed_until: datetime | None, waited: bool
 ) -> None:
     assert has_waited(message({}, delayed_until=delayed_until), DUE) is waited
+
+
+def test_a_worker_that_has_never_had_a_connection_stops() -> None:
+    Report(SimpleNamespace()).stop(SimpleNamespace())
