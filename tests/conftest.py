@@ -30,6 +30,22 @@ def vhost(broker: Broker) -> Iterator[Vhost]:
         wait_until(lambda: not broker.connections(), "all connections of the test are closed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that take a minute begin first, so that the others do not end long before them.
+
+    Each process of pytest-xdist begins with an equal part of the list, in its order.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = [item for item in items if not item.get_closest_marker("long")]
+    share = -(-len(items) // processes)
+    ordered = []
+    for process in range(processes):
+        first = long[process::processes]
+        ordered += first + [others.pop(0) for _ in range(min(share - len(first), len(others)))]
+    items[:] = ordered + others
+
+
 def pytest_report_header() -> list[str]:
     from importlib.metadata import version
 

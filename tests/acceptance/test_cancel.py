@@ -182,6 +182,7 @@ def crashing(tmp_path: Path) -> Iterator[tuple[Shop, Node]]:
             node.start()
 
 
+@pytest.mark.long
 def test_cancels_survive_a_broker_that_is_killed(crashing: tuple[Shop, Node]) -> None:
     shop, node = crashing
     worker = shop.worker()

@@ -51,6 +51,7 @@ def nodes(amount: int) -> Iterator[list[Node]]:
             yield found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("amount", [1, 3])
 def test_cancelled_tasks_never_run_and_all_others_do_when_everything_is_killed(tmp_path: Path, amount: int) -> None:
     with nodes(amount) as found, Broker(found[0]).vhost() as vhost:

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from celery import chain, chord
 
 from testkit.broker import QUICK, Broker
@@ -17,6 +18,7 @@ from testkit.wait import wait_until
 from .conftest import MakeShop, Shop, signature
 
 
+@pytest.mark.long
 def test_a_revoked_task_is_revoked_in_the_result_backend(make_shop: MakeShop, tmp_path: Path) -> None:
     shop = make_shop(result_backend=f"file://{tmp_path}")
     shop.worker()
@@ -71,6 +73,7 @@ def test_chords_are_unlocked_from_another_queue(make_shop: MakeShop, tmp_path: P
     shop.wait_for(1, "a+b")
 
 
+@pytest.mark.long
 def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -> None:
     with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
         # Or else Celery 5.4, also without us, gives the task that is delivered again to the process that still runs it.
@@ -90,6 +93,7 @@ def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -
             shop.close()
 
 
+@pytest.mark.long
 def test_a_task_revoked_before_the_worker_restarts_does_not_run_with_a_state_database(make_shop: MakeShop) -> None:
     shop = make_shop()
     arguments = ("--statedb", str(shop.directory / "state"))

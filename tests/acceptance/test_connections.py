@@ -68,6 +68,7 @@ def ran(shop: Shop) -> set[tuple[str, int]]:
     return {(run["name"], run["retries"]) for run in shop.runs()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wiped", [False, True], ids=["restarted", "wiped"])
 def test_a_broker_is_killed_under_a_worker_and_a_publisher(shop_at: Callable[..., Shop], wiped: bool) -> None:
     """What was confirmed survives; a broker that comes back empty gets its cascade and its bindings again."""

@@ -191,6 +191,7 @@ def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on
     assert f"{waiting(shop.vhost)} tasks came before they were due: handed on" in worker.output()
 
 
+@pytest.mark.long
 def test_nothing_is_lost_when_workers_are_killed(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
     eta = datetime.now(timezone.utc) + timedelta(seconds=25)
@@ -205,6 +206,7 @@ def test_nothing_is_lost_when_workers_are_killed(make_shop: MakeShop) -> None:
     assert min(run["at"] for run in shop.runs()) >= eta.timestamp()
 
 
+@pytest.mark.long
 def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
     node = Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5))
     with node, Broker(node).vhost() as vhost:

@@ -26,6 +26,7 @@ def send_all(shop: Shop, countdown: float) -> dict[str, float]:
     return sent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
 def test_two_hundred_delayed_tasks_do_not_hold_up_immediate_ones(make_shop: MakeShop, conf: dict[str, Any]) -> None:
     shop = make_shop({}, **conf)

@@ -16,6 +16,7 @@ from .conftest import MakeShop
 RECORDED = {**QUICK, "max_delay": 600, "journal": 0}
 
 
+@pytest.mark.long
 def test_a_task_runs_when_it_was_moved_to_and_only_then(make_shop: MakeShop) -> None:
     shop = make_shop(RECORDED)
     shop.worker()
