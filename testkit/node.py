@@ -18,6 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -178,8 +179,12 @@ class Node:
         request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
         request.add_header("Content-Type", "application/json")
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(request, data, timeout=120) as response:
-            text = response.read()
+        try:
+            with urllib.request.urlopen(request, data, timeout=120) as response:
+                text = response.read()
+        except urllib.error.HTTPError as exc:
+            exc.close()
+            raise
         return json.loads(text) if text else None
 
     def ctl(self, *arguments: str) -> str:

@@ -76,6 +76,7 @@ class Management:
             with urlopen(request, timeout=30, context=self._tls) as response:
                 return json.load(response)
         except HTTPError as exc:
+            exc.close()
             raise NotPermitted(
                 f"the management API at {self._place} refused it ({exc}): it wants a user with the tag 'management' "
                 "and permissions on the virtual host"
