@@ -367,13 +367,14 @@ def prefetch(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
 
 
 @contextmanager
-def running_worker(url: str, kind: str, directory: Path) -> Iterator[int]:
+def running_worker(url: str, kind: str, directory: Path, *arguments: str) -> Iterator[int]:
     """A solo worker that consumes nothing yet; its process id."""
     log = directory / "worker.log"
+    log.unlink(missing_ok=True)  # of the worker before
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.worker_app"]
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     process = start(
-        [*command, "worker", "-P", "solo", "-Q", "idle", "-l", "INFO", *quiet],
+        [*command, "worker", "-P", "solo", "-Q", "idle", "-l", "INFO", *quiet, *arguments],
         log,
         Path(__file__).parents[1],
         {**os.environ, "BENCH_BROKER": url, "BENCH_KIND": kind},
