@@ -5,7 +5,7 @@
 # make lint    ruff, the import contracts in pyproject.toml, and mypy
 # make dist-check   builds sdist and wheel, checks them, and runs the sdist's unit tests on the wheel
 # make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (two hours)
-# make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included
+# make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make diagrams   redraws docs from the topology
@@ -54,6 +54,7 @@ matrix: $(VENV)/ready
 # --pre: what is not released yet, too. It may be newer than this package permits, and that is the point.
 upstream: $(VENV)/ready broker
 	$(BIN)/tox run -e upstream -- $(ARGS)
+	$(BIN)/tox run -e upstream-suites
 
 bench: $(VENV)/ready-to-measure
 	$(BIN)/python -m benchmarks $(ARGS)
