@@ -33,6 +33,9 @@ def test_readme_and_pyproject_name_what_tox_tests() -> None:
     assert f'"celery>={celeries[0]},<{major}.{minor + 1}"' in project
     named = re.findall(r"^ {4}(\d\.\d+)\) of_debian", (ROOT / "tools" / "get-rabbitmq").read_text(), re.MULTILINE)
     assert named == rabbitmqs
+    installable = re.findall(r"^ {4}(3\.\d+)\)", (ROOT / "tools" / "get-python").read_text(), re.MULTILINE)
+    assert installable
+    assert set(installable) <= set(pythons)
 
 
 def test_tox_combines_every_two_versions() -> None:

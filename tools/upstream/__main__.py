@@ -5,7 +5,7 @@
 
 They come from the source distributions on the package index. Each side has a private RabbitMQ node and a private Redis
 for its results. A test that ends differently is run again alone, on both sides; what still differs and is not in
-`differences.json`, each with its reason, is a failure.
+`differences.json`, with a reason, is a failure.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Suite:
         if differing:  # a busy machine is no difference
             again = self.on_both_sides([*arguments, "-k", " or ".join({name_of(test) for test in differing})])
             differing &= different(again)
-        reasons: dict[str, str] = json.loads(DIFFERENCES.read_text()).get(self.name, {})
+        known = json.loads(DIFFERENCES.read_text())[self.name]
+        reasons = {test: group["reason"] for group in known for test in group["tests"]}
         for test in sorted(differing):
             told = reasons.get(test, "NO REASON IS KNOWN")
             print(f"  {test}: {' / '.join(found.get(test, 'missing') for found in outcomes.values())}: {told}")
@@ -86,6 +87,7 @@ class Suite:
         with Node() as node, redis() as backend, log.open("a") as output:
             environment = {
                 **os.environ,
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
                 "PYTHONPATH": str(ROOT),
                 "TEST_BROKER": node.url("").replace("amqp://", "pyamqp://") + "/",
                 "TEST_BACKEND": f"redis://127.0.0.1:{backend}",
