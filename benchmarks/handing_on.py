@@ -2,19 +2,20 @@
 
 python -m benchmarks.handing_on                        50,000 tasks on RabbitMQ 3.10 and 4.3, prefetch counts 8 and 16
 python -m benchmarks.handing_on --rabbitmq 4.3 --amount 1000 --prefetch 8
+
+The seconds of CPU tell more on a machine that others use as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from functools import partial
 
 from testkit import meter
 from testkit.node import Node, find_server
 from testkit.wait import wait_until
 
-from .__main__ import CONF, log
+from .__main__ import CONF
 from .contenders import QUEUE, Ours, vhost
 from .rows import running_app, running_worker
 
@@ -28,15 +29,13 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.rabbitmq:
         with Node(find_server(name), ("rabbitmq_management",), CONF) as node:
-            runs = {
-                f"prefetch {count}": partial(seconds, node, arguments.amount, count) for count in arguments.prefetch
-            }
-            for run, found in meter.interleaved(runs, arguments.repeats, log).items():
-                print(f"RabbitMQ {name}, {arguments.amount:,} tasks, {run}: {found} s", flush=True)
+            for prefetch in arguments.prefetch * arguments.repeats:
+                taken = hand_on(node, arguments.amount, prefetch)
+                print(f"RabbitMQ {name}, {arguments.amount:,} tasks, prefetch count {prefetch}: {taken}", flush=True)
 
 
-def seconds(node: Node, amount: int, prefetch: int) -> float:
-    """Return the time from the worker's first task until its queue is empty."""
+def hand_on(node: Node, amount: int, prefetch: int) -> str:
+    """Return the time from the worker's first task until its queue is empty, and the CPU time that it took."""
     arguments = ("-c", "1", "--prefetch-multiplier", str(prefetch))
     with vhost(node) as url, running_app(url, None) as app, app.connection_for_write() as connection:
         queue = app.amqp.queues[QUEUE](connection.default_channel)
@@ -48,14 +47,15 @@ def seconds(node: Node, amount: int, prefetch: int) -> float:
         for _ in range(amount):
             app.send_task("bench.nothing", countdown=3600)
         wait_until(lambda: left() == amount, "the backlog is there")
-        with running_worker(url, Ours.name, node.data, *arguments):
+        with running_worker(url, Ours.name, node.data, *arguments) as worker:
             app.control.add_consumer(QUEUE, exchange=app.conf.task_default_exchange)
             wait_until(lambda: left() < amount, "the worker begins, which takes Celery up to ten seconds")
-            started = time.perf_counter()
+            started, before = time.perf_counter(), [meter.cpu(pid) for pid in (worker, meter.pid(node))]
             wait_until(lambda: not left(), "all are handed on", timeout=600)
             taken = time.perf_counter() - started
+            cpu = [meter.cpu(pid) - used for pid, used in zip((worker, meter.pid(node)), before, strict=True)]
             wait_until(lambda: waiting(node, url) == amount, "each waits, once")
-    return taken
+    return f"{taken:.1f} s; CPU of the worker {cpu[0]:.1f} s, of the broker {cpu[1]:.1f} s"
 
 
 def waiting(node: Node, url: str) -> int:
