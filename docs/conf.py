@@ -15,7 +15,7 @@ DOCS = Path(__file__).parent.resolve()
 REPOSITORY = "https://github.com/celery-rabbit-delay/celery-rabbit-delay"
 
 project = "celery-rabbit-delay"
-copyright = "the celery-rabbit-delay developers"
+project_copyright = "the celery-rabbit-delay developers"
 version = release = celery_rabbit_delay.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

@@ -76,7 +76,9 @@ def draw_journey(cascade: Cascade, ticks: int) -> str:
             picture.arrow([above.bottom, box.top])
         above = box
     height = top + (len(stops) - 1) * 46 + HEIGHT + 44
-    picture.note(20, height - 18, f"round: exchange · with a bar: queue · names, but for celery, begin with {cascade.root}.")
+    picture.note(
+        20, height - 18, f"round: exchange · with a bar: queue · names, but for celery, begin with {cascade.root}."
+    )
     return picture.svg(f"The way of a task through the levels of {levels}", 640, height)
 
 

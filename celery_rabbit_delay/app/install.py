@@ -38,10 +38,11 @@ _told: WeakSet[Celery] = WeakSet()
 def install(app: Celery, **options: Any) -> None:
     """Make an app's delayed tasks wait in RabbitMQ. Call it once, anywhere before the app publishes or consumes.
 
-    The keyword arguments are the fields of `Options`; durations are in seconds. It does not contact the broker. Calling it
-    again with the same options does nothing.
+    The keyword arguments are the fields of `Options`; durations are in seconds. It does not contact the broker. Calling
+    it again with the same options does nothing.
 
-    An app whose broker is `memory://`, or that has `task_always_eager`, is left as it is: test suites need no condition.
+    An app whose broker is `memory://`, or that has `task_always_eager`, is left as it is, so that test suites need no
+    condition.
 
     Raises `InvalidOption` for an unknown option, a bad value, or other options than the first time, and
     `UnsupportedConfiguration` for a broker other than RabbitMQ over AMQP 0-9-1 and for `task_protocol = 1`. If the

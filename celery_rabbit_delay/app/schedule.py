@@ -63,8 +63,8 @@ def cancel(app: Celery, *ids: str) -> None:
 def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, countdown: float | None = None) -> None:  # noqa: A002
     """Give a task that waits another due time: `eta`, or `countdown` seconds from now; 0 means at once.
 
-    The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is meant in
-    the app's time zone. If this is interrupted, the task may run at both times; it is never lost.
+    The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is meant
+    in the app's time zone. If this is interrupted, the task may run at both times; it is never lost.
 
     Raises `NotWaiting` if the journal has no task of this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
     `NotPermitted`, and what publishing a delayed task raises; `UnsupportedConfiguration` without `install`.

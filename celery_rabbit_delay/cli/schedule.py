@@ -38,9 +38,17 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_obj
 def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any) -> None:
     """List what waits, the soonest first. Shows only what is in the journal: see the option `journal` of install()."""
+    found = False
     with connected(target_of(obj)) as connection:
         for waiting in _found(obj, connection, limit=limit, **filters):
+            found = True
             click.echo(json.dumps(_as_data(waiting)) if as_json else format_scheduled(waiting))
+    if not found:
+        click.echo(
+            "nothing is listed: the journal records tasks with a delay of at least the option `journal` of install(), "
+            "from then on",
+            err=True,
+        )
 
 
 @click.command()

@@ -128,7 +128,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
             if not lost:
                 click.echo("probe: all messages on time")
     if (wrong or lost) and probing:
-        click.echo("`setup` creates what is missing; what is different needs another prefix", err=True)
+        click.echo("`setup` creates what is missing; delete what is different, or choose another prefix", err=True)
     if wrong or lost or earlier:
         raise SystemExit(EXIT_PROBLEMS)
 
