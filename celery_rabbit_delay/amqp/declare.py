@@ -44,8 +44,8 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
             "delay setup` of this release; `celery -A APP delay migrate --from-layout` then moves what waits"
         )
     raise CascadeMissing(
-        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery -A APP delay setup`, or a '
-        f'worker or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
+        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery -A APP delay setup`, or '
+        f'a worker or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
     )
 
 

@@ -117,7 +117,7 @@ def test_the_api_page_has_every_public_name_and_every_option() -> None:
 def test_public_names_say_what_they_are(name: str) -> None:
     text = getattr(celery_rabbit_delay, name).__doc__
     assert text
-    assert re.match(r"[A-Z].*\.", text)
+    assert re.match(r"[A-Z].*[.:]", text)
 
 
 def test_the_contents_of_the_site_name_every_page() -> None:

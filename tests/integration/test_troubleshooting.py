@@ -181,7 +181,8 @@ def test_a_worker_that_holds_tasks_shows_them(vhost: Vhost, tmp_path: Path) -> N
         "from celery import Celery\n"
         f"app = Celery('shop', broker={vhost.url('amqp')!r})\n"
         "app.conf.update(control_queue_exclusive=True, event_queue_exclusive=True)\n"
-        "app.task(name='shop.ask_for_review')(lambda order: None)\n"
+        "@app.task(name='shop.ask_for_review')\n"
+        "def ask_for_review(order): pass\n"
     )
     command = [str(BIN / "celery"), "-A", "shop", "worker", "-P", "solo", "-n", "celery@here"]
     worker = background.start(command, tmp_path / "log", tmp_path, environment(vhost))
