@@ -88,13 +88,13 @@ def answers(results: Results, loads: Results) -> str:
     return "\n".join(
         [
             f"- **Is anything lost, or early?** In {battles} battles, {lost(OURS)}.",
-            f"- **Does a task run twice?** {twice:,} of them did ({100 * twice / total(OURS, 'confirmed'):.1f} %), each because "
-            f"a fault struck while it was on its way; {total(OURS, 'unexplained'):,} without a fault.",
-            f"- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? Half of "
-            f"them, and the last: {crashes}; in parentheses native delayed delivery.",
+            f"- **Does a task run twice?** {twice:,} of them did ({100 * twice / total(OURS, 'confirmed'):.1f} %), each "
+            f"because a fault struck while it was on its way; {total(OURS, 'unexplained'):,} without a fault.",
+            "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
+            f"Half of them, and the last: {crashes}; in parentheses native delayed delivery.",
             f"- **And the others?** Native delayed delivery: {lost(NATIVE)}. Plain `eta`: {lost(PLAIN)}, mostly because "
-            "two scenarios delete the queue in which all of them wait, and because the clock of the worker decides when "
-            f"they run. This package with classic queues: {lost(CLASSIC)}.",
+            "two scenarios delete the queue in which all of them wait, and because the worker's clock decides when they "
+            f"run. This package with classic queues: {lost(CLASSIC)}.",
             f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, tasks without a delay take "
             f"{' and '.join(f'{ms:.0f}' for ms in waiting)} ms, as before.",
         ]

@@ -167,20 +167,19 @@ def answers(results: dict[str, Any]) -> str:
         return f"{row['one by one']['median']:,.0f} tasks/s one by one and {row['batch']['median']:,.0f} in a batch"
 
     early = sum(found["rows"]["lateness"][US]["early"] for found in results.values())
-    return "\n".join(
-        [
-            f"- **The broker's CPU**, against native delayed delivery, every task confirmed: "
-            f"{of('broker_cpu_confirmed', US, NATIVE)}. Against a message without a delay: "
-            f"{of('broker_cpu_confirmed', US, NONE)}.",
-            f"- **Lateness** at 200 messages a second, rounding up to the tick of 125 ms included: {on_each(late)}. "
-            f"Early: {early}.",
-            f"- **Publishing** from one process: {on_each(rates)}.",
-            f"- **The worker's CPU** for a delayed task, against one without a delay: {of('worker', US, NONE)}. "
-            f"Native delayed delivery: {of('worker', NATIVE, NONE)}.",
-            f"- **Hops**: {mean_hops('default, an hour')(next(iter(results.values()))['rows']):.1f} on average for delays "
-            "spread evenly up to an hour, by powers of two alone.",
-        ]
-    )
+    hops = mean_hops("default, an hour")(next(iter(results.values()))["rows"])
+    confirmed = "broker_cpu_confirmed"
+    lines = [
+        f"**The broker's CPU**, against native delayed delivery, every task confirmed: {of(confirmed, US, NATIVE)}. "
+        f"Against a message without a delay: {of(confirmed, US, NONE)}.",
+        "**Lateness** at 200 messages a second, rounding up to the tick of 125 ms included: "
+        f"{on_each(late)}. Early: {early}.",
+        f"**Publishing** from one process: {on_each(rates)}.",
+        f"**The worker's CPU** for a delayed task, against one without a delay: {of('worker', US, NONE)}. Native delayed "
+        f"delivery: {of('worker', NATIVE, NONE)}.",
+        f"**Hops**: {hops:.1f} on average for delays spread evenly up to an hour, by powers of two alone.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def goals(results: dict[str, Any]) -> str:
