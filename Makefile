@@ -1,4 +1,4 @@
-# make demo    the main job, on a private RabbitMQ node
+# make demo    the main job, on a private RabbitMQ node: 4.3 where it can be had, else this machine's own
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
 # make coverage   the same, and fails if the core or the package is covered too little
 # make coverage-core   its first half: the unit tests cover all of the core
@@ -20,11 +20,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench battle docs linkcheck diagrams \
-	demo-picture layout broker clean
+.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench battle docs linkcheck diagrams demo-picture layout broker clean
 
-demo: $(VENV)/ready broker
+demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
+
+demo-picture: $(VENV)/ready
+	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
 test: $(VENV)/ready broker
 	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)

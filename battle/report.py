@@ -82,19 +82,20 @@ def answers(results: Results, loads: Results) -> str:
         return f"{figures['p50']:.0f} s and {figures['p100']:.0f} s"
 
     battles = sum(who == OURS for *_, who, _ in rows(results))
-    twice = total(OURS, "duplicated")
+    twice, unexplained = total(OURS, "duplicated"), total(OURS, "unexplained")
+    share = 100 * twice / total(OURS, "confirmed")
     crashes = ", ".join(f"{late(broker, OURS)} on RabbitMQ {broker} ({late(broker, NATIVE)})" for broker in results)
     waiting = [figures["beside"][0] for broker in loads for figures in [loads[broker][MOST].get(OURS)] if figures]
     return "\n".join(
         [
             f"- **Is anything lost, or early?** In {battles} battles, {lost(OURS)}.",
-            f"- **Does a task run twice?** {twice:,} of them did ({100 * twice / total(OURS, 'confirmed'):.1f} %), each "
-            f"because a fault struck while it was on its way; {total(OURS, 'unexplained'):,} without a fault.",
+            f"- **Does a task run twice?** {twice:,} of them did ({share:.1f} %), each because a fault struck "
+            f"while it was on its way; {unexplained:,} without a fault.",
             "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
             f"Half of them, and the last: {crashes}; in parentheses native delayed delivery.",
-            f"- **And the others?** Native delayed delivery: {lost(NATIVE)}. Plain `eta`: {lost(PLAIN)}, mostly because "
-            "two scenarios delete the queue in which all of them wait, and because the worker's clock decides when they "
-            f"run. This package with classic queues: {lost(CLASSIC)}.",
+            f"- **And the others?** Native delayed delivery: {lost(NATIVE)}. Plain `eta`: {lost(PLAIN)}, mostly "
+            "because two scenarios delete the queue in which all of them wait, and because the worker's clock decides "
+            f"when they run. This package with classic queues: {lost(CLASSIC)}.",
             f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, tasks without a delay take "
             f"{' and '.join(f'{ms:.0f}' for ms in waiting)} ms, as before.",
         ]

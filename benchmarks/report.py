@@ -175,8 +175,8 @@ def answers(results: dict[str, Any]) -> str:
         "**Lateness** at 200 messages a second, rounding up to the tick of 125 ms included: "
         f"{on_each(late)}. Early: {early}.",
         f"**Publishing** from one process: {on_each(rates)}.",
-        f"**The worker's CPU** for a delayed task, against one without a delay: {of('worker', US, NONE)}. Native delayed "
-        f"delivery: {of('worker', NATIVE, NONE)}.",
+        f"**The worker's CPU** for a delayed task, against one without a delay: {of('worker', US, NONE)}. Native "
+        f"delayed delivery: {of('worker', NATIVE, NONE)}.",
         f"**Hops**: {hops:.1f} on average for delays spread evenly up to an hour, by powers of two alone.",
     ]
     return "\n".join(f"- {line}" for line in lines)
