@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,33 @@ def test_the_contents_of_the_site_name_every_page() -> None:
     ]
     assert missing == [DOCS / "index.md"]
     assert re.search(r"^how-to/\*$", contents, re.MULTILINE)
+
+
+@pytest.mark.skipif(find_spec("sphinx") is None, reason="`make docs` installs what it needs")
+def test_the_site_has_every_page_the_api_and_a_search(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--fail-on-warning",
+        "--builder",
+        "html",
+        "docs",
+        str(tmp_path),
+    ]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for page in PAGES:
+        assert (tmp_path / page.relative_to(DOCS).with_suffix(".html")).exists(), page
+    api = (tmp_path / "api.html").read_text()
+    for name in celery_rabbit_delay.__all__:
+        assert f'id="celery_rabbit_delay.{name}"' in api, name
+    assert "install" in (tmp_path / "searchindex.js").read_text()
+    for name in diagrams.DIAGRAMS:
+        assert (tmp_path / "_images" / name).exists()
+    # What is beside the pages on GitHub is there, not here.
+    assert "blob/main/SECURITY.md" in (tmp_path / "security.html").read_text()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
