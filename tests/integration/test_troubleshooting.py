@@ -139,7 +139,7 @@ def test_a_level_that_is_blocked_and_why(vhost: Vhost) -> None:
     assert_printed(vhost, status, blocked)
     assert_printed(vhost, verify, missing)
     assert "levels exist" in ask(vhost, "celery -A shop delay setup")
-    assert "110 of 110 checks passed" in ask(vhost, "celery -A shop delay plan")
+    assert re.search(r"^(\d+) of \1 checks passed", ask(vhost, "celery -A shop delay plan"))
 
 
 def test_orphans_are_listed_with_their_queue_and_task(vhost: Vhost) -> None:
