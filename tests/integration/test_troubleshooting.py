@@ -11,7 +11,6 @@ from pathlib import Path
 
 import kombu
 import pytest
-from celery import Celery
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, Options
 from celery_rabbit_delay.core.options import OPTIONS
@@ -187,8 +186,8 @@ def test_a_worker_that_holds_tasks_shows_them(vhost: Vhost, tmp_path: Path) -> N
     command = [str(BIN / "celery"), "-A", "shop", "worker", "-P", "solo", "-n", "celery@here"]
     worker = background.start(command, tmp_path / "log", tmp_path, environment(vhost))
     try:
-        with Celery("shop", broker=vhost.url("amqp"), set_as_current=False) as plain:
-            plain.send_task("shop.ask_for_review", (42,), countdown=600)
+        send = "from shop import ask_for_review; ask_for_review.apply_async((42,), countdown=600)"
+        subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env=environment(vhost), check=True)
         [(asked, lines)] = blocks("A worker stalls")
 
         def held() -> bool:
