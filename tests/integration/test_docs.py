@@ -23,13 +23,15 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *PAGES]
 URL = "guest:guest@localhost//"
+#: What is shown of a program in examples/ is run by the test of that program.
+SNIPPET = re.compile(r"```python\n(?!# examples/)(.*?)```", re.DOTALL)
 
 
 def snippets() -> list[tuple[str, str]]:
     return [
         (f"{path.relative_to(ROOT)} {number}", code)
         for path in DOCUMENTS
-        for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL), start=1)
+        for number, code in enumerate(SNIPPET.findall(path.read_text()), start=1)
     ]
 
 
