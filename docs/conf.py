@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.util import logging
 
 import celery_rabbit_delay
+
+logger = logging.getLogger(__name__)
 
 DOCS = Path(__file__).parent.resolve()
 REPOSITORY = "https://github.com/celery-rabbit-delay/celery-rabbit-delay"
@@ -53,16 +56,15 @@ linkcheck_anchors = False
 
 
 def _links_out_of_the_docs(app: Sphinx, page: str, source: list[str]) -> None:
-    """Let relative links to other files of the repository, which GitHub follows, lead to GitHub.
-
-    Raises `FileNotFoundError` for one that leads nowhere.
-    """
+    """Let relative links to other files of the repository, which GitHub follows, lead to GitHub."""
     directory = (DOCS / page).parent
 
     def absolute(match: re.Match[str]) -> str:
         target, _, anchor = match[1].partition("#")
-        path = (directory / target).resolve(strict=True)
-        if path.is_relative_to(DOCS):
+        path = (directory / target).resolve()
+        if not path.exists():
+            logger.warning("a link leads nowhere: %s", match[1], location=page)
+        if path.is_relative_to(DOCS) or not path.is_relative_to(DOCS.parent):
             return match[0]
         return f"]({REPOSITORY}/blob/main/{path.relative_to(DOCS.parent)}{f'#{anchor}' if anchor else ''})"
 
