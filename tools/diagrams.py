@@ -56,7 +56,7 @@ def journey(cascade: Cascade, ticks: int) -> tuple[tuple[str, ...], list[Stop]]:
             exchange = name
             continue
         seconds = queues[name].seconds
-        stops.append(Stop("queue", name, notes.get(name, f"waits {seconds:g} s, is dead-lettered to"), seconds))
+        stops.append(Stop("queue", name, notes.get(name, f"waits {seconds:g} s, then is dead-lettered"), seconds))
         exchange = str(queues[name].arguments["x-dead-letter-exchange"])
         stops.append(Stop("exchange", exchange, notes.get(exchange, "reads the next level from the key")))
 

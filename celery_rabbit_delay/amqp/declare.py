@@ -242,5 +242,5 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         if f"'{cascade.prefix}." in exc.reply_text:
             raise CascadeMissing(f"a part of the cascade is gone ({exc.reply_text})") from exc
         raise DestinationNotFound(
-            f"the message is for something that does not exist ({exc.reply_text}): declare it before you publish"
+            f"the destination does not exist ({exc.reply_text}): declare it before you publish"
         ) from exc
