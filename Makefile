@@ -1,4 +1,4 @@
-# make demo    the main job, on a private RabbitMQ node
+# make demo    the main job, on a private RabbitMQ node: 4.3 where it can be had, else this machine's own
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
 # make coverage   the same, and fails if the core or the package is covered too little
 # make coverage-core   its first half: the unit tests cover all of the core
@@ -8,7 +8,10 @@
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
-# make diagrams   redraws docs from the topology
+# make docs    builds the site into .docs/html; warnings, such as links within the site that lead nowhere, are errors
+# make linkcheck   asks the web servers that the docs link to
+# make diagrams   redraws docs/diagrams from the topology
+# make demo-picture   redraws docs/demo.svg from what the demo prints on RabbitMQ 4.3
 # make layout  rewrites tests/unit/layout.json from the topology
 #
 # A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ=4.3 chooses another RabbitMQ.
@@ -17,10 +20,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench battle diagrams layout broker clean
+.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench battle docs linkcheck diagrams demo-picture layout broker clean
 
-demo: $(VENV)/ready broker
+demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
+
+demo-picture: $(VENV)/ready
+	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
 test: $(VENV)/ready broker
 	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
@@ -65,6 +71,13 @@ battle: $(VENV)/ready-to-measure
 	$(BIN)/python -m battle $(if $(LONG),--long) $(ARGS)
 	$(if $(LONG),$(BIN)/python -m battle.load && $(BIN)/python -m battle.report)
 
+docs: $(VENV)/ready-for-docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs .docs/html
+	@echo "the site: .docs/html/index.html"
+
+linkcheck: $(VENV)/ready-for-docs
+	$(BIN)/python -m sphinx --quiet --keep-going --builder linkcheck docs .docs/links
+
 diagrams: $(VENV)/ready
 	$(BIN)/python -m tools.diagrams
 
@@ -79,9 +92,13 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+$(VENV)/ready-for-docs: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
+	touch $@
+
 $(VENV)/ready-to-measure: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage* dist
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage* .docs dist

@@ -149,6 +149,39 @@ GOALS = [
 ]
 
 
+def answers(results: dict[str, Any]) -> str:
+    """What a reader wants to know first, on each RabbitMQ."""
+
+    def on_each(figure: Callable[[Rows], str]) -> str:
+        return ", ".join(f"{figure(found['rows'])} on RabbitMQ {broker}" for broker, found in results.items())
+
+    def of(row: str, numerator: str, denominator: str) -> str:
+        return on_each(lambda rows: f"{ratio(row, numerator, denominator)(rows):.2f} times")
+
+    def late(rows: Rows) -> str:
+        found = rows["lateness"][US]
+        return f"half by less than {found['p50']:,.0f} ms, 99 % by less than {found['p99']:,.0f} ms"
+
+    def rates(rows: Rows) -> str:
+        row = rows["batch_rate"]
+        return f"{row['one by one']['median']:,.0f} tasks/s one by one and {row['batch']['median']:,.0f} in a batch"
+
+    early = sum(found["rows"]["lateness"][US]["early"] for found in results.values())
+    hops = mean_hops("default, an hour")(next(iter(results.values()))["rows"])
+    confirmed = "broker_cpu_confirmed"
+    lines = [
+        f"**The broker's CPU**, against native delayed delivery, every task confirmed: {of(confirmed, US, NATIVE)}. "
+        f"Against a message without a delay: {of(confirmed, US, NONE)}.",
+        "**Lateness** at 200 messages a second, rounding up to the tick of 125 ms included: "
+        f"{on_each(late)}. Early: {early}.",
+        f"**Publishing** from one process: {on_each(rates)}.",
+        f"**The worker's CPU** for a delayed task, against one without a delay: {of('worker', US, NONE)}. Native "
+        f"delayed delivery: {of('worker', NATIVE, NONE)}.",
+        f"**Hops**: {hops:.1f} on average for delays spread evenly up to an hour, by powers of two alone.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
 def goals(results: dict[str, Any]) -> str:
     lines = []
     for goal in GOALS:
@@ -222,6 +255,7 @@ def per_hop(results: dict[str, Any]) -> str:
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "machine": lambda results: machine("Measured", [found["about"] for found in results.values()]),
+    "answers": answers,
     "goals": goals,
     "broker_cpu": lambda results: medians(results, "broker_cpu"),
     "broker_cpu_confirmed": lambda results: medians(results, "broker_cpu_confirmed"),

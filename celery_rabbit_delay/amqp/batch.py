@@ -32,10 +32,11 @@ MAX_SIZE = 1000
 
 
 class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
-    """Some messages of a batch may not be stored: those of `ids`, Celery's task ids. All others are."""
+    """The messages of a batch that `ids` names may not be stored; all others are."""
 
     def __init__(self, message: str, ids: list[str | None]) -> None:
         super().__init__(message, ids)  # both, so that it can be pickled
+        #: Celery's task ids; None for a message that is no task.
         self.ids = ids
 
     def __str__(self) -> str:

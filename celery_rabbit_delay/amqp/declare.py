@@ -23,6 +23,9 @@ from ..core.errors import (
 from ..core.layouts import Layout1
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream, Topology
 
+#: Which user needs which permission.
+PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/operations.md#permissions"
+
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
 
@@ -37,12 +40,12 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
     if others:
         raise LayoutMismatch(
             f"the broker has layout {others[0]} of the cascade {cascade.prefix!r}, and this release of "
-            f'celery-rabbit-delay needs layout {LAYOUT}, which declare="passive" does not create: run `celery delay '
-            "setup` of this release; `celery delay migrate --from-layout` then moves what waits"
+            f'celery-rabbit-delay needs layout {LAYOUT}, which declare="passive" does not create: run `celery -A APP '
+            "delay setup` of this release; `celery -A APP delay migrate --from-layout` then moves what waits"
         )
     raise CascadeMissing(
-        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery delay setup`, or a '
-        f'worker or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
+        f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery -A APP delay setup`, or '
+        f'a worker or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
     )
 
 
@@ -54,8 +57,8 @@ def require_route(channel: Channel, cascade: Cascade, destination: Destination) 
     with suppress(AccessRefused):
         if not queue_exists(channel, cascade.outbox_name(destination)):
             raise DestinationNotFound(
-                f'declare="passive", and nothing leads to {destination}: create it, and then run `celery delay setup` '
-                "with the app, or `celery-rabbit-delay --queue … setup`"
+                f'declare="passive", and nothing leads to {destination}: create it, and then run `celery -A APP delay '
+                "setup`, or `celery-rabbit-delay --queue … setup`"
             )
 
 
@@ -227,8 +230,8 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         ) from exc
     except AccessRefused as exc:
         raise NotPermitted(
-            f"permission denied ({exc.reply_text}): grant the permission, see docs/operations.md#permissions, or "
-            'create everything as another user with `celery delay setup` and set declare="passive"'
+            f"permission denied ({exc.reply_text}): grant the permission, see {PERMISSIONS}, or create everything as "
+            'another user with `celery -A APP delay setup`, and set declare="passive"'
         ) from exc
     except ResourceLocked as exc:
         raise InvalidDestination(
@@ -239,5 +242,5 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         if f"'{cascade.prefix}." in exc.reply_text:
             raise CascadeMissing(f"a part of the cascade is gone ({exc.reply_text})") from exc
         raise DestinationNotFound(
-            f"the message is for something that does not exist ({exc.reply_text}): declare it before you publish"
+            f"the destination does not exist ({exc.reply_text}): declare it before you publish"
         ) from exc

@@ -162,7 +162,7 @@ class Journal:
         """Create a stream that is missing. Raises `CascadeMissing`, `NotPermitted`, `CascadeConflict`."""
         if self._options.declare == "passive":
             raise CascadeMissing(
-                f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery delay setup`'
+                f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery -A APP delay setup`'
             )
         with self._exclusively():
             ensure_stream(self._channel, self._options.shards_of(self._cascade), stream)

@@ -30,15 +30,25 @@ Progress = Callable[[int, int], None]
 class Scheduled(NamedTuple):
     """A message that waits until it is due."""
 
-    id: str  # Celery's task id; what other messages have of that kind, or ""
-    task: str | None  # Celery's name of it
-    queue: str  # that it goes to; for an exchange that is not known, the routing key
-    due: datetime  # in UTC
-    args: str | None  # as Celery shows them
+    #: Celery's task id; for other messages their correlation id or message id, or "".
+    id: str
+    #: Celery's name of the task; None for other messages.
+    task: str | None
+    #: The queue that it goes to; where the app does not know that of its exchange, the routing key.
+    queue: str
+    #: When it is due, in UTC.
+    due: datetime
+    #: The arguments, in Celery's shortened form.
+    args: str | None
+    #: The keyword arguments, likewise.
     kwargs: str | None
+    #: The exchange that it was sent to, "" for the default exchange.
     exchange: str
+    #: The routing key that it was sent with.
     routing_key: str
-    key: str | None  # its x-delay-key
+    #: Its `x-delay-key`, if it has one.
+    key: str | None
+    #: How often the task was retried before.
     retries: int
 
 

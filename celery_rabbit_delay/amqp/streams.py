@@ -130,7 +130,9 @@ class StreamReader:
                     return False
                 raise StreamUnavailable(exc.reply_text) from exc
         if self._options.declare == "passive":
-            raise CascadeMissing(f"nothing leads to the stream {stream.name!r} any more: run `celery delay setup`")
+            raise CascadeMissing(
+                f"nothing leads to the stream {stream.name!r} any more: run `celery -A APP delay setup`"
+            )
         ensure_stream(channel, self._options.shards_of(cascade), stream)
         raise StreamUnavailable("nothing led to it")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def batch(app: Celery | kombu.Producer, max_size: int = MAX_SIZE) -> Iterator[kombu.Producer]:
-    """Let delayed tasks share round trips: pass the producer that it yields to `apply_async`, `send_task`, a group.
+    """Let delayed tasks share round trips: pass the producer that it yields to `apply_async`, `send_task`, a group::
 
         with celery_rabbit_delay.batch(app) as producer:
             for order in orders:

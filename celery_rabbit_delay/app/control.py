@@ -78,7 +78,7 @@ class DelayedControl:
         try:
             with_connection(self.app, lambda connection: write_changes(connection, messages))
         except (DelayError, AMQPError, OperationalError, OSError) as exc:
-            logger.warning("Only workers that run now are told to revoke, for it cannot be kept in RabbitMQ: %s", exc)
+            logger.warning("RabbitMQ cannot keep this revoke, so only the workers that run now know of it: %s", exc)
 
 
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -38,12 +38,15 @@ _told: WeakSet[Celery] = WeakSet()
 def install(app: Celery, **options: Any) -> None:
     """Make an app's delayed tasks wait in RabbitMQ. Call it once, anywhere before the app publishes or consumes.
 
-    Options are the fields of `Options`. Calling it again with the same options does nothing.
+    The keyword arguments are the fields of `Options`; durations are in seconds. It does not contact the broker. Calling
+    it again with the same options does nothing.
 
-    Raises `InvalidOption` for an option it does not know, a bad value, or other options than the first time, and
+    An app whose broker is `memory://`, or that has `task_always_eager`, is left as it is, so that test suites need no
+    condition.
+
+    Raises `InvalidOption` for an unknown option, a bad value, or other options than the first time, and
     `UnsupportedConfiguration` for a broker other than RabbitMQ over AMQP 0-9-1 and for `task_protocol = 1`. If the
-    app's configuration is still to be loaded, the latter may come when the app first connects. Test suites without a
-    broker need no condition: `memory://`, and any broker of an app with `task_always_eager`, is left as it is.
+    app's configuration is still to be loaded, the latter may come when the app first connects.
     """
     wanted = Options.parse(options)
     make = app.amqp_cls

@@ -28,8 +28,9 @@ def scheduled(
 ) -> Iterator[Scheduled]:
     """Yield the tasks that wait in RabbitMQ and are in the journal, the soonest first.
 
-    Only those with the name `task`, for the queue `queue`, due until the aware datetime `until`; at most `limit`. Tasks
-    with a shorter delay than the option `journal` are not in it. Reads the journal when it is called.
+    `task` chooses those of this name, `queue` those for this queue, `until` those that are due until an aware datetime;
+    `limit` is the most that are yielded. Tasks with a shorter delay than the option `journal` are not in it. Reads the
+    journal when it is called.
 
     Raises `StreamUnavailable`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
@@ -40,7 +41,7 @@ def scheduled(
 
 
 def cancel(app: Celery, *ids: str) -> None:
-    """Cancel delayed tasks by their ids. When it returns, the broker has stored that: one round trip.
+    """Cancel delayed tasks by their ids. The broker has stored it when this returns: one round trip.
 
     A task that is due a second later or more does not run, nor do its retries, whether or not a worker is up now, and
     its state becomes `REVOKED`. An id stays cancelled: use a new one for a task that is to run.
@@ -60,10 +61,10 @@ def cancel(app: Celery, *ids: str) -> None:
 
 
 def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, countdown: float | None = None) -> None:  # noqa: A002
-    """Let a task that waits run earlier or later: at `eta`, or in `countdown` seconds; 0 means at once.
+    """Give a task that waits another due time: `eta`, or `countdown` seconds from now; 0 means at once.
 
-    It keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; if naive, in the app's time
-    zone. If this is interrupted, the task may run at both times; it is never lost.
+    The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is meant
+    in the app's time zone. If this is interrupted, the task may run at both times; it is never lost.
 
     Raises `NotWaiting` if the journal has no task of this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
     `NotPermitted`, and what publishing a delayed task raises; `UnsupportedConfiguration` without `install`.

@@ -158,8 +158,8 @@ management_option = click.option(
     "--management-url",
     metavar="URL",
     envvar="CELERY_RABBIT_DELAY_MANAGEMENT_URL",
-    help="http://user:password@host:15672, enables checks that AMQP cannot do. Use the environment variable "
-    "CELERY_RABBIT_DELAY_MANAGEMENT_URL to keep the password out of `ps`. For https, "
+    help="Ask the management API as well, which shows what AMQP does not: http://user:password@host:15672. The "
+    "environment variable CELERY_RABBIT_DELAY_MANAGEMENT_URL keeps the password out of `ps`. For https, "
     f"{MANAGEMENT_CA} may name a file of certificate authorities.",
 )
 limit_option = click.option(
@@ -170,8 +170,8 @@ limit_option = click.option(
 any_queue_option = click.option(
     "--any-queue",
     is_flag=True,
-    help="Also for queues that are not of the app, nor named with --queue. What a message says of its destination may "
-    "be made up by anybody who may publish with a delay.",
+    help="Send to any queue, not only to those of the app and those named with --queue. Anybody who may publish with a "
+    "delay may make up the destination in a message.",
 )
 
 

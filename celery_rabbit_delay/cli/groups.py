@@ -24,16 +24,22 @@ def delay() -> None:
     "-b",
     required=True,
     envvar="CELERY_BROKER_URL",
+    metavar="URL",
     help="amqp://user:password@host/vhost. The environment variable CELERY_BROKER_URL keeps the password out of `ps`.",
 )
-@click.option("--prefix", help="As in install(), like the options that follow.")
-@click.option("--tick", type=float, help="Seconds.")
-@click.option("--max-delay", type=float, help="Seconds.")
-@click.option("--lanes", type=common.parse_seconds, help="Seconds, with commas between them; '' for none.")
-@click.option("--shards", type=int, help="Sets of levels side by side.")
-@click.option("--queue-type", type=click.Choice(["quorum", "classic"]))
-@click.option("--journal", type=float, help="Seconds.")
-@click.option("--queue", "queues", multiple=True, help="A queue that delayed tasks go to; may be repeated.")
+@click.option("--prefix", metavar="NAME", help="What the names begin with. This and what follows: as in install().")
+@click.option("--tick", metavar="SECONDS", type=float, help="The shortest delay.")
+@click.option("--max-delay", metavar="SECONDS", type=float, help="The longest delay.")
+@click.option(
+    "--lanes",
+    metavar="SECONDS,...",
+    type=common.parse_seconds,
+    help="Delays that take one hop, with commas between them; '' for none.",
+)
+@click.option("--shards", metavar="NUMBER", type=int, help="Sets of levels side by side.")
+@click.option("--queue-type", type=click.Choice(["quorum", "classic"]), help="The type of the level queues.")
+@click.option("--journal", metavar="SECONDS", type=float, help="The shortest delay that is recorded.")
+@click.option("--queue", "queues", metavar="NAME", multiple=True, help="A queue of delayed tasks; may be repeated.")
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str, queues: tuple[str, ...], **options: Any) -> None:
     ctx.obj = common.BrokerTarget(broker, {key: value for key, value in options.items() if value is not None}, queues)

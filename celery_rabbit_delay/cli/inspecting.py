@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ..operate import LevelStatus, Orphan, Status
 
 
-@click.command()
+@click.command(short_help="Show how many messages wait, level by level.")
 @priorities_option
 @management_option
-@click.option("--all", "show_all", is_flag=True, help="Show empty levels, and streams, too.")
+@click.option("--all", "show_all", is_flag=True, help="Show empty levels and streams as well.")
 @click.option("--shards", is_flag=True, help="Show each shard of a level by itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
@@ -64,12 +64,12 @@ def status(
         raise SystemExit(EXIT_PROBLEMS)
 
 
-@click.group()
+@click.group(short_help="Handle tasks that could not be delivered.")
 def orphans() -> None:
-    """See, send on or remove orphans: tasks that could not be delivered when they were due."""
+    """List, replay or purge orphans: tasks that could not be delivered when they were due."""
 
 
-@orphans.command("list")
+@orphans.command("list", short_help="List the oldest orphans.")
 @limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 @click.pass_obj
@@ -85,14 +85,15 @@ def list_orphans(obj: Any, limit: int, as_json: bool) -> None:
                 click.echo(format_orphan(orphan))
 
 
-@orphans.command()
+@orphans.command(short_help="Send the oldest orphans to their destinations.")
 @limit_option
 @any_queue_option
 @click.pass_obj
 def replay(obj: Any, limit: int, any_queue: bool) -> None:
-    """Send the oldest orphans for the queues of the app on to where they were going.
+    """Send the oldest orphans for the queues of the app to their destinations.
 
-    One by one, each confirmed by the broker; what still cannot be delivered stays. Exits with 3 if some stayed.
+    Sends them one by one, each confirmed by the broker; what still cannot be delivered stays. Exits with 3 if some
+    stayed.
     """
     from .. import operate
 

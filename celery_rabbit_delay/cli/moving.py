@@ -23,20 +23,26 @@ from .common import (
 )
 
 
-@click.command()
+@click.command(short_help="Move what waits to another cascade or broker.")
 @click.option(
     "--to-broker",
+    metavar="URL",
     envvar="CELERY_RABBIT_DELAY_TO_BROKER",
     help="A broker URL (default: the same broker). Use the environment variable CELERY_RABBIT_DELAY_TO_BROKER to keep "
     "the password out of `ps`.",
 )
-@click.option("--to-prefix", help="Another prefix.")
-@click.option("--to-tick", type=float, help="Seconds.")
-@click.option("--to-max-delay", type=float, help="Seconds.")
-@click.option("--to-lanes", type=parse_seconds, help="Seconds, with commas between them; '' for none.")
-@click.option("--to-shards", type=int, help="Sets of levels side by side.")
-@click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]))
-@click.option("--to-journal", type=float, help="Seconds.")
+@click.option("--to-prefix", metavar="NAME", help="The new prefix. This and what follows: as in install().")
+@click.option("--to-tick", metavar="SECONDS", type=float, help="The new shortest delay.")
+@click.option("--to-max-delay", metavar="SECONDS", type=float, help="The new longest delay.")
+@click.option(
+    "--to-lanes",
+    metavar="SECONDS,...",
+    type=parse_seconds,
+    help="The new lanes, with commas between them; '' for none.",
+)
+@click.option("--to-shards", metavar="NUMBER", type=int, help="The new number of sets of levels.")
+@click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]), help="The new type of the level queues.")
+@click.option("--to-journal", metavar="SECONDS", type=float, help="The shortest delay that is recorded from now on.")
 @click.option("--from-layout", type=click.Choice(["1"]), help="Move what waits in the cascade of an earlier release.")
 @any_queue_option
 @management_option
@@ -50,11 +56,13 @@ def migrate(
     management_url: str | None,
     **changes: Any,
 ) -> None:
-    """Move what waits for the queues of the app to another cascade: other options, another prefix, another broker.
+    """Move what waits for the queues of the app to a cascade with other options, or to another broker.
 
-    Each message keeps its due time. A message that cannot move stays; exits with 3 if some stayed. Start it again if it
-    was interrupted: nothing is lost, and at most one message is delivered twice. Apps that still publish to the old
-    place go on doing so.
+    Each message keeps its due time. A message that cannot be moved stays where it is. If this is interrupted, start it
+    again: nothing is lost, and at most one message is delivered twice. Apps that publish to the old cascade go on doing
+    so until they get the new options.
+
+    Exits with 3 if some messages stayed.
     """
     from dataclasses import replace
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--until", metavar="TIME", help="Only what is due until then: 2030-01-31T12:00:00+01:00."),
-        click.option("--queue", "only_queue", metavar="NAME", help="Only what goes to this queue."),
+        click.option("--until", metavar="TIME", help="Only tasks due until then: 2030-01-31T12:00:00+01:00."),
+        click.option("--queue", "only_queue", metavar="NAME", help="Only tasks for this queue."),
         click.option("--task", metavar="NAME", help="Only tasks of this name."),
     ):
         command = option(command)
@@ -33,25 +33,37 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("list")
 @_filters
-@click.option("--limit", type=click.IntRange(1), help="Show only the soonest ones, this many.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 @click.pass_obj
 def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any) -> None:
-    """List what waits, the soonest first. Shows only what is in the journal: see the option `journal` of install()."""
+    """List what waits, the soonest first.
+
+    Shows only what is in the journal: see the option `journal` of install().
+    """
+    found = False
     with connected(target_of(obj)) as connection:
         for waiting in _found(obj, connection, limit=limit, **filters):
+            found = True
             click.echo(json.dumps(_as_data(waiting)) if as_json else format_scheduled(waiting))
+    if not found:
+        click.echo(
+            "nothing is listed: the journal records tasks with a delay of at least the option `journal` of install(), "
+            "from then on",
+            err=True,
+        )
 
 
-@click.command()
+@click.command(short_help="Cancel tasks that wait.")
 @click.argument("ids", nargs=-1, metavar="ID...")
 @_filters
 @click.option("--all", "everything", is_flag=True, help="All that `list` shows.")
 @click.pass_obj
 def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
-    """Cancel tasks: by their ids, or those that `list` would show with the same options.
+    """Cancel tasks: by their ids, or those that `list` shows with the same options.
 
-    They do not run, now or later, if they are due in a second or more; their state becomes REVOKED.
+    A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. An id stays
+    cancelled.
     """
     from .. import operate
 
@@ -65,10 +77,10 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
         click.echo(f"{len(ids):,} cancelled")
 
 
-@click.command()
+@click.command(short_help="Change the due time of a task.")
 @click.argument("id_", metavar="ID")
-@click.option("--eta", metavar="TIME", help="When it is to be due: 2030-01-31T12:00:00+01:00.")
-@click.option("--countdown", metavar="SECONDS", help="In how many seconds it is to be due.")
+@click.option("--eta", metavar="TIME", help="The new due time: 2030-01-31T12:00:00+01:00.")
+@click.option("--countdown", metavar="SECONDS", help="Seconds from now to the new due time.")
 @click.pass_obj
 def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None) -> None:
     """Give a task that `list` shows another due time, earlier or later."""
@@ -79,7 +91,7 @@ def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None) ->
 @click.argument("id_", metavar="ID")
 @click.pass_obj
 def run_now(obj: Any, /, id_: str) -> None:
-    """Let a task that `list` shows be due at once."""
+    """Make a task that `list` shows due at once."""
     _move(obj, id_, None, "0")
 
 

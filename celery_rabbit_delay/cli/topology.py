@@ -38,7 +38,7 @@ def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
 @priorities_option
 @click.pass_obj
 def setup(obj: Any, priorities: bool | None) -> None:
-    """Create what is missing, and lead it to the queues of the app. Running it again is safe."""
+    """Create what is missing, and bind it to the queues of the app. Running it again is safe."""
     from .. import operate
 
     target = target_of(obj)
@@ -65,8 +65,8 @@ def export(obj: Any, priorities: bool | None, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
-    provider cyrilgdn/rabbitmq, `mermaid` a diagram. What leads to the queues of the app is not part of it: they may not
-    exist yet.
+    provider cyrilgdn/rabbitmq, `mermaid` is a diagram. The bindings to the queues of the app are not part of it, for
+    these queues may not exist yet.
     """
     from ..core.options import Options
     from ..core.topology import Topology
@@ -82,15 +82,17 @@ def export(obj: Any, priorities: bool | None, kind: str) -> None:
     click.echo(text, nl=False)
 
 
-@click.command()
+@click.command(short_help="Check the cascade, and send messages through it.")
 @priorities_option
 @management_option
 @click.pass_obj
 def verify(obj: Any, priorities: bool | None, management_url: str | None) -> None:
-    """Compare the broker with what should be there, and send messages through the short levels.
+    """Compare what exists on the broker with what should, and send messages through the levels of up to 2 s.
 
-    Exits with 0 if all is well, 3 if something is missing, different or does not come back. Bindings and policies
-    are compared through the management API only; messages show what is wrong with bindings of levels of up to 2 s.
+    The messages show whether the bindings between these levels work; all bindings, and policies, are compared only with
+    --management-url.
+
+    Exits with 0 if all is well, 3 if something is missing or different, or a message does not come back.
     """
     _report(obj, priorities, management_url, probing=True)
 
@@ -128,7 +130,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
             if not lost:
                 click.echo("probe: all messages on time")
     if (wrong or lost) and probing:
-        click.echo("`setup` creates what is missing; what is different needs another prefix", err=True)
+        click.echo("`setup` creates what is missing; delete what is different, or choose another prefix", err=True)
     if wrong or lost or earlier:
         raise SystemExit(EXIT_PROBLEMS)
 
@@ -149,7 +151,7 @@ def _report_earlier(connection: kombu.Connection) -> bool:
     return True
 
 
-@click.command()
+@click.command(short_help="Delete the cascade.")
 @click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait, which are lost then.")
 @click.option("--layout", type=click.Choice(["1"]), help="Delete the cascade of an earlier release instead.")
 @click.option("--native", is_flag=True, help="Delete what Celery's native delayed delivery declared instead.")
@@ -159,9 +161,9 @@ def _report_earlier(connection: kombu.Connection) -> bool:
 def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
-    Refuses while messages wait or are orphans. It knows of messages on their way between two queues, and of outboxes of
-    queues that are not the app's, only through the management API. A publisher that still runs creates the cascade
-    again, so stop publishers first.
+    Refuses while messages wait or are orphans. Stop publishers first: one that still runs creates the cascade again.
+    Give --management-url as well, which shows messages between two queues, and outboxes of queues that are not of the
+    app.
     """
     from .. import operate
 

@@ -41,7 +41,7 @@ def microseconds_until(due: datetime, now: datetime) -> int:
 def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo) -> datetime:
     """Return the moment, aware, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`."""
     if (eta is None) == (countdown is None):
-        raise InvalidDelay("name a moment or a time to wait: either eta or countdown")
+        raise InvalidDelay("give either eta or countdown")
     if eta is not None:
         due = parse_eta(eta)
         return due if due.tzinfo else due.replace(tzinfo=naive_timezone)

@@ -2,11 +2,11 @@
 
 
 class DelayError(Exception):
-    """Base of all errors that this package raises. Nothing was sent when one is raised, except for `BatchFailed`."""
+    """Base of all errors of this package. Where one is raised, nothing was sent, except for `BatchFailed`."""
 
 
 class InvalidOption(DelayError, ValueError):
-    """An option of `install` or of `transport_options["rabbit_delay"]` is unknown or has an invalid value."""
+    """An option of `install`, or of `transport_options["rabbit_delay"]`, is unknown or has a bad value."""
 
 
 class InvalidDelay(DelayError, ValueError):
@@ -14,23 +14,27 @@ class InvalidDelay(DelayError, ValueError):
 
 
 class InvalidDestination(DelayError, ValueError):
-    """A routing key or a CC header is one that a delayed message cannot carry."""
+    """A delayed message cannot be sent to this exchange, routing key or CC header, or not with this priority.
+
+    A delayed message cannot carry a routing key that begins with the word `@`, is empty for the default exchange, or is
+    longer than 255 bytes, and cannot go to another connection's exclusive queue.
+    """
 
 
 class UnsupportedConfiguration(DelayError):
-    """The app's broker is not RabbitMQ over AMQP 0-9-1, or its task protocol hides the eta."""
+    """The app's broker is not RabbitMQ over AMQP 0-9-1, or `task_protocol = 1` hides the eta in the body."""
 
 
 class CascadeConflict(DelayError):
-    """Something with the name of a part of the cascade exists, declared with other arguments."""
+    """Something has the name of a part of the cascade, but another type or other arguments: `verify` names it."""
 
 
 class CascadeMissing(DelayError):
-    """`declare="passive"`, and the broker lacks a part of the cascade."""
+    """The broker lacks a part of the cascade, and `declare="passive"` forbids to create it: run `setup`."""
 
 
 class LayoutMismatch(CascadeMissing):
-    """`declare="passive"`, and the broker has only the cascade of another release, laid out in another way."""
+    """The broker has only the cascade of another release, and `declare="passive"` forbids to create this one's."""
 
 
 class DestinationNotFound(DelayError):
@@ -38,20 +42,20 @@ class DestinationNotFound(DelayError):
 
 
 class NotPermitted(DelayError):
-    """The broker's user lacks a permission."""
+    """The broker's user lacks a permission, which the message names."""
 
 
 class StreamUnavailable(DelayError):
-    """A stream of the schedule exists, but the broker cannot read or write it now."""
+    """The broker cannot read or write a stream of the schedule now, or has lost its data."""
 
 
 class NotWaiting(DelayError, LookupError):
-    """No message that waits has this id, as far as the journal knows."""
+    """The journal has no message with this id that waits. Only delays of at least the option `journal` are recorded."""
 
 
 class TooLate(DelayError):
-    """A message is due too soon to be moved."""
+    """A message is due within 2 s, too soon to be moved."""
 
 
 class NotRouted(DelayError):
-    """The broker took the message but no level of the cascade did, even after the cascade was declared again."""
+    """No level took the message, even after the cascade was declared again: somebody deletes levels meanwhile."""

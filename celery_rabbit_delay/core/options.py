@@ -37,27 +37,27 @@ _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
 @dataclass(frozen=True)
 class Options:
-    """How delays are kept on the broker.
+    """The options of `install`, checked and frozen.
 
     Apps that share a vhost and a prefix share a cascade if they use the same `tick` and `queue_type`; otherwise their
     cascades stand side by side. Each declares the levels that its `max_delay`, `lanes` and `shards` need.
 
-    Raises `InvalidOption`, naming the option.
+    Raises `InvalidOption`, which names the option.
     """
 
-    #: What the names of all our exchanges and queues begin with.
+    #: What the names of all exchanges and queues of the cascade begin with, 1 to 150 bytes.
     prefix: str = "celery-rabbit-delay"
     #: Seconds, a whole number of milliseconds: the shortest delay, and the most that rounding up may add.
     tick: float = 0.125
     #: Seconds: the longest delay. It decides how many levels, one queue each, the cascade has.
     max_delay: float = 8 * 365 * 24 * 3600.0
-    #: How much lateness may be traded for fewer hops: a fraction of the delay, or (fraction, maximum in seconds).
+    #: Lateness that may be traded for fewer hops: (fraction of the delay, at most this many seconds), or a fraction.
     slack: float | tuple[float, float] = (0.001, 1.0)
-    #: Seconds: delays that take one hop instead of some. They and `shards` may differ between processes, and change.
+    #: Seconds: delays that take one hop instead of several, each for one queue more. May differ between processes.
     lanes: Sequence[float] = DEFAULT_LANES
-    #: Sets of levels side by side, each led by another node of a cluster, to which messages go in turn.
+    #: Sets of levels side by side, 1 to 32, to which messages go in turn. May differ between processes.
     shards: int = 1
-    #: "quorum" loses nothing when a broker crashes; "classic" does, and is for throwaway work.
+    #: "quorum" loses nothing when a node crashes; "classic" costs the broker less, and may: for throwaway work.
     queue_type: QueueType = "quorum"
     #: Wait until the broker has stored each delayed message.
     confirm: bool = True
@@ -65,7 +65,7 @@ class Options:
     confirm_timeout: float | None = 60.0
     #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
     declare: Declare = "auto"
-    #: Let workers hand on tasks that reach them before they are due, sent by others, to wait in RabbitMQ as well.
+    #: Let workers send tasks that reach them before they are due into the cascade, instead of holding them.
     hand_on: bool = True
     #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
     journal: float | None = None

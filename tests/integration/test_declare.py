@@ -153,7 +153,7 @@ def test_something_else_with_a_name_of_ours_is_an_error(vhost: Vhost, q: str) ->
 
 def test_passive_creates_nothing_and_says_what_is_missing_and_what_to_do(vhost: Vhost, q: str) -> None:
     with pytest.raises(
-        CascadeMissing, match=r"lacks celery-rabbit-delay\.v2\.10ms\.ingest, .* more: run `celery delay setup`"
+        CascadeMissing, match=r"lacks celery-rabbit-delay\.v2\.10ms\.ingest, .* more: run `celery -A APP delay setup`"
     ):
         publish(vhost, declare="passive")
     assert vhost.names("queues") == ["q"]

@@ -1,4 +1,4 @@
-"""Every documented snippet runs, and every picture is current."""
+"""Every documented snippet and command runs, every picture is current, and the site has every page."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import celery_rabbit_delay
+from celery_rabbit_delay import Options
 from testkit.broker import Vhost
 from tools import diagrams
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *PAGES]
 URL = "guest:guest@localhost//"
+#: What is shown of a program in examples/ is run by the test of that program.
+SNIPPET = re.compile(r"```python\n(?!# examples/)(.*?)```", re.DOTALL)
 
 
 def snippets() -> list[tuple[str, str]]:
     return [
-        (f"{path.name} {number}", code)
+        (f"{path.relative_to(ROOT)} {number}", code)
         for path in DOCUMENTS
-        for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL), start=1)
+        for number, code in enumerate(SNIPPET.findall(path.read_text()), start=1)
     ]
 
 
@@ -39,19 +47,21 @@ def test_a_documented_snippet_runs_as_it_stands_but_for_the_broker(vhost: Vhost,
         assert waiting  # the tasks of a batch may take more than one way
 
 
-def commands() -> list[str]:
-    """Lines after a prompt in the page on operations, in the order in which somebody may type them."""
-    return re.findall(r"^\$ (.*)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+def commands(page: str) -> list[str]:
+    """Lines after a prompt in a page, in the order in which somebody may type them."""
+    return re.findall(r"^\s*\$ (.*)$", (DOCS / page).read_text(), re.MULTILINE)
 
 
-def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: Vhost) -> None:
+def run_all(vhost: Vhost, page: str) -> list[tuple[str, int]]:
+    """Run the commands of a page one after the other. Returns what each of ours is about, and its exit code."""
     url = vhost.url("amqp")
     environment = {**os.environ, "CELERY_BROKER_URL": url}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     codes = []
-    for command in commands():
+    for command in commands(page):
         if command.startswith("rabbitmqctl "):
-            vhost.broker.node.ctl(*shlex.split(command)[1:], "--vhost", vhost.name)
+            of_a_vhost = [] if "await_startup" in command else ["--vhost", vhost.name]
+            vhost.broker.node.ctl(*shlex.split(command)[1:], *of_a_vhost)
             continue
         done = subprocess.run(
             shlex.split(command.replace(f"amqp://{URL}", url)),
@@ -62,9 +72,21 @@ def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: 
         )
         assert "Traceback" not in done.stderr, command
         codes.append((command.split(" delay ")[-1].split(" --")[0], done.returncode))
+    return codes
+
+
+def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: Vhost) -> None:
+    codes = run_all(vhost, "operations.md")
     # Before it is created, something is missing.
     assert [code for code in codes if code[1]] == [("status", 3), ("celery-rabbit-delay", 3), ("plan", 3)]
     assert len(codes) > 10
+    assert not [name for name in vhost.names("exchanges") if name.startswith("celery-rabbit-delay.")]
+
+
+def test_the_commands_of_the_pages_on_deployment_and_leaving_work_one_after_the_other(vhost: Vhost) -> None:
+    deployed = run_all(vhost, "deployment.md")
+    assert deployed == [("setup", 0), ("verify", 0), ("status", 0), ("verify", 0)]
+    assert run_all(vhost, "how-to/leave.md") == [("status", 0), ("list", 0), ("celery-rabbit-delay", 0)]
     assert not [name for name in vhost.names("exchanges") if name.startswith("celery-rabbit-delay.")]
 
 
@@ -72,12 +94,71 @@ def test_the_readme_has_a_snippet() -> None:
     assert snippets()[0][0] == "README.md 1"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_pictures_are_drawn_from_the_topology_as_it_is(path: Path) -> None:
-    assert diagrams.drawn(path.read_text()) == path.read_text(), "run `make diagrams`"
+@pytest.mark.parametrize("name", diagrams.DIAGRAMS)
+def test_diagrams_are_drawn_from_the_topology_as_it_is(name: str) -> None:
+    assert (diagrams.DIRECTORY / name).read_text() == diagrams.DIAGRAMS[name](), "run `make diagrams`"
+    assert any(f"diagrams/{name}" in page.read_text() for page in PAGES)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("name", diagrams.DIAGRAMS)
+def test_diagrams_can_be_read_on_dark_pages(name: str) -> None:
+    drawn = (diagrams.DIRECTORY / name).read_text()
+    assert "prefers-color-scheme: dark" in drawn
+    assert '<rect class="page"' in drawn
+
+
+def test_the_api_page_has_every_public_name_and_every_option() -> None:
+    api = (DOCS / "api.md").read_text()
+    documented = re.findall(r"^\.\. auto\w+:: celery_rabbit_delay\.(\w+)$", api, re.MULTILINE)
+    assert sorted(documented) == sorted(celery_rabbit_delay.__all__)
+    [options] = re.findall(r"celery_rabbit_delay\.Options\n +:members: (.*?)\n\n", api, re.DOTALL)
+    assert re.split(r",\s+", options) == [field.name for field in fields(Options)]
+
+
+@pytest.mark.parametrize("name", celery_rabbit_delay.__all__)
+def test_public_names_say_what_they_are(name: str) -> None:
+    text = getattr(celery_rabbit_delay, name).__doc__
+    assert text
+    assert re.match(r"[A-Z].*[.:]", text)
+
+
+def test_the_contents_of_the_site_name_every_page() -> None:
+    contents = (DOCS / "index.md").read_text()
+    missing = [
+        page for page in PAGES if page.parent == DOCS and not re.search(rf"^{page.stem}$", contents, re.MULTILINE)
+    ]
+    assert missing == [DOCS / "index.md"]
+    assert re.search(r"^how-to/\*$", contents, re.MULTILINE)
+
+
+@pytest.mark.skipif(find_spec("sphinx") is None, reason="`make docs` installs what it needs")
+def test_the_site_has_every_page_the_api_and_a_search(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--fail-on-warning",
+        "--builder",
+        "html",
+        "docs",
+        str(tmp_path),
+    ]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for page in PAGES:
+        assert (tmp_path / page.relative_to(DOCS).with_suffix(".html")).exists(), page
+    api = (tmp_path / "api.html").read_text()
+    for name in celery_rabbit_delay.__all__:
+        assert f'id="celery_rabbit_delay.{name}"' in api, name
+    assert "install" in (tmp_path / "searchindex.js").read_text()
+    for name in diagrams.DIAGRAMS:
+        assert (tmp_path / "_images" / name).exists()
+    # What is beside the pages on GitHub is there, not here.
+    assert "blob/main/SECURITY.md" in (tmp_path / "security.html").read_text()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_within_the_project_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)#]+)", path.read_text()):
         assert (path.parent / target).exists(), target

@@ -96,11 +96,11 @@ def test_a_passive_publisher_sends_without_a_record_and_warns_once(
     with vhost.connection(journal=0, declare="passive") as connection, caplog.at_level(logging.WARNING):
         for _ in range(3):
             publish(connection, 0.1)
-        with pytest.raises(CascadeMissing, match=r"\.keys'.*run `celery delay setup`"):
+        with pytest.raises(CascadeMissing, match=r"\.keys'.*run `celery -A APP delay setup`"):
             publish(connection, 0.1, headers={"x-delay-key": "k"})
     assert len(vhost.take("q", 4)) == 4
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "run `celery delay setup`" in warning
+    assert "run `celery -A APP delay setup`" in warning
 
 
 def test_a_stream_that_was_deleted_is_created_again(vhost: Vhost) -> None:

@@ -34,7 +34,7 @@ def declare_layout_1(vhost: Vhost, delay: float, amount: int) -> Layout1:
 def test_a_passive_publisher_is_told_which_layout_is_there_which_is_needed_and_what_to_do(vhost: Vhost) -> None:
     vhost.declare("q")
     declare_layout_1(vhost, 100, 0)
-    says = r"has layout 1 .* needs layout 2, .*run `celery delay setup` .*`celery delay migrate --from-layout`"
+    says = r"has layout 1 .* needs layout 2, .*run `celery -A APP delay setup` .*`celery -A APP delay migrate --from-"
     with vhost.connection(declare="passive") as connection, pytest.raises(LayoutMismatch, match=says):
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
 

@@ -1,0 +1,212 @@
+"""docs/troubleshooting.md: its commands exist, and print what the page says when somebody has the trouble."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import kombu
+import pytest
+
+from celery_rabbit_delay import CascadeConflict, NotPermitted, Options
+from celery_rabbit_delay.core.options import OPTIONS
+from testkit import background
+from testkit.broker import Vhost, lead
+from testkit.commands import CASCADE as QUICK_CASCADE
+from testkit.commands import PROGRAM, make_orphans, run
+from testkit.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "troubleshooting.md"
+BIN = Path(sys.executable).parent
+MANAGEMENT = "http://guest:guest@localhost:15672"
+CASCADE = Options().cascade
+SECOND = next(level for level in CASCADE.levels if level.ttl == 1000)
+
+
+def blocks(section: str) -> list[tuple[str, list[str]]]:
+    """Commands of a section, each with the lines that it prints, if the page shows them."""
+    [text] = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    found: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+COMMANDS = sorted(
+    {line.removeprefix("$ ") for line in PAGE.read_text().splitlines() if line.startswith("$ ")}
+    | set(re.findall(r"`(rabbitmqctl [a-z_]+)", PAGE.read_text()))
+    | set(re.findall(r"`(celery -A shop [^`]+)`", PAGE.read_text()))
+)
+
+
+def environment(vhost: Vhost) -> dict[str, str]:
+    path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "CELERY_BROKER_URL": vhost.url("amqp")}
+
+
+def ask(vhost: Vhost, command: str) -> str:
+    """What a command of the page prints, in the folder of an app named shop."""
+    here = f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
+    arguments = shlex.split(command.replace(MANAGEMENT, here))
+    directory = ROOT / "examples" / "quickstart"
+    done = subprocess.run(arguments, cwd=directory, env=environment(vhost), capture_output=True, text=True)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout + done.stderr
+
+
+def pattern(line: str) -> str:
+    """A line of the page, whatever the numbers, ids and widths of columns are."""
+    line = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", line)
+    escaped = re.escape(line.strip()).replace(r"\ ", r"\s+").replace("…", ".*")
+    escaped = re.sub(r"(?<![v.\d])(\d[\d,]*)(?!ms)", r"[\\d,]+", escaped)
+    return escaped.replace("UUID", "[0-9a-f-]{36}").replace(r"(\s+)+", r"\s+")
+
+
+def assert_printed(vhost: Vhost, command: str, lines: list[str]) -> None:
+    assert lines
+
+    def printed() -> bool:
+        out = ask(vhost, command)
+        return all(re.search(pattern(line), out) for line in lines)
+
+    wait_until(printed, f"{command!r} prints what the page says", timeout=60)  # the management API counts every 5 s
+
+
+def connection(vhost: Vhost) -> kombu.Connection:
+    return kombu.Connection(vhost.url(), transport_options={OPTIONS: Options()})
+
+
+def publish(vhost: Vhost, queue: str, *delays: float) -> None:
+    with connection(vhost) as publisher:
+        lead(publisher, queue)
+        for delay in delays:
+            publisher.Producer().publish("x", routing_key=queue, headers={"x-delay": delay * 1000})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_page_exists(vhost: Vhost, command: str) -> None:
+    program, *arguments = shlex.split(command.replace("…", ""))
+    if program == "rabbitmqctl":
+        assert arguments[0] in vhost.broker.node.ctl("help")
+        return
+    assert program == "celery"
+    # With --help it is not run, but what it does not know of the options before that is an error.
+    done = subprocess.run(
+        [BIN / program, *arguments, "--help"],
+        cwd=ROOT / "examples" / "quickstart",
+        env=environment(vhost),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage: " in done.stdout
+
+
+def test_where_a_task_is_that_did_not_run(vhost: Vhost) -> None:
+    vhost.declare("celery", "gone")
+    with vhost.plain() as plain:
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        plain.default_channel.queue_declare("mails", durable=True, auto_delete=False, arguments=full)
+    ask(vhost, "celery -A shop delay setup")
+    publish(vhost, "celery", 600)
+    publish(vhost, "gone", 10)
+    vhost.delete_queue("gone")
+    publish(vhost, "mails", 1, 1, 1)
+    [(command, lines), *_] = blocks("A task did not run")
+    assert_printed(vhost, command, lines)
+
+
+def test_a_level_that_is_blocked_and_why(vhost: Vhost) -> None:
+    vhost.declare("celery")
+    ask(vhost, "celery -A shop delay setup")
+    publish(vhost, "celery", 0.2)
+    vhost.take("celery", 1)
+    vhost.delete_exchange(SECOND.done)
+    with connection(vhost) as publisher:
+        for _ in range(40):
+            publisher.Producer().publish("x", routing_key="celery", headers={"x-delay": 1000})
+    (status, blocked), (verify, missing) = blocks("A level is blocked")
+    assert_printed(vhost, status, blocked)
+    assert_printed(vhost, verify, missing)
+    assert "levels exist" in ask(vhost, "celery -A shop delay setup")
+    assert re.search(r"^(\d+) of \1 checks passed", ask(vhost, "celery -A shop delay plan"))
+
+
+def test_orphans_are_listed_with_their_queue_and_task(vhost: Vhost) -> None:
+    make_orphans(vhost, 1)
+    assert vhost.count(QUICK_CASCADE.orphans) == 1
+    [(command, [line]), *_] = blocks("Orphans")
+    assert command.endswith("orphans list")
+    shown = run(vhost.url("amqp"), "orphans", "list").out
+    expected = (
+        pattern(line).replace("mails", "gone").replace("ask_for_review", "review").replace("[0-9a-f-]{36}", "id-0")
+    )
+    assert re.search(expected, shown), shown
+
+
+def test_what_has_a_name_of_the_cascade(vhost: Vhost) -> None:
+    vhost.declare("celery")
+    ask(vhost, "celery -A shop delay setup")
+    vhost.delete_queue(SECOND.queue)
+    vhost.declare(SECOND.queue)
+    [(command, lines)] = blocks("CascadeConflict")
+    assert_printed(vhost, command, lines)
+    with connection(vhost) as client, pytest.raises(CascadeConflict, match="something else has the name of a part"):
+        client.connection.publisher_for().repair()
+    vhost.broker.node.ctl("delete_queue", SECOND.queue, "--vhost", vhost.name)
+    assert "levels exist" in ask(vhost, "celery -A shop delay setup")
+
+
+def test_a_permission_that_is_denied(vhost: Vhost) -> None:
+    vhost.declare("q")
+    user = vhost.user(".*", "^q$", ".*")
+    [(command, _)] = blocks("Permission denied")
+    with vhost.connection(user) as client, pytest.raises(NotPermitted, match=r"permission denied .*refused for user"):
+        client.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
+    assert vhost.name in vhost.broker.node.ctl(*shlex.split(command)[1:-1], user)
+
+
+def test_a_worker_that_holds_tasks_shows_them(vhost: Vhost, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from celery import Celery\n"
+        f"app = Celery('shop', broker={vhost.url('amqp')!r})\n"
+        "app.conf.update(control_queue_exclusive=True, event_queue_exclusive=True)\n"
+        "@app.task(name='shop.ask_for_review')\n"
+        "def ask_for_review(order): pass\n"
+    )
+    command = [str(BIN / "celery"), "-A", "shop", "worker", "-P", "solo", "-n", "celery@here"]
+    worker = background.start(command, tmp_path / "log", tmp_path, environment(vhost))
+    try:
+        send = "from shop import ask_for_review; ask_for_review.apply_async((42,), countdown=600)"
+        subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env=environment(vhost), check=True)
+        [(asked, lines)] = blocks("A worker stalls")
+
+        def held() -> bool:
+            arguments = [str(BIN / "celery"), *shlex.split(asked)[1:]]
+            done = subprocess.run(arguments, cwd=tmp_path, env=environment(vhost), capture_output=True, text=True)
+            return all(re.search(pattern(line).replace("worker", "here"), done.stdout) for line in lines)
+
+        wait_until(held, "the worker shows what it holds", timeout=60)
+    finally:
+        background.kill(worker)
+
+
+def test_a_journal_that_records_nothing_says_so(vhost: Vhost) -> None:
+    ask(vhost, "celery -A shop delay setup")
+    [(command, lines)] = blocks("Nothing is listed")
+    assert_printed(vhost, command, lines)
+
+
+def test_the_program_without_an_app_does_the_same(vhost: Vhost) -> None:
+    assert "celery-rabbit-delay --broker URL COMMAND" in PAGE.read_text()
+    done = subprocess.run([PROGRAM, "--broker", vhost.url("amqp"), "plan"], capture_output=True, text=True)
+    assert (done.returncode, "missing" in done.stdout) == (3, True)
