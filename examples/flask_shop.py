@@ -15,7 +15,7 @@ import celery_rabbit_delay
 
 
 def make_celery(app: Flask) -> Celery:
-    class FlaskTask(Task):  # type: ignore[misc]
+    class FlaskTask(Task):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             with app.app_context():
                 return self.run(*args, **kwargs)

@@ -154,17 +154,18 @@ class Reader:
         self,
         page: str,
         beside: tuple[str, ...] = (),
+        skip: tuple[str, ...] = (),
         codes: Mapping[str, int] | None = None,
         before: Mapping[str, Callable[[], object]] | None = None,
         then: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
         """Types the commands of a page, one after the other, and looks for the output that it shows.
 
-        Workers, and commands in `beside`, go on beside the others. `codes` are exit codes other than 0; `before` and
+        Workers, and commands in `beside`, go on beside the others; what begins as in `skip` is not typed. `codes` are exit codes other than 0; `before` and
         `then` have what is done before and after a command.
         """
         for command, documented in commands(page):
-            if command.startswith(SKIPPED):
+            if command.startswith((*SKIPPED, *skip)):
                 continue
             if before and command in before:
                 before[command]()

@@ -1,4 +1,4 @@
-"""python manage.py migrate; celery -A shop worker; python manage.py order 42"""
+"""python manage.py migrate --run-syncdb; celery -A shop worker; python manage.py order 42"""
 
 import os
 import sys

@@ -15,15 +15,17 @@ from testkit.broker import Vhost
 from tools import diagrams
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 URL = "guest:guest@localhost//"
+#: What is shown of a program in examples/ is run with it, by tests/acceptance/test_guides.py.
+SNIPPET = re.compile(r"```python\n(?!# examples/)(.*?)```", re.DOTALL)
 
 
 def snippets() -> list[tuple[str, str]]:
     return [
         (f"{path.name} {number}", code)
         for path in DOCUMENTS
-        for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL), start=1)
+        for number, code in enumerate(SNIPPET.findall(path.read_text()), start=1)
     ]
 
 

@@ -2,7 +2,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import transaction
-
 from shop.models import Order
 from shop.tasks import ask_for_review
 
