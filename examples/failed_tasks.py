@@ -29,7 +29,7 @@ failed = kombu.Queue(
     "orders.failed",
     queue_arguments={
         "x-queue-type": "quorum",
-        "x-delivery-limit": 1_000_000,  # up to RabbitMQ 4.2 each look at a message counts, and the default limit is 20
+        "x-delivery-limit": 1_000_000,  # a look at a message may count, and the default limit is 20
     },
 )
 orders = kombu.Queue(
@@ -94,7 +94,7 @@ def failures() -> Iterator[tuple[kombu.Connection, list[kombu.Message]]]:
 
 def show() -> None:
     with failures() as (_, messages):
-        for message in messages:
+        for message in sorted(messages, key=lambda message: str(message.headers["argsrepr"])):
             task = message.headers
             print(task["x-first-death-reason"], task["task"], task["argsrepr"], "retries:", task["retries"])
 

@@ -161,8 +161,8 @@ class Reader:
     ) -> None:
         """Types the commands of a page, one after the other, and looks for the output that it shows.
 
-        Workers, and commands in `beside`, go on beside the others. What begins as in `skip` is not typed. `codes` are exit
-        codes other than 0. `before` and `then` have what is done before and after a command.
+        Workers, and commands in `beside`, go on beside the others. What begins as in `skip` is not typed. `codes` are
+        exit codes other than 0. `before` and `then` have what is done before and after a command.
         """
         for command, documented in commands(page):
             if command.startswith((*SKIPPED, *skip)):
