@@ -20,10 +20,9 @@ from testkit.wait import wait_until
 ROOT = Path(__file__).parents[1]
 #: As every page and every example names the broker.
 DOCUMENTED = "guest:guest@localhost//"
-DOCUMENTED_API = "http://guest:guest@localhost:15672"
 
 #: What a page tells to do once on a machine, and a test has done already.
-SKIPPED = ("pip install ", "docker run ", "cd ", "mkdir ")
+SKIPPED = ("pip install ", "docker run ", "cd ")
 #: Those that only look may be typed again until they show what the page shows.
 LOOKS = re.compile(r" delay (status|list|plan)\b| inspect | show$|rabbitmqctl (--quiet )?list_")
 
@@ -57,9 +56,10 @@ def pattern(line: str) -> str:
 
 
 def shows(documented: list[str], output: str) -> bool:
-    """Whether all lines of a page are in the output, in this order. `…` stands for any lines."""
-    lines = iter(output.splitlines())
-    return all(any(re.fullmatch(pattern(line), one.rstrip()) for one in lines) for line in documented if line != "…")
+    """Whether the output is that of a page, but for empty lines. `…` is for any lines; a page may also show none."""
+    wanted = "".join(r"(?:.*\n)*" if line == "…" else rf"{pattern(line)} *\n" for line in documented)
+    seen = "".join(f"{line.rstrip()}\n" for line in output.splitlines() if line.strip())
+    return not documented or bool(re.fullmatch(wanted, seen))
 
 
 class Reader:
@@ -74,8 +74,6 @@ class Reader:
         self.ids: dict[str, str] = {}  # documented -> real
 
     def with_broker(self, text: str) -> str:
-        node = self.vhost.broker.node
-        text = text.replace(DOCUMENTED_API, f"http://guest:guest@127.0.0.1:{node.management_port}")
         return text.replace(DOCUMENTED, self.vhost.url("").removeprefix("://"))
 
     @property
@@ -113,8 +111,8 @@ class Reader:
     def start(self, command: str) -> None:
         """In a terminal of its own. What runs there by the same command is ended first, as by Ctrl-C."""
         self.stop(command)
-        log = self.examples.parent / f"terminal-{len(self.running)}.log"
-        log.write_text("")
+        log = self.examples.parent / f"terminal-{len(list(self.examples.parent.glob('terminal-*')))}.log"
+        log.touch()
         process = background.start(self.words(command), log, self.directory, self.environment)
         self.running[command] = process, log
         if " worker" in command:
@@ -155,14 +153,13 @@ class Reader:
         page: str,
         beside: tuple[str, ...] = (),
         skip: tuple[str, ...] = (),
-        codes: Mapping[str, int] | None = None,
         before: Mapping[str, Callable[[], object]] | None = None,
         then: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
         """Types the commands of a page, one after the other, and looks for the output that it shows.
 
-        Workers, and commands in `beside`, go on beside the others. What begins as in `skip` is not typed. `codes` are
-        exit codes other than 0. `before` and `then` have what is done before and after a command.
+        Workers, and commands in `beside`, go on beside the others. What begins as in `skip` is not typed. `before` and
+        `then` have what is done before and after a command.
         """
         for command, documented in commands(page):
             if command.startswith((*SKIPPED, *skip)):
@@ -171,18 +168,17 @@ class Reader:
                 before[command]()
             if " worker" in command or command in beside:
                 self.start(command)
-                if documented:
-                    wait_until(lambda d=documented: shows(d, self.terminals()), f"{command!r} shows {documented}")  # type: ignore[misc]
             else:
-                self.check(command, documented, (codes or {}).get(command, 0))
+                self.check(command, documented)
             if then and command in then:
                 then[command]()
 
-    def check(self, command: str, documented: list[str], code: int) -> None:
+    def check(self, command: str, documented: list[str]) -> None:
+        """Types a command; fails unless it shows what the page shows."""
         deadline = time.monotonic() + 60
         while True:
             try:
-                output = self.run(command, code)
+                output = self.run(command)
                 assert shows(documented, output), f"{command!r} shows\n{output}\nand not\n" + "\n".join(documented)
                 break
             except AssertionError:
