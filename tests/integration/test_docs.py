@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *PAGES]
 URL = "guest:guest@localhost//"
-#: What is shown of a program in examples/ is run by the test of that program.
+#: What is shown of a program in examples/ is run with it, by tests/acceptance/test_guides.py.
 SNIPPET = re.compile(r"```python\n(?!# examples/)(.*?)```", re.DOTALL)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import report
+import json
+
+from benchmarks import report, worker_settings
 from testkit.page import drawn
 
 
@@ -12,3 +14,9 @@ def test_the_page_is_drawn_from_the_results() -> None:
 
 def test_every_result_is_on_the_page() -> None:
     assert drawn(report.PAGE.read_text()) == set(report.SECTIONS)
+
+
+def test_the_table_for_workers_is_drawn_from_its_results() -> None:
+    text = worker_settings.PAGE.read_text()
+    assert drawn(text) == {"machine", "settings"}
+    assert text == worker_settings.page(text, json.loads(worker_settings.RESULTS.read_text()))

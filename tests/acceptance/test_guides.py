@@ -1,0 +1,211 @@
+"""Whoever does what the tutorial and the how-tos say sees what they say."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from testkit.broker import Vhost
+from testkit.node import free_port
+from testkit.reader import ROOT, UUID, Reader, commands
+from testkit.wait import wait_until
+
+
+@pytest.fixture
+def reader(vhost: Vhost, tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(vhost, tmp_path)
+    yield reader
+    reader.close()
+
+
+def test_the_tutorial_from_start_to_end(reader: Reader) -> None:
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    [program] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    reader.directory = reader.examples.parent / "empty"
+    reader.directory.mkdir()
+    (reader.directory / "shop.py").write_text(reader.with_broker(program))
+    called = [command for command, _ in commands("tutorial.md") if " call " in command]
+    printed = re.findall(r"^    \[.*\] (.*)$", text, re.MULTILINE)
+    assert len(called) == 5
+    assert len(printed) == 6
+    worker = "celery -A shop worker"
+
+    def all_ran() -> None:
+        reader.sees(*printed[1:], "How was order 45?")
+        reader.stop(worker)
+
+    reader.follow(
+        "tutorial.md",
+        before={
+            called[1]: lambda: reader.sees(printed[0]),
+            called[2]: lambda: reader.sees("How was order 43?"),
+        },
+        then={
+            called[1]: lambda: reader.stop(worker),
+            "celery -A shop delay run-now f07e16f4-9fe0-4ed0-9e8d-d46362d5cf6a": all_ran,
+        },
+    )
+    assert "How was order 44?" not in reader.terminals()
+    assert reader.vhost.names("queues") == ["celery"]
+
+
+def test_reminders(reader: Reader) -> None:
+    reader.follow("how-to/reminders.md")
+    reader.sees("Reminder: haircut")
+    assert "dentist" not in reader.terminals()
+    assert "massage" not in reader.terminals()
+    assert "remind" not in reader.run("celery -A reminders delay list")
+
+
+def test_retries(reader: Reader) -> None:
+    reader.follow("how-to/retries.md")
+    reader.sees("order 42 is paid", "try 4 of order 42")
+    wait_until(lambda: reader.terminals().count("notify order 42") == 2, "the second one comes")
+    [again] = re.findall(r"notify order 42 after (\d+\.\d) s", reader.terminals())[1:]
+    assert float(again) >= 1.5
+
+
+def test_failed_tasks(reader: Reader) -> None:
+    vhost = reader.vhost
+
+    def all_are_paid() -> None:
+        reader.sees("order 1 is paid", "order 2 is paid", "order 3 is paid", "order 4 is paid")
+        assert vhost.count("orders.failed") == 0
+
+    def courier_is_there() -> None:
+        wait_until(lambda: "parcels" in vhost.names("queues"), "the courier is there")
+
+    def parcel_is_lost() -> None:
+        wait_until(lambda: reader.terminals().count("parcel lost") == 4, "the parcel is lost")
+
+    reader.follow(
+        "how-to/failed-tasks.md",
+        beside=("python retry_queue.py consume",),
+        then={
+            "python failed_tasks.py send": lambda: wait_until(
+                lambda: vhost.count("orders.failed") == 3, "three failed for good"
+            ),
+            "python failed_tasks.py replay 2": all_are_paid,
+            "python retry_queue.py consume": courier_is_there,
+            "python retry_queue.py publish": parcel_is_lost,
+        },
+    )
+    tries = re.findall(r"order (\d), try (\d)", reader.terminals())
+    assert tries.count(("2", "1")) == 2  # its tries are counted anew
+    assert tries.count(("2", "3")) == 1
+    assert tries.count(("4", "1")) == 5  # four times and, repaired, once
+    assert reader.terminals().count("parcel late") == 3
+    assert vhost.count("parcels.failed") == 1
+    assert vhost.count("parcels") == 0
+
+
+def test_debounce(reader: Reader) -> None:
+    reader.follow("how-to/debounce.md")
+    reader.sees("document 7 is indexed, version 10", "document 8 is indexed, version 1")
+    assert reader.terminals().count("document 7 is indexed") == 1
+
+
+def test_many_tasks(reader: Reader) -> None:
+    reader.follow("how-to/many-tasks.md")
+    reader.sees("mail to reader 0")
+    assert int(re.findall(r"([\d,]+) wait", reader.run("celery -A many_tasks delay status"))[0].replace(",", "")) > 1500
+
+
+def test_plain_kombu(reader: Reader) -> None:
+    reader.follow("how-to/plain-kombu.md", beside=("python plain_kombu.py consume",))
+    reader.sees("mail to ada by mail.de after ")
+
+
+def test_a_queue_for_each_delay(reader: Reader) -> None:
+    vhost = reader.vhost
+
+    def empty() -> None:
+        wait_until(lambda: vhost.count("work.wait.1") == 0, "the first one is empty")
+
+    reader.follow("how-to/queue-per-delay.md", then={"python queue_per_delay.py": empty})
+    names = vhost.names("queues")
+    assert len([name for name in names if name.startswith("work.wait.")]) == 99
+    assert len([name for name in names if name.startswith("celery-rabbit-delay.")]) < 100
+    wait_until(lambda: vhost.count("work") >= 2, "messages of both come")
+
+
+def test_django(reader: Reader) -> None:
+    pytest.importorskip("django")
+    reader.directory = reader.examples / "django_shop"
+    reader.follow("how-to/django.md")
+    reader.sees("How was order 42?")
+
+
+def test_flask(reader: Reader) -> None:
+    pytest.importorskip("flask")
+    [(worker, _), (serve, _)] = commands("how-to/flask.md")
+    port = free_port()
+    reader.start(worker)
+    reader.start(serve.replace("5055", str(port)))
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/orders/42", method="POST")
+
+    def answer() -> str:
+        with suppress(OSError), urllib.request.urlopen(request, timeout=10) as response:
+            return str(response.read().decode())
+        return ""
+
+    assert re.search(UUID, wait_until(answer, "the server answers"))
+    reader.sees("the shop asks: how was order 42?")
+
+
+def test_tests_of_an_app(reader: Reader) -> None:
+    reader.directory = reader.examples / "testing"
+    reader.follow("how-to/testing.md")
+
+
+def test_infrastructure_as_code(reader: Reader) -> None:
+    vhost = reader.vhost
+    vhost.declare("celery")
+    reader.run("python infrastructure.py", code=1)
+    assert vhost.names("queues") == ["celery"]
+    reader.follow("how-to/infrastructure-as-code.md")
+    reader.run("python infrastructure.py")
+    vhost.take("celery", 1)
+
+
+def test_from_plain_etas(reader: Reader) -> None:
+    reader.follow("how-to/from-plain-etas.md")
+    reader.sees("How was order 42?")
+
+
+def test_from_native_delayed_delivery(reader: Reader) -> None:
+    """What it does while tasks wait there is in test_coming_from_others.py."""
+    reader.directory = reader.examples / "quickstart"
+    reader.follow("how-to/from-native-delayed-delivery.md")
+
+
+def test_from_the_plug_in(reader: Reader) -> None:
+    reader.follow("how-to/from-the-plug-in.md")
+
+
+def test_the_configuration_of_workers_to_start_from(reader: Reader) -> None:
+    policies = reader.vhost.broker.version >= (3, 12)
+    reader.follow(
+        "workers.md",
+        skip=() if policies else ("rabbitmqctl set_policy long ",),
+        then={
+            "celery -A worker_configuration worker -c 2": lambda: wait_until(
+                lambda: reader.prefetch_counts() == {"short": 2, "long": 2}, "it fetches one task for each process"
+            ),
+            "python worker_configuration.py": lambda: reader.sees(
+                "order 1 is shipped",
+                "order 2 is shipped",
+                "FAILED ship",
+                "LookupError('no address')",
+                "order 4 is shipped",
+                "the report is done",
+            ),
+        },
+    )
+    assert reader.vhost.count("failed") == 1
+    assert not reader.vhost.count("short")
