@@ -129,7 +129,7 @@ def test_a_worker_creates_the_cascade_so_that_no_caller_has_to_wait_for_it(make_
 def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: MakeShop) -> None:
     shop = make_shop()
     for n in range(40):
-        shop.send("note", f"orphan {n}", countdown=1)
+        shop.send("note", f"orphan {n}", countdown=5)
     shop.vhost.delete_queue("celery")
     wait_until(lambda: shop.vhost.count(shop.vhost.cascade.orphans) == 40, "all are orphans")
     worker = shop.worker()
