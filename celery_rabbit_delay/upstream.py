@@ -11,6 +11,9 @@ from typing import Any
 _CHANNEL_CLOSE = (20, 40)
 _BASIC = 60
 
+#: Bytes that are read at once.
+_MOST_BYTES = 64 * 1024
+
 
 def settings_so_far(app: Any) -> Any:
     """Return a Celery app's settings without loading its configuration, which may still be announced."""
@@ -80,6 +83,21 @@ def close_without_waiting(channel: Any) -> None:
     if channel.is_open and not channel.is_closing:
         channel.is_closing = True
         channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
+
+
+def receive(connection: Any, timeout: float) -> bytes:
+    """Return bytes that an `amqp.Connection` receives, which then takes no part in it any more.
+
+    Raises `TimeoutError`, `OSError`.
+    """
+    transport = connection.transport
+    data, transport._read_buffer = transport._read_buffer, b""
+    if not data:
+        with transport.having_timeout(timeout):
+            data = transport._quick_recv(_MOST_BYTES)
+        if not data:
+            raise OSError("the broker has closed the connection")
+    return bytes(data)
 
 
 def close_socket(connection: Any) -> None:

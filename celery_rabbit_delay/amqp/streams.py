@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import kombu
-from amqp import Message
+from amqp import Message, spec
 from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 
+from .. import upstream
 from ..core import journal
 from ..core.errors import CascadeMissing, StreamUnavailable
+from ..core.frames import Deliveries, UnexpectedMethod
 from ..core.options import Options
 from ..core.topology import Stream
 from . import declare
@@ -54,6 +54,7 @@ class StreamReader:
     def _close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            _announce_close(connection.connection)
             connection.collect()
 
     def length(self, stream: Stream) -> int:
@@ -96,22 +97,21 @@ class StreamReader:
         if not self._publish(connection, stream, marker):
             return
         channel = connection.channel()
-        waiting: deque[Any] = deque()
         with declare.translate_errors(self._options.cascade):
             channel.basic_qos(0, _PREFETCH, False)
-            _consume(channel, stream, first or "first", waiting.append)
-        for number in itertools.count(1):
-            while not waiting:
-                connection.drain_events(timeout=_SILENCE)
-            message = waiting.popleft()
-            if number % (_PREFETCH // 4) == 0:
-                channel.basic_ack(message.delivery_tag, multiple=True)
-            entry = _entry(message)
-            if entry.offset >= first:  # what comes first may be older: RabbitMQ sends whole chunks
-                yield entry
-            if entry.body == marker:
-                channel.close()
-                return
+            _consume(channel, stream, first or "first", None)
+        try:
+            for number, entry in enumerate(_received(connection), 1):
+                if number % (_PREFETCH // 4) == 0:
+                    channel.basic_ack(number, multiple=True)
+                if entry.offset >= first:  # what comes first may be older: RabbitMQ sends whole chunks
+                    yield entry
+                if entry.body == marker:
+                    return
+        except UnexpectedMethod as exc:
+            raise StreamUnavailable(f"the broker has ended it: {exc}") from exc
+        finally:
+            self._close()  # py-amqp has not seen what came, and would not understand what comes next
 
     def _publish(self, connection: Any, stream: Stream, marker: bytes) -> bool:
         """Put a marker at the end of a stream; return whether the stream exists."""
@@ -154,7 +154,14 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
     _consume(channel, stream, first, on_message)
 
 
-def _consume(channel: Any, stream: Stream, offset: int | str, callback: Callable[[Any], None]) -> None:
+def _received(connection: Any) -> Iterator[Entry]:
+    """Yield what an `amqp.Connection` receives from now on, which may be nothing but messages of one stream."""
+    deliveries = Deliveries()
+    while True:
+        yield from map(Entry._make, deliveries.feed(upstream.receive(connection, _SILENCE)))
+
+
+def _consume(channel: Any, stream: Stream, offset: int | str, callback: Callable[[Any], None] | None) -> None:
     try:
         channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
     except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica yet
@@ -163,3 +170,10 @@ def _consume(channel: Any, stream: Stream, offset: int | str, callback: Callable
 
 def _entry(message: Any) -> Entry:
     return Entry(message.headers["x-stream-offset"], bytes(message.body))
+
+
+def _announce_close(connection: Any) -> None:
+    """Send `connection.close` on an `amqp.Connection` whose socket is closed next, so that the broker logs no error."""
+    if connection is not None and connection.connected:
+        with suppress(OSError, AMQPError):
+            connection.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))

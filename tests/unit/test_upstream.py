@@ -12,6 +12,7 @@ import amqp
 import pytest
 from amqp import spec
 from amqp.exceptions import NotFound
+from amqp.transport import TCPTransport
 from celery import Celery
 from celery.worker.request import Request
 
@@ -82,6 +83,24 @@ def test_an_unconfirmed_publish_waits_for_no_answer_even_where_publishes_are_con
     upstream.publish_unconfirmed(channel, amqp.Message("x"), exchange="e", routing_key="k", mandatory=True)
     [(_, channel_id, method, _, message)] = frames
     assert (channel_id, method, message.body) == (channel.channel_id, spec.Basic.Publish, "x")
+
+
+def test_bytes_are_received_with_those_that_py_amqp_has_read_already() -> None:
+    ours, theirs = socket.socketpair()
+    connection = amqp.Connection()
+    connection._transport = TCPTransport("localhost", 1)
+    connection._transport.sock = ours
+    connection._transport._setup_transport()
+    theirs.sendall(b"later")
+    connection._transport._read_buffer = b"before"
+    assert upstream.receive(connection, 1) == b"before"
+    assert upstream.receive(connection, 1) == b"later"
+    with pytest.raises(TimeoutError):
+        upstream.receive(connection, 0.01)
+    theirs.close()
+    with pytest.raises(OSError, match="has closed"):
+        upstream.receive(connection, 1)
+    ours.close()
 
 
 def test_a_channel_that_is_closed_without_waiting_is_closed_once() -> None:
