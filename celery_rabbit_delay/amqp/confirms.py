@@ -17,6 +17,7 @@ from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
 from .. import upstream
 from ..core.errors import NotRouted
+from .writing import MessageWriter
 
 #: Called with None when the broker has stored a message, or with the reason why it has not.
 Answered = Callable[[Exception | None], None]
@@ -42,6 +43,7 @@ class ConfirmedChannel:
         self._connection = connection
         self._confirm = confirm
         self._channel: Any = None
+        self._writer: MessageWriter | None = None
         self._confirming = False
         self._delivery_tag = 0  # of the last message published; the broker counts along
         self._unanswered: dict[int, tuple[Route, Answered]] = {}  # delivery tag -> its route, who wants to know
@@ -98,8 +100,19 @@ class ConfirmedChannel:
 
         Removes those from `messages` that are stored, also if it raises. What is left in the end was refused.
         """
-        for name, (message, exchange, key) in list(messages.items()):
-            self.send(message, exchange, key, partial(_forget_stored, messages, name), timeout)
+        channel = self._confirming_channel()
+        if self._writer is None:
+            self._writer = MessageWriter(self._connection)
+        try:
+            for name, (message, exchange, key) in messages.items():
+                self._writer.add(channel, message, exchange, key, timeout)
+                if self._confirm:
+                    self._expect(exchange, key, partial(_forget_stored, messages, name))
+            self._writer.flush(timeout)
+        finally:
+            self._writer.discard()
+        if not self._confirm:
+            messages.clear()
         while self._unanswered:
             self._connection.drain_events(timeout=confirm_timeout or timeout)
 
@@ -109,16 +122,9 @@ class ConfirmedChannel:
         Reading from the connection calls `answered`, with `NotRouted` or `amqp.exceptions.MessageNacked` if the message
         was refused. Without `confirm` it is called at once.
         """
-        channel = self.get_channel()
-        # Only now: declaring may close the channel, and py-amqp open it again without.
-        if self._confirm and not self._confirming:
-            channel.confirm_select(nowait=True)
-            self._confirming = True
-        if not self._unanswered:
-            self._returned.clear()
+        channel = self._confirming_channel()
         if self._confirm:
-            self._delivery_tag += 1
-            self._unanswered[self._delivery_tag] = (exchange, key), answered
+            self._expect(exchange, key, answered)
         try:
             upstream.publish_unconfirmed(
                 channel, message, exchange=exchange, routing_key=key, mandatory=True, timeout=timeout
@@ -130,6 +136,20 @@ class ConfirmedChannel:
             return
         if not self._confirm:
             answered(None)
+
+    def _confirming_channel(self) -> Any:
+        channel = self.get_channel()
+        # Only now: declaring may close the channel, and py-amqp open it again without.
+        if self._confirm and not self._confirming:
+            channel.confirm_select(nowait=True)
+            self._confirming = True
+        if not self._unanswered:
+            self._returned.clear()
+        return channel
+
+    def _expect(self, exchange: str, key: str, answered: Answered) -> None:
+        self._delivery_tag += 1
+        self._unanswered[self._delivery_tag] = (exchange, key), answered
 
     def refuse_all(self, exc: Exception) -> None:
         """Tell all who wait for an answer that the broker has closed the channel, and start afresh."""
