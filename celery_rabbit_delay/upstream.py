@@ -55,8 +55,13 @@ def serialize(message: Any) -> tuple[bytes, bytes]:
     if isinstance(body, str):
         body = body.encode(message.properties.setdefault("content_encoding", "utf-8"))
     properties: bytes = message._serialize_properties()
-    message._serialize_properties = lambda: properties
+    set_serialized(message, properties)
     return properties, bytes(body)
+
+
+def set_serialized(message: Any, properties: bytes) -> None:
+    """Let the properties of an `amqp.Message` be sent as these bytes."""
+    message._serialize_properties = lambda: properties
 
 
 def deserialize(message: Any, properties: bytes) -> None:

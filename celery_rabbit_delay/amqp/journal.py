@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 #: Most records, and most of their bytes, in one message of a stream: a reader pays for each message.
 _MAX_RECORDS, _MAX_BYTES = 100, 100_000
 
+#: The properties of all messages of streams.
+_PERSISTENT, _ = upstream.serialize(Message(b"", delivery_mode=2))
+
 #: Seconds for which a stream that does not work is left alone.
 _PAUSE = 60
 
@@ -182,7 +185,9 @@ class Journal:
 
 
 def _message(body: bytes) -> Message:
-    return Message(body, delivery_mode=2)
+    message = Message(body, delivery_mode=2)
+    upstream.set_serialized(message, _PERSISTENT)
+    return message
 
 
 def _now() -> int:

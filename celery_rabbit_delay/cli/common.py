@@ -184,6 +184,8 @@ def allowed(target: Target, any_queue: bool) -> Allowed:
 
 def escape(text: str) -> str:
     """Return text from a message without what would control the terminal."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -43,9 +44,11 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
     """
     found = False
     with connected(target_of(obj)) as connection:
-        for waiting in _found(obj, connection, limit=limit, **filters):
+        waiting = _found(obj, connection, limit=limit, **filters)
+        lines = (json.dumps(_as_data(one)) if as_json else format_scheduled(one) for one in waiting)
+        while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
             found = True
-            click.echo(json.dumps(_as_data(waiting)) if as_json else format_scheduled(waiting))
+            click.echo("\n".join(many))
     if not found:
         click.echo(
             "nothing is listed: the journal records tasks with a delay of at least the option `journal` of install(), "

@@ -214,6 +214,8 @@ class Changes:
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
         """Return whether a task was cancelled, by its id or by a stamp in its headers."""
+        if not (self._uuids or self._ids or self._stamps):  # as a rule, and `list` asks for each record
+            return False
         short = _uuid(id_)
         if (id_ in self._ids) if short is None else (short in self._uuids):
             return True
