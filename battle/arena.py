@@ -57,6 +57,7 @@ class Arena:
         }
         self.faults: list[Fault] = []
         self.publishers: list[subprocess.Popen[bytes]] = []
+        self.canceller: subprocess.Popen[bytes] | None = None
         self.logs: list[Path] = []  # of workers, as they were started
         self.amount = workers
         self.start_workers()
@@ -86,6 +87,14 @@ class Arena:
         command = [sys.executable, "-m", "battle.publisher", str(self.published), f"p{number}", *numbers, mode]
         self.publishers.append(self._start(command, self.directory / f"publisher-{number}.log", self.clocks.publisher))
         return self.publishers[-1]
+
+    def cancel(self) -> None:
+        """Starts a process that cancels tasks. See `battle.canceller`. One that runs is killed."""
+        if self.canceller is not None:
+            with self.fault("canceller killed"):
+                kill(self.canceller)
+        command = [sys.executable, "-m", "battle.canceller", str(self.published)]
+        self.canceller = self._start(command, self.directory / "canceller.log", self.clocks.publisher)
 
     @contextmanager
     def fault(self, name: str) -> Iterator[None]:
@@ -140,8 +149,9 @@ class Arena:
                     kill(publisher)
 
     def close(self) -> None:
-        for process in (*self.workers, *self.publishers):
-            kill(process)
+        for process in (*self.workers, *self.publishers, self.canceller):
+            if process is not None:
+                kill(process)
 
     def _supervise(self) -> None:
         for number, worker in enumerate(self.workers):

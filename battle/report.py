@@ -25,6 +25,8 @@ COUNTS = {
     "expired": "ran after expiry",
     "duplicated": "ran twice, by a fault",
     "unexplained": "other duplicates",
+    "cancelled": "cancelled",
+    "revoked": "ran all the same",
 }
 LATENESS = ("p50", "p99", "p100")
 TITLES = [*COUNTS.values(), "seconds late: half, 99 %, all"]
@@ -51,7 +53,7 @@ def add(path: Path, broker: str, row: str, contender: str, figures: dict[str, An
 
 def cells(figures: dict[str, Any]) -> list[str]:
     """A battle's, under `TITLES`."""
-    return [*(f"{figures[name]:,}" for name in COUNTS), ", ".join(f"{figures[name]:.1f}" for name in LATENESS)]
+    return [*(f"{figures.get(name, 0):,}" for name in COUNTS), ", ".join(f"{figures[name]:.1f}" for name in LATENESS)]
 
 
 def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
@@ -106,7 +108,7 @@ def totals(results: Results) -> str:
     lines = []
     for contender, broker in product(CONTENDERS, results):
         mine = [figures for _, *who, figures in rows(results) if who == [broker, contender]]
-        sums = [f"{sum(figures[name] for figures in mine):,}" for name in COUNTS]
+        sums = [f"{sum(figures.get(name, 0) for figures in mine):,}" for name in COUNTS]
         lines.append([contender, broker, str(len(mine)), *sums])
     return markdown(["", "RabbitMQ", "battles", *COUNTS.values()], lines)
 

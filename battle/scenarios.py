@@ -114,6 +114,17 @@ def everything(stage: Stage) -> None:
         stage.arena.wait(4)
 
 
+def cancelling(stage: Stage) -> None:
+    """Every third task is cancelled, while nodes, workers and whoever cancels are killed."""
+    for number in range(2 * stage.rounds):
+        stage.arena.cancel()
+        stage.arena.wait(4)
+        stage.arena.kill_worker(number % 2)
+        stage.arena.wait(2)
+        crash(stage, stage.nodes[number % len(stage.nodes)])
+        stage.arena.wait(2)
+
+
 def queue_deleted(stage: Stage) -> None:
     """The destination is deleted while all tasks for it wait, and workers declare it again."""
     for _ in range(stage.rounds):
@@ -292,6 +303,8 @@ SCENARIOS: dict[str, Scenario] = {
     "workers killed": Scenario(worker_killed),
     "publishers killed": Scenario(publisher_killed),
     "connections cut": Scenario(connection_cut),
+    "tasks cancelled": Scenario(cancelling, 20),
+    "tasks cancelled, three nodes": Scenario(cancelling, 30, nodes=3),
     "memory and disk alarms": Scenario(alarm, 20),
     "levels full": Scenario(level_full),
     "queue deleted": Scenario(queue_deleted, 0),

@@ -26,16 +26,18 @@ class Verdict:
     duplicated: list[str]  # where a fault explains it: it struck while the task was on its way
     unexplained: list[str]  # duplicates
     expired: list[str]  # ran although they had expired
+    cancelled: list[str]  # in time
+    revoked: list[str]  # of these, those that ran all the same
     late: list[str]  # later than the scenario lets a task be
     lateness: list[float]
 
     @property
     def good(self) -> bool:
-        return not (self.lost or self.early or self.expired or self.late)
+        return not (self.lost or self.early or self.expired or self.revoked or self.late)
 
     def figures(self) -> dict[str, Any]:
         """Numbers of tasks, and seconds of lateness."""
-        names = ("lost", "early", "expired", "duplicated", "unexplained")
+        names = ("lost", "early", "expired", "duplicated", "unexplained", "cancelled", "revoked")
         counts = {name: len(getattr(self, name)) for name in names}
         late = {f"p{percent}": percentile(self.lateness or [math.nan], percent) for percent in (50, 99, 100)}
         return {"confirmed": self.confirmed, **counts, **late}
@@ -49,9 +51,10 @@ def judge(
     patience: float = math.inf,
 ) -> Verdict:
     """`published` has {"id", "sent", "due"}, perhaps "expires", for each task and {"id", "confirmed"} for each that the
-    broker confirmed; `ran` has {"id", "at"} for each run. A task is lost that was confirmed and never ran, unless it
-    expired before it was due, early that ran more than `tolerance` seconds before it was due, and late that first ran
-    more than `patience` seconds after.
+    broker confirmed, perhaps {"id", "cancelling"} and {"id", "cancelled"} before and after it was cancelled; `ran` has
+    {"id", "at"} for each run. A task is lost that was confirmed and never ran, unless it expired before it was due or
+    somebody tried to cancel it; cancelled in time a second or more before it was due; early that ran more than
+    `tolerance` seconds before it was due, and late that first ran more than `patience` seconds after.
     """
     tasks: dict[str, dict[str, Any]] = {}
     for entry in published:
@@ -61,6 +64,7 @@ def judge(
         runs.setdefault(entry["id"], []).append(entry["at"])
     confirmed = [name for name, task in tasks.items() if "confirmed" in task]
     expired = {name for name, task in tasks.items() if task.get("expires", math.inf) < task["due"]}
+    cancelled = [name for name, task in tasks.items() if task.get("cancelled", math.inf) <= task["due"] - 1]
     twice = {name: times for name, times in runs.items() if len(times) > 1}
 
     def explained(name: str) -> bool:
@@ -70,11 +74,13 @@ def judge(
     faults = list(faults)
     return Verdict(
         confirmed=len(confirmed),
-        lost=[name for name in confirmed if name not in runs and name not in expired],
+        lost=[name for name in confirmed if name not in runs and not (name in expired or "cancelling" in tasks[name])],
         early=[name for name, times in runs.items() if min(times) < tasks[name]["due"] - tolerance],
         duplicated=[name for name in twice if explained(name)],
         unexplained=[name for name in twice if not explained(name)],
         expired=[name for name in runs if name in expired],
+        cancelled=cancelled,
+        revoked=[name for name in cancelled if name in runs],
         late=[name for name, times in runs.items() if min(times) > tasks[name]["due"] + patience],
         lateness=[min(times) - tasks[name]["due"] for name, times in runs.items()],
     )

@@ -35,6 +35,15 @@ def test_an_unconfirmed_task_may_run_or_not() -> None:
     assert verdict.lateness == [0.0, 0.5]
 
 
+def test_a_task_that_was_cancelled_a_second_before_it_was_due_may_not_run() -> None:
+    tried = {"id": "a", "cancelling": 1.0}
+    assert judge([*PUBLISHED, tried], []).lost == []
+    verdict = judge([*PUBLISHED, tried, {"id": "a", "cancelled": 9.0}], [{"id": "a", "at": 10.0}])
+    assert (verdict.cancelled, verdict.revoked, verdict.good) == (["a"], ["a"], False)
+    verdict = judge([*PUBLISHED, tried, {"id": "a", "cancelled": 9.1}], [{"id": "a", "at": 10.0}])
+    assert (verdict.cancelled, verdict.revoked, verdict.good) == ([], [], True)
+
+
 def test_a_task_that_runs_before_it_is_due_is_early_whatever_else_it_is() -> None:
     runs = [{"id": "b", "at": 4.9}, {"id": "a", "at": 11.0}, {"id": "a", "at": 9.9}]
     assert judge(PUBLISHED, runs).early == ["b", "a"]
