@@ -119,7 +119,8 @@ class StreamReader:
         channel = ConfirmedChannel(connection)
         with declare.translate_errors(cascade):
             try:
-                if channel.publish(Message(marker, delivery_mode=2), cascade.ingest, stream.routing_key) is None:
+                message = Message(marker, delivery_mode=2)
+                if channel.publish(message, cascade.ingest, stream.routing_key, confirm_timeout=_SILENCE) is None:
                     return True
             except NotFound:  # ingest
                 channel.reset()

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import group
@@ -81,6 +83,41 @@ def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_
     shop.worker(name="two")
     wait_until(lambda: AsyncResult(ids[1], app=shop.app).state == "REVOKED", "the second is revoked")
     assert not shop.runs()
+
+
+def test_a_cancelled_task_takes_celerys_own_way_of_a_revoked_task(make_shop: MakeShop, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    shop = make_shop(result_backend=f"file://{tmp_path}/results", task_send_sent_event=True)
+    dead = shop.send("note", "cancelled", countdown=8)
+    celery_rabbit_delay.cancel(shop.app, dead)
+    revoked: list[dict[str, Any]] = []
+    with shop.app.connection_for_read() as connection:
+        receiver = shop.app.events.Receiver(connection, handlers={"task-revoked": revoked.append})
+        with receiver.consumer_context() as (listening, _, _):
+            shop.worker("-E")
+
+            def heard() -> bool:
+                with suppress(TimeoutError):
+                    listening.drain_events(timeout=0.5)
+                return bool(revoked)
+
+            wait_until(heard, "the event has come")
+    assert [event["uuid"] for event in revoked] == [dead]
+    assert AsyncResult(dead, app=shop.app).state == "REVOKED"
+    assert not shop.runs()
+
+
+def test_a_worker_whose_stream_of_changes_does_not_answer_warns_and_runs_what_comes(make_shop: MakeShop) -> None:
+    shop = make_shop({**QUICK, "max_delay": 600})
+    celery_rabbit_delay.cancel(shop.app, "creates the stream")
+    shop.send("note", "runs", countdown=1)
+    name = f'rabbit_misc:r(<<"{shop.vhost.name}">>, queue, <<"{CHANGES}">>)'
+    shop.vhost.broker.node.ctl(
+        "eval", f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), sys:suspend(amqqueue:get_pid(Q))."
+    )  # as one without a majority
+    worker = shop.worker()
+    shop.wait_for(1, "runs")
+    assert "This worker does not know which tasks were cancelled or moved, and may run them" in worker.output()
 
 
 def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
