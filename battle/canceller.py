@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 import celery_rabbit_delay
 from testkit import ledger
 
-from .app import app
+from .app import CONTENDER, CONTENDERS, app
 
 
 def main(path: str) -> None:
@@ -42,7 +42,10 @@ def cancel(path: str, name: str) -> None:
     ledger.append(path, {"id": name, "cancelling": time.time()})
     while True:
         try:
-            celery_rabbit_delay.cancel(app, name)
+            if CONTENDERS[CONTENDER] is None:
+                app.control.revoke(name)
+            else:
+                celery_rabbit_delay.cancel(app, name)
             break
         except (OSError, AMQPError, OperationalError, celery_rabbit_delay.DelayError):  # its node was killed
             time.sleep(0.3)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from amqp import spec
 from celery import Celery
 from kombu import Exchange, Queue
 
@@ -17,6 +18,7 @@ from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal
 from testkit.broker import Vhost, take
 from testkit.commands import management, run
+from testkit.frames import frames
 from testkit.wait import wait_until
 
 from .conftest import MakeApp
@@ -170,6 +172,14 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     failed = run(url, "list", "--until", "tomorrow")
     assert failed.code == 1
     assert "cannot read the eta 'tomorrow'" in failed.err
+
+
+def test_a_cancel_is_one_round_trip(vhost: Vhost) -> None:
+    with vhost.connection() as connection:
+        operate.cancel(connection, ["creates the stream"])
+        with frames(connection) as (_, answers):
+            operate.cancel(connection, ["a", "b"])
+        assert answers == [spec.Basic.Ack]
 
 
 def test_a_cancelled_message_is_not_delivered_to_a_plain_consumer(vhost: Vhost) -> None:
