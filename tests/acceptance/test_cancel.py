@@ -126,6 +126,7 @@ def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
     delayed = shop.send("stubborn", 5, 8, "delayed")
     at_once = shop.send("stubborn", 1_000_000, 0, "at once")
     shop.wait_for(1, "delayed")
+    wait_until(lambda: shop.runs("at once"), "it is a retry that waits")
     stop(worker)  # so that only what is kept in RabbitMQ counts
     celery_rabbit_delay.cancel(shop.app, delayed, at_once)
     runs = len(shop.runs("at once"))

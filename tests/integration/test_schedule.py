@@ -149,10 +149,10 @@ def test_the_schedule_of_an_app_without_install_is_an_error(vhost: Vhost) -> Non
 def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     vhost.declare("q", "mail")
     with vhost.connection(**RECORDED) as connection:
-        publish(connection, 60, correlation_id="second")
-        publish(connection, 50, correlation_id="first", routing_key="mail")
+        publish(connection, 110, correlation_id="second")
+        publish(connection, 100, correlation_id="first", routing_key="mail")
         task = {"id": "third", "task": "shop.bill", "argsrepr": "(1,)", "kwargsrepr": "{}"}
-        publish(connection, 70, headers=task)
+        publish(connection, 118, headers=task)
     url = vhost.url("amqp")
     lines = run(url, "list").out.splitlines()
     assert [line.split()[2] for line in lines] == ["first", "second", "third"]
@@ -268,8 +268,8 @@ def test_a_move_that_is_interrupted_loses_nothing(vhost: Vhost, monkeypatch: pyt
 def test_basic_get_skips_what_was_moved(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
-        publish(connection, 3, correlation_id="a")
-        operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=5))
+        publish(connection, 6, correlation_id="a")
+        operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=8))
         wait_until(lambda: vhost.count("q"), "the old copy is there")
         assert connection.default_channel.basic_get("q") is None
         wait_until(lambda: vhost.count("q"), "the new copy is there")
@@ -372,7 +372,7 @@ def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst_and_
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RabbitMQ looks for what is too old only when a segment is full."""
-    monkeypatch.setattr(journal, "_HORIZONS", ((600, 1, 500_000), *journal._HORIZONS[1:]))
+    monkeypatch.setattr(journal, "_HORIZONS", ((600, 5, 500_000), *journal._HORIZONS[1:]))
     stream = journal.journal_for(vhost.cascade, 1)
 
     def first() -> int:
@@ -386,6 +386,6 @@ def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst_and_
             for _ in range(2000):
                 producer.publish("x" * 1000, routing_key="q", headers={"x-delay": 100})
         assert first() == 0
-        time.sleep(2)
+        time.sleep(6)
         assert ids(vhost) == []
         wait_until(lambda: first() > 0, "the first segment is gone")
