@@ -1,4 +1,7 @@
-"""Draws `results.json` into docs/benchmarks.md and docs/benchmarks/*.svg. A test checks that the page is current."""
+"""Draws `results.json` and `schedule.json` into docs/benchmarks.md and docs/benchmarks/*.svg.
+
+A test checks that the page is current.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from testkit.page import fill, machine, markdown
 from .contenders import Contender, MessageTTL, Native, Ours, QueuePerDelay
 from .rows import HORIZONS, ROWS, SLACKS, WHOLE_SECONDS, WORKERS
 
-RESULTS = Path(__file__).with_name("results.json")
+RESULTS, SCHEDULE = (Path(__file__).with_name(name) for name in ("results.json", "schedule.json"))
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 #: A message with a whole number of seconds visits as many levels as that number has bits set, and then its queue.
@@ -53,6 +56,7 @@ def both(limit: float) -> dict[str, float]:
 
 
 US, NATIVE, NONE = Ours.name, Native.name, Contender.name
+ONE = "one by one"
 UNCONFIRMED = f"{US}, unconfirmed"
 
 GOALS = [
@@ -182,9 +186,47 @@ def answers(results: dict[str, Any]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def goals(results: dict[str, Any]) -> str:
+def pairs(row: str, kind: str) -> Callable[[Rows], float]:
+    return lambda rows: float(rows[row][kind]["ratio"]["median"])
+
+
+def more(what: str, unit: float) -> Callable[[Rows], float]:
+    """What a worker's start takes more with 100,000 cancelled ids than with none."""
+
+    def figure(rows: Rows) -> float:
+        row = rows["cancelled"]
+        return float((row["100,000 ids"][what]["median"] - row["no id"][what]["median"]) / unit)
+
+    return figure
+
+
+SCHEDULE_GOALS = [
+    Goal("Broker CPU of a recorded task, against one that is not", pairs("journal_broker_cpu", ONE), both(1.1)),
+    Goal("The same, in a batch", pairs("journal_broker_cpu", "batch"), both(1.1)),
+    Goal("Publisher's CPU of a recorded task, against one that is not", pairs("journal_client_cpu", ONE), both(1.15)),
+    Goal("The same, in a batch", pairs("journal_client_cpu", "batch"), both(1.15)),
+    Goal(
+        "`list` of 100,000 tasks, seconds of CPU",
+        lambda rows: float(rows["schedule_list"]["100,000"]["all cpu"]),
+        both(10),
+        form="{:.1f}",
+    ),
+    Goal(
+        "Memory of `list --limit 10` of a million, against 100,000",
+        lambda rows: float(
+            rows["schedule_list"]["1,000,000"]["limit bytes"] / rows["schedule_list"]["100,000"]["limit bytes"]
+        ),
+        both(1.1),
+    ),
+    Goal("A worker's start with 100,000 cancelled ids, seconds of CPU more", more("cpu", 1), both(5), form="{:.1f}"),
+    Goal("Its memory, MB more", more("bytes", 1e6), both(30), form="{:.0f}"),
+    Goal("Round trips of a cancel", lambda rows: float(rows["cancel"]["answers"]), both(1), form="{:.0f}"),
+]
+
+
+def goals(results: dict[str, Any], chosen: Iterable[Goal] = GOALS) -> str:
     lines = []
-    for goal in GOALS:
+    for goal in chosen:
         sign = "≥" if goal.at_least else "≤"
         limits = dict.fromkeys(f"{sign} {goal.limits[broker]:g}" for broker in results)
         cells = []
@@ -253,6 +295,40 @@ def per_hop(results: dict[str, Any]) -> str:
     return table(results, names, cell)
 
 
+def journal(results: dict[str, Any], row: str) -> str:
+    """Microseconds without and with a record, and the median of the ratios of neighbouring runs."""
+
+    def cell(rows: Rows, name: str) -> str:
+        kind, which = name.split(", ")
+        found = rows[row][kind]
+        spread = f"{found[which]['median']:,.0f} ({found[which]['low']:,.0f}–{found[which]['high']:,.0f})"
+        return spread if which == "without" else f"{spread}: {found['ratio']['median']:.2f}"
+
+    names = [f"{kind}, {which}" for kind in (ONE, "batch") for which in ("without", "with")]
+    return table(results, names, cell)
+
+
+def schedule_list(results: dict[str, Any]) -> str:
+    def cell(rows: Rows, name: str) -> str:
+        amount, kind = name.split(" tasks, ")
+        found = rows["schedule_list"][amount]
+        key = "limit" if kind.startswith("`") else "all"
+        return (
+            f"{found[f'{key} seconds']:.1f} s, {found[f'{key} cpu']:.1f} s of CPU, {found[f'{key} bytes'] / 1e6:.0f} MB"
+        )
+
+    limited = "`--limit 10`"
+    return table(results, ["100,000 tasks, all", f"100,000 tasks, {limited}", f"1,000,000 tasks, {limited}"], cell)
+
+
+def cancelled(results: dict[str, Any]) -> str:
+    def cell(rows: Rows, name: str) -> str:
+        found = {what: spread["median"] for what, spread in rows["cancelled"][name].items()}
+        return f"{found['seconds']:.1f} s, {found['cpu']:.2f} s of CPU, {found['bytes'] / 1e6:.1f} MB"
+
+    return table(results, ["without install", "no id", "100,000 ids"], cell)
+
+
 SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "machine": lambda results: machine("Measured", [found["about"] for found in results.values()]),
     "answers": answers,
@@ -272,6 +348,16 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "memory": lambda results: medians(results, "memory"),
 }
 
+#: Of the results in `SCHEDULE`.
+SCHEDULE_SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "schedule_machine": lambda results: machine("Measured", [found["about"] for found in results.values()]),
+    "schedule_goals": lambda results: goals(results, SCHEDULE_GOALS),
+    "journal_broker_cpu": lambda results: journal(results, "journal_broker_cpu"),
+    "journal_client_cpu": lambda results: journal(results, "journal_client_cpu"),
+    "schedule_list": schedule_list,
+    "cancelled": cancelled,
+}
+
 
 def read() -> dict[str, Any]:
     """The results of the brokers that all has been measured on."""
@@ -280,7 +366,10 @@ def read() -> dict[str, Any]:
 
 
 def page(text: str, results: dict[str, Any]) -> str:
-    return fill(text, {name: partial(section, results) for name, section in SECTIONS.items()})
+    schedule = json.loads(SCHEDULE.read_text())
+    sections = {name: partial(section, results) for name, section in SECTIONS.items()}
+    sections |= {name: partial(section, schedule) for name, section in SCHEDULE_SECTIONS.items()}
+    return fill(text, sections)
 
 
 def plots(results: dict[str, Any]) -> None:

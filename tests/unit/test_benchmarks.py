@@ -13,7 +13,7 @@ def test_the_page_is_drawn_from_the_results() -> None:
 
 
 def test_every_result_is_on_the_page() -> None:
-    assert drawn(report.PAGE.read_text()) == set(report.SECTIONS)
+    assert drawn(report.PAGE.read_text()) == {*report.SECTIONS, *report.SCHEDULE_SECTIONS}
 
 
 def test_the_table_for_workers_is_drawn_from_its_results() -> None:
