@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -20,6 +22,8 @@ from .schedule import to_message, waiting, write_changes
 #: Milliseconds before its due time from which on a message stays as it is: consumers must hear of the move in time.
 TOO_LATE = 2000
 
+Move = Callable[[Sequence[Record], datetime], None]
+
 
 def reschedule(connection: kombu.Connection, id_: str, due: datetime) -> None:
     """Give the message with an id another due time, an aware datetime; one in the past means at once.
@@ -35,18 +39,33 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime) -> None:
             f"no message with the id {id_!r} waits, as far as the journal knows: it has only those whose delay is at "
             "least the option `journal`"
         )
-    first = min(records.values(), key=lambda record: record.due)
+    with moving(connection) as move:
+        move(list(records.values()), due)
+
+
+@contextmanager
+def moving(connection: kombu.Connection) -> Iterator[Move]:
+    """Return what gives the message that some records are about, each a copy of it, another due time.
+
+    It takes the records and an aware datetime, and raises what `reschedule` does, but for `NotWaiting`.
+    """
     options: Options = connection.transport.delay_options
     recording = replace(options, confirm=True, journal=0)
     transport_options = {**connection.transport_options, OPTIONS: recording.to_dict()}
     with connection.clone(transport_options=transport_options) as target:
-        channel = target.default_channel
-        if first.due < headers_.milliseconds(datetime.now(timezone.utc)) + TOO_LATE:
-            raise TooLate(f"{id_!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it")
-        message, exchange, routing_key = _copy(first, due)
-        channel.basic_publish(message, exchange, routing_key)
-        # Only now: without the copy, the message would be lost.
-        write_changes(target, [journal.void(number) for number in records])
+
+        def move(records: Sequence[Record], due: datetime) -> None:
+            first = min(records, key=lambda record: record.due)
+            if first.due < headers_.milliseconds(datetime.now(timezone.utc)) + TOO_LATE:
+                raise TooLate(
+                    f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it"
+                )
+            message, exchange, routing_key = _copy(first, due)
+            target.default_channel.basic_publish(message, exchange, routing_key)
+            # Only now: without the copy, the message would be lost.
+            write_changes(target, [journal.void(record.number) for record in records])
+
+        yield move
 
 
 def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:

@@ -60,7 +60,11 @@ def to_message(record: Record) -> Message:
 
 
 def _scheduled(record: Record, queues: QueueNames) -> Scheduled:
-    headers = to_message(record).headers
+    return describe(record, to_message(record).headers, queues)
+
+
+def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> Scheduled:
+    """Return what a record and its message's headers say of a message that waits."""
     state = headers_.read_state(headers)
     exchange, routing_key = (state.exchange if state else ""), str(headers["CC"][0])
     texts = [None if headers.get(name) is None else str(headers[name]) for name in ("task", "argsrepr", "kwargsrepr")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import kombu
@@ -71,9 +71,13 @@ class Allowed:
 
 
 def replay(
-    connection: Any, cascade: Cascade, allowed: Allowed, limit: int | None = None
+    connection: Any,
+    cascade: Cascade,
+    allowed: Allowed,
+    limit: int | None = None,
+    chosen: Callable[[Message], bool] = lambda message: True,
 ) -> Iterator[tuple[Message, str | None]]:
-    """Send the oldest orphans on to where they were going, one by one, as if they were sent now.
+    """Send those of the oldest orphans that are `chosen` on to where they were going, one by one, as if sent now.
 
     Yields each one with None once the broker has stored it there, or else with the reason why it stays. Interrupted at
     any point, nothing is lost; the one that was being sent may be sent twice. Raises `NotPermitted`.
@@ -83,7 +87,7 @@ def replay(
     try:
         with declare.translate_errors(cascade):
             messages = take(channel, cascade.orphans, limit)
-            for message in messages:
+            for message in filter(chosen, messages):
                 try:
                     refused = _replay(message, confirmed, allowed)
                 except (AMQPError, DelayError, ValueError) as exc:

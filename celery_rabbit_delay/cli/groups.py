@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import common, inspecting, moving, schedule, topology
+from . import common, inspecting, moving, pages, schedule, topology
 
 version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
 
@@ -56,6 +56,8 @@ for command in (
     schedule.cancel,
     schedule.reschedule,
     schedule.run_now,
+    pages.web,
+    pages.metrics,
     moving.migrate,
     topology.teardown,
 ):

@@ -102,16 +102,8 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
 
     target = target_of(obj)
     with connected(target) as connection:
-        cascades = operate.cascades(connection, priorities)
-        # Otherwise a publisher makes streams, and what leads to a destination, when it needs them.
-        passive = connection.transport.delay_options.declare == "passive"
-        needed = destinations(target) if passive else ()
         management = management_of(management_url, connection)
-        streams = connection.transport.delay_options.streams
-        if probing and not passive:
-            streams = [stream for stream in streams if operate.message_count(connection, stream.name) is not None]
-        known = operate.existing(connection, priorities)
-        findings = list(operate.diff(connection, cascades, needed, management, streams, known))
+        findings = operate.compare(connection, destinations(target), management, priorities, existing_streams=probing)
         wrong = [finding for finding in findings if finding.state != "present"]
         for finding in wrong:
             detail = f": {finding.detail}" if finding.detail else ""
@@ -120,11 +112,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
         earlier = _report_earlier(connection)
         lost: list[str] = []
         if probing and not any(finding.kind != "binding" for finding in wrong):
-            for cascade in cascades:
-                for problem in operate.probe(connection, cascade):
-                    click.echo(problem)
-                    lost.append(problem)
-            for problem in operate.probe_streams(connection, streams):
+            for problem in operate.try_out(connection, priorities):
                 click.echo(problem)
                 lost.append(problem)
             if not lost:

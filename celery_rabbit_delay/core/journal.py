@@ -228,6 +228,16 @@ class Changes:
     def has_stamps(self) -> bool:
         return bool(self._stamps)
 
+    @property
+    def stamps(self) -> Mapping[str, set[Any]]:
+        """The values of each stamp by which tasks were cancelled."""
+        return self._stamps
+
+    @property
+    def void(self) -> Iterable[int]:
+        """The numbers of the copies that are not to be delivered."""
+        return self._voids
+
     def voids(self, number: object) -> bool:
         """Return whether a copy of a message is not to be delivered."""
         return number in self._voids
@@ -243,6 +253,11 @@ class Keys:
         """Take note of what a message says."""
         if message[:1] == _KEY:
             self._last[message[1 + _TIME.size :].decode()] = _TIME.unpack_from(message, 1)[0]
+
+    @property
+    def last(self) -> Mapping[str, int]:
+        """The number of the message that was sent last, by key."""
+        return self._last
 
     def supersede(self, key: str, number: object) -> bool:
         """Return whether another message of a key was sent later."""

@@ -3,42 +3,58 @@
 Every function takes a `kombu.Connection` with our transport, whose options say which cascade is meant.
 """
 
-from ..amqp.reschedule import reschedule
-from ..amqp.schedule import Progress, Scheduled, cancel, queue_names, scheduled
+from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark
+from ..amqp.reschedule import moving, reschedule
+from ..amqp.schedule import Progress, QueueNames, Scheduled, cancel, describe, queue_names, scheduled, to_message
+from ..amqp.streams import Entry
+from ..core.journal import Record
 from .cascades import cascades, earlier_layout, existing
 from .diff import Finding, diff
 from .management import Management
 from .migrate import Moved, migrate
 from .native import native_waiting, teardown_native
-from .orphans import Orphan, orphans, purge, replay
+from .orphans import Orphan, orphans, purge, remove, replay
 from .probe import probe, probe_streams
 from .setup import setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, status
+from .verify import compare, try_out
 
 __all__ = [
+    "Entry",
     "Finding",
+    "Follower",
     "LevelStatus",
     "Management",
     "Moved",
     "Orphan",
     "OutboxStatus",
+    "Place",
     "Progress",
+    "QueueNames",
+    "Record",
     "Scheduled",
     "Status",
+    "StreamReplaced",
     "cancel",
     "cascades",
+    "compare",
     "count_earlier",
+    "describe",
     "diff",
     "earlier_layout",
+    "entry_at",
     "existing",
+    "mark",
     "message_count",
     "migrate",
+    "moving",
     "native_waiting",
     "orphans",
     "probe",
     "probe_streams",
     "purge",
     "queue_names",
+    "remove",
     "replay",
     "reschedule",
     "scheduled",
@@ -47,4 +63,6 @@ __all__ = [
     "teardown",
     "teardown_earlier",
     "teardown_native",
+    "to_message",
+    "try_out",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
@@ -37,13 +37,46 @@ def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
         channel.close()  # gives them back
 
 
-def replay(connection: kombu.Connection, limit: int, allowed: waiting.Allowed) -> Iterator[tuple[Orphan, str | None]]:
-    """Send the oldest orphans on, as `waiting.replay` does. Yields each with the reason why it stays, if it does."""
+#: Says of an orphan whether it is one of those that something is to be done with.
+Chosen = Callable[[Orphan], bool]
+
+
+def everyone(orphan: Orphan) -> bool:
+    """Choose any orphan."""
+    return True
+
+
+def replay(
+    connection: kombu.Connection, limit: int, allowed: waiting.Allowed, chosen: Chosen = everyone
+) -> Iterator[tuple[Orphan, str | None]]:
+    """Send those chosen of the oldest orphans on, as `waiting.replay` does.
+
+    Yields each with the reason why it stays, if it does.
+    """
     _require_cascade(connection)
     cascade = connection.transport.delay_options.cascade
     learn(connection)
-    for message, refused in waiting.replay(connection.connection, cascade, allowed, limit):
+
+    def is_chosen(message: Message) -> bool:
+        return chosen(_orphan(message))
+
+    for message, refused in waiting.replay(connection.connection, cascade, allowed, limit, is_chosen):
         yield _orphan(message), refused
+
+
+def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
+    """Remove those chosen of the oldest orphans, for good; return how many."""
+    _require_cascade(connection)
+    channel = connection.channel()
+    removed = 0
+    try:
+        for message in waiting.take(channel, connection.transport.delay_options.cascade.orphans, limit):
+            if chosen(_orphan(message)):
+                channel.basic_ack(message.delivery_tag)
+                removed += 1
+    finally:
+        channel.close()  # gives the others back
+    return removed
 
 
 def purge(connection: kombu.Connection) -> int:

@@ -1,0 +1,196 @@
+"""Follows the streams beside a cascade as they grow, each from a place that was reached before."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import kombu
+from amqp import Message
+from amqp.exceptions import NotFound, PreconditionFailed
+
+from ..core import journal
+from ..core.errors import DelayError, StreamUnavailable
+from ..core.topology import Stream
+from . import declare
+from .confirms import ConfirmedChannel, Outgoing
+from .streams import Entry
+
+#: Messages that the broker sends ahead of their acknowledgements.
+_PREFETCH = 1000
+
+#: Seconds without an answer after which a stream counts as unavailable.
+_SILENCE = 20
+
+
+class Place(NamedTuple):
+    """A message of a stream that was read, so that reading goes on after it."""
+
+    offset: int
+    digest: bytes  # tells whether it is still the same stream
+
+    @classmethod
+    def of(cls, entry: Entry) -> Place:
+        return cls(entry.offset, hashlib.blake2b(entry.body, digest_size=8).digest())
+
+
+class StreamReplaced(DelayError):
+    """A stream was deleted and created again since a place in it was reached."""
+
+
+class Follower:
+    """Follows streams of a `kombu.Connection`'s cascade through an AMQP connection of its own."""
+
+    def __init__(self, client: kombu.Connection) -> None:
+        self._client = client.clone()
+        self._ends: dict[str, int] = {}
+
+    def __enter__(self) -> Follower:
+        self._client.connect()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._client.collect()
+
+    @property
+    def streams(self) -> dict[str, int]:
+        """The names of the streams that are followed, and the offsets at which each ended when that began."""
+        return dict(self._ends)
+
+    def follow(self, stream: Stream, place: Place | None, callback: Callable[[Entry], None]) -> bool:
+        """Make `read` call back for each message of a stream after a place, or all; return whether it exists.
+
+        Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`.
+        """
+        end = self._end(stream)
+        if end is None:
+            return False
+        if place is not None and end <= place.offset:
+            raise StreamReplaced(f"the stream {stream.name!r} was deleted and created again")
+        self._ends[stream.name] = end
+        channel = self._client.connection.channel()
+        numbers = itertools.count(1)
+        begun = place is None
+
+        def on_message(message: Any) -> None:
+            nonlocal begun
+            if next(numbers) % (_PREFETCH // 4) == 0:
+                channel.basic_ack(message.delivery_tag, multiple=True)
+            entry = Entry(message.headers["x-stream-offset"], bytes(message.body))
+            if not begun and place is not None:
+                if entry.offset < place.offset:  # RabbitMQ sends whole chunks
+                    return
+                begun = True
+                if entry.offset == place.offset:  # else it was too old, and is gone
+                    if Place.of(entry) != place:
+                        raise StreamReplaced(f"the stream {stream.name!r} was deleted and created again")
+                    return
+            callback(entry)
+
+        _consume(channel, self._client, stream, "first" if place is None else place.offset, on_message)
+        return True
+
+    def read(self, timeout: float) -> bool:
+        """Call back for what has come, or comes in some seconds; return whether anything came."""
+        try:
+            self._client.drain_events(timeout=timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    def _end(self, stream: Stream) -> int | None:
+        """Return the offset of the message that is the last one of a stream now; None if it does not exist."""
+        marked = mark(self._client, [stream])
+        if not marked:
+            return None
+        [marker] = marked.values()
+        found: list[int] = []
+
+        def on_message(message: Any) -> None:
+            channel.basic_ack(message.delivery_tag)
+            if bytes(message.body) == marker:
+                found.append(message.headers["x-stream-offset"])
+
+        channel = self._client.connection.channel()
+        _consume(channel, self._client, stream, "last", on_message)
+        deadline = time.monotonic() + _SILENCE
+        while not found:
+            if time.monotonic() > deadline:
+                raise StreamUnavailable(f"the stream {stream.name!r} does not answer: start the nodes that it is on")
+            self.read(1)
+        channel.close()
+        return found[0]
+
+
+def mark(
+    client: kombu.Connection, streams: Iterable[Stream], announce: Callable[[Iterable[bytes]], object] | None = None
+) -> dict[str, bytes]:
+    """Put a marker at the end of each of some streams; return those of the streams that exist, by their names.
+
+    They are announced before they are sent, to whoever reads them elsewhere.
+
+    Whoever has read a stream up to its marker has read all that was in it before. A stream that does not exist costs
+    the broker no entry in its log. Raises `NotPermitted`, `StreamUnavailable`.
+    """
+    cascade = client.transport.delay_options.cascade
+    channel = ConfirmedChannel(client.connection)
+    markers = {stream: journal.marker() for stream in streams}
+    if announce is not None:
+        announce(markers.values())
+    unsent = {
+        stream: Outgoing(Message(marker, delivery_mode=2), cascade.ingest, stream.routing_key)
+        for stream, marker in markers.items()
+    }
+    with declare.translate_errors(cascade):
+        try:
+            channel.publish_all(unsent, confirm_timeout=_SILENCE)
+        except NotFound:  # nor is there anything else of the cascade
+            return {}
+        finally:
+            channel.reset()
+    refused = [stream for stream in unsent if channel.returned(cascade.ingest, stream.routing_key) is None]
+    if refused:
+        raise StreamUnavailable(f"{', '.join(stream.name for stream in refused)} cannot be written now")
+    return {stream.name: marker for stream, marker in markers.items() if stream not in unsent}
+
+
+def entry_at(client: kombu.Connection, stream: Stream, offset: int) -> Entry | None:
+    """Return the message of a stream with an offset; None if it is no longer there.
+
+    Raises `StreamUnavailable`, `NotPermitted`.
+    """
+    channel = client.connection.channel()
+    found: list[Entry] = []
+
+    def on_message(message: Any) -> None:
+        channel.basic_ack(message.delivery_tag)
+        if message.headers["x-stream-offset"] >= offset:
+            found.append(Entry(message.headers["x-stream-offset"], bytes(message.body)))
+
+    try:
+        _consume(channel, client, stream, offset, on_message, prefetch=10)
+        deadline = time.monotonic() + _SILENCE
+        while not found:
+            if time.monotonic() > deadline:
+                return None
+            try:
+                client.drain_events(timeout=1)
+            except TimeoutError:
+                continue
+    finally:
+        channel.close()
+    return found[0] if found[0].offset == offset else None
+
+
+def _consume(
+    channel: Any, client: kombu.Connection, stream: Stream, offset: int | str, callback: Any, prefetch: int = _PREFETCH
+) -> None:
+    with declare.translate_errors(client.transport.delay_options.cascade):
+        channel.basic_qos(0, prefetch, False)
+        try:
+            channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
+        except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica yet
+            raise StreamUnavailable(exc.reply_text) from exc

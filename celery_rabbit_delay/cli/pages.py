@@ -1,0 +1,97 @@
+"""Commands that need the extra `web`: the page and the metrics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import any_queue_option, destinations, handle_errors, management_of, management_option, target_of
+
+if TYPE_CHECKING:
+    from ..web.desk import Broker
+
+#: The environment variable that has the password of the page.
+PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
+
+index_option = click.option(
+    "--index",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to keep the index in, so that the next start goes on with it (default: a temporary one).",
+)
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help=f"Others than the loopback need {PASSWORD}.")
+@click.option("--port", type=click.IntRange(0, 65535), default=5566, show_default=True)
+@click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A name that the page is reached by.")
+@click.option("--read-only", is_flag=True, help="Show, and change nothing.")
+@index_option
+@management_option
+@any_queue_option
+@click.pass_obj
+def web(
+    obj: Any,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    read_only: bool,
+    index: Path | None,
+    management_url: str | None,
+    any_queue: bool,
+) -> None:
+    """Serve a page that shows what waits, and lets you cancel and move it. Needs the extra `web`.
+
+    Prints its address, and ends with Ctrl-C. Shows only what is in the journal: see the option `journal` of install().
+    """
+    with handle_errors(), _extra():
+        from ..web.serve import serve
+        from ..web.site import Setting
+
+        setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only, bool(management_url))
+        serve(setting, _broker(obj, management_url, any_queue), index, click.echo)
+
+
+@click.command()
+@index_option
+@management_option
+@click.pass_obj
+def metrics(obj: Any, index: Path | None, management_url: str | None) -> None:
+    """Print what waits as metrics for Prometheus, once. Needs the extra `web`."""
+    with handle_errors(), _extra():
+        from ..web.serve import metrics
+
+        click.echo(metrics(_broker(obj, management_url), index, bool(management_url)), nl=False)
+
+
+def _broker(obj: Any, management_url: str | None, any_queue: bool = False) -> Broker:
+    from ..web.desk import Broker
+
+    target = target_of(obj)
+    with target.connection() as connection:
+        name = f"{connection.as_uri()} {connection.transport.delay_options.cascade.root}"
+    return Broker(
+        name,
+        target.connection,
+        target.queues(),
+        destinations(target),
+        lambda connection: management_of(management_url, connection),
+        any_queue,
+    )
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """Say what to install where it is not."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in ("flask", "jinja2", "prometheus_client", "waitress", "werkzeug"):
+            raise
+        raise click.ClickException(
+            f"this needs {exc.name}, which is not installed: pip install 'celery-rabbit-delay[web]'"
+        ) from exc

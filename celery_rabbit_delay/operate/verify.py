@@ -1,0 +1,49 @@
+"""What `verify` does: compares the broker with what should be there, and sends messages through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import kombu
+
+from ..core.destination import Destination
+from ..core.options import Options
+from ..core.topology import Stream
+from .cascades import cascades, existing
+from .diff import Finding, diff
+from .management import Management
+from .probe import probe, probe_streams
+from .status import message_count
+
+
+def compare(
+    connection: kombu.Connection,
+    destinations: Iterable[Destination],
+    management: Management | None = None,
+    priorities: bool | None = None,
+    existing_streams: bool = True,
+) -> list[Finding]:
+    """Return what the broker has of each part of the cascades that the options ask for.
+
+    With `existing_streams`, streams that publishers make when they need them are not missed.
+    """
+    passive = connection.transport.delay_options.declare == "passive"
+    # Otherwise a publisher makes what leads to a destination when it needs it.
+    needed = destinations if passive else ()
+    streams = _streams(connection) if existing_streams else connection.transport.delay_options.streams
+    wanted, known = cascades(connection, priorities), existing(connection, priorities)
+    return list(diff(connection, wanted, needed, management, streams, known))
+
+
+def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Iterator[str]:
+    """Send messages through the short levels and read the streams; yield what is wrong."""
+    for cascade in cascades(connection, priorities):
+        yield from probe(connection, cascade)
+    yield from probe_streams(connection, _streams(connection))
+
+
+def _streams(connection: kombu.Connection) -> list[Stream]:
+    options: Options = connection.transport.delay_options
+    if options.declare == "passive":
+        return options.streams
+    return [stream for stream in options.streams if message_count(connection, stream.name) is not None]

@@ -1,0 +1,172 @@
+"""What the page does on the broker: cancel, move, orphans, health. Each call connects for itself."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import kombu
+from amqp.exceptions import AMQPError
+from kombu.exceptions import OperationalError
+
+from .. import operate
+from ..amqp.waiting import Allowed
+from ..core import journal
+from ..core.destination import Destination
+from ..core.errors import DelayError, NotWaiting
+from ..operate import Finding, Management, Orphan, Record, Status
+from . import search
+from .index import WAITING, now, reading
+from .indexer import Indexer
+from .search import Row
+
+#: Most orphans that are shown, sent on or removed at a time.
+ORPHANS = 500
+
+#: What goes wrong on the way to the broker, and is shown.
+FAILURES = (DelayError, AMQPError, OperationalError, OSError)
+
+
+class Broker(NamedTuple):
+    """Where the cascade is, and how to get there."""
+
+    name: str  # without a password
+    connect: Callable[[], kombu.Connection]
+    queues: Sequence[kombu.Queue]
+    destinations: Sequence[Destination]
+    management: Callable[[kombu.Connection], Management | None]
+    any_queue: bool = False
+
+
+class Done(NamedTuple):
+    """How many were done, and what is to be said of the others."""
+
+    amount: int
+    refused: list[str]
+
+
+class Verified(NamedTuple):
+    """What `verify` found."""
+
+    at: int  # milliseconds since 1970
+    checks: int
+    findings: list[Finding]  # what is not as it should be
+    problems: list[str]  # what messages that were sent have shown
+
+
+class Desk:
+    """Does one thing at a time."""
+
+    def __init__(self, broker: Broker, indexer: Indexer, path: Path) -> None:
+        self.broker = broker
+        self._indexer = indexer
+        self._path = path
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def _connected(self) -> Iterator[kombu.Connection]:
+        with self._turn, self.broker.connect() as connection:
+            connection.ensure_connection(max_retries=1)
+            yield connection
+
+    def cancel(self, numbers: Iterable[int]) -> Done:
+        """Cancel messages that wait, by the numbers of their records."""
+        with self._connected() as connection:
+            self._indexer.catch_up(connection)
+            found, refused = self._waiting(numbers)
+            ids = dict.fromkeys(row.id for row in found if row.id)
+            refused += [f"{row.number}: it has no id, so it cannot be cancelled" for row in found if not row.id]
+            if ids:
+                operate.cancel(connection, ids)
+                self._indexer.catch_up(connection)
+        return Done(len(ids), refused)
+
+    def move(self, numbers: Iterable[int], due: datetime) -> Done:
+        """Give messages that wait another due time, by the numbers of their records."""
+        moved = 0
+        with self._connected() as connection:
+            # What another has moved meanwhile must not be moved again: it would be delivered twice.
+            self._indexer.catch_up(connection)
+            found, refused = self._waiting(numbers)
+            with operate.moving(connection) as move:
+                for row in found:
+                    try:
+                        with reading(self._path) as db:
+                            copies = search.copies(db, row, now())
+                        move([self._record(connection, copy) for copy in copies], due)
+                        moved += 1
+                    except DelayError as exc:
+                        refused.append(f"{row.id or row.number}: {exc}")
+            self._indexer.catch_up(connection)
+        return Done(moved, refused)
+
+    def record(self, row: Row) -> Record:
+        """Return the record of a message, as the journal has it. Raises `NotWaiting`."""
+        with self._connected() as connection:
+            return self._record(connection, row)
+
+    def _waiting(self, numbers: Iterable[int]) -> tuple[list[Row], list[str]]:
+        wanted = list(dict.fromkeys(numbers))
+        with reading(self._path) as db:
+            rows = [row for row in search.find(db, wanted) if row.state == WAITING and row.due > now()]
+        gone = len(wanted) - len(rows)
+        return rows, [f"{gone:,} of them no longer wait"] if gone else []
+
+    def _record(self, connection: kombu.Connection, row: Row) -> Record:
+        streams = journal.all_streams(connection.transport.delay_options.cascade)
+        [stream] = [stream for stream in streams if stream.name == row.stream]
+        entry = operate.entry_at(connection, stream, row.offset)
+        for record in journal.unpack_records(entry.body) if entry else ():
+            if record.number == row.number:
+                return record
+        raise NotWaiting("the journal no longer has its record")
+
+    def orphans(self) -> list[Orphan]:
+        """Return the oldest orphans."""
+        with self._connected() as connection:
+            return operate.orphans(connection, ORPHANS)
+
+    def replay(self, marks: Iterable[str] | None) -> Done:
+        """Send orphans on, all or those with some marks."""
+        queues = None if self.broker.any_queue else self.broker.queues
+        with self._connected() as connection:
+            results = list(operate.replay(connection, ORPHANS, Allowed(queues), _chosen(marks)))
+        refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
+        return Done(len(results) - len(refused), refused)
+
+    def remove(self, marks: Iterable[str] | None) -> Done:
+        """Remove orphans, all that are shown or those with some marks."""
+        with self._connected() as connection:
+            return Done(operate.remove(connection, ORPHANS, _chosen(marks)), [])
+
+    def status(self) -> Status:
+        """Return what waits where."""
+        with self._connected() as connection:
+            wanted = operate.existing(connection)
+            return operate.status(connection, wanted, self.broker.management(connection))
+
+    def verify(self) -> Verified:
+        """Compare the broker with what should be there, and send messages through the short levels."""
+        with self._connected() as connection:
+            findings = operate.compare(connection, self.broker.destinations, self.broker.management(connection))
+            wrong = [finding for finding in findings if finding.state != "present"]
+            sound = all(finding.kind == "binding" for finding in wrong)
+            problems = list(operate.try_out(connection)) if sound else []
+        return Verified(now(), len(findings), wrong, problems)
+
+
+def mark(orphan: Orphan) -> str:
+    """Return what tells an orphan from others."""
+    return hashlib.blake2b(repr(tuple(orphan)).encode(errors="replace"), digest_size=12).hexdigest()
+
+
+def _chosen(marks: Iterable[str] | None) -> Callable[[Orphan], bool]:
+    if marks is None:
+        return lambda orphan: True
+    wanted = set(marks)
+    return lambda orphan: mark(orphan) in wanted

@@ -1,0 +1,80 @@
+"""What waits, as metrics of Prometheus (https://prometheus.io/docs/concepts/metric_types)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.registry import Collector
+
+from ..operate import Status
+from .indexer import Progress
+from .search import Share
+
+
+class Measured(NamedTuple):
+    """What the metrics are made of."""
+
+    queues: list[Share]
+    cancelled: int
+    next_due: float | None  # seconds; None if nothing waits
+    progress: Progress
+    status: Status | None  # None: the broker does not answer
+    management: bool  # whether the management API was asked
+
+
+class _Collector(Collector):
+    def __init__(self, measured: Measured) -> None:
+        self._measured = measured
+
+    def collect(self) -> Iterator[Gauge]:
+        yield from _of_the_index(self._measured)
+        yield _gauge("broker_up", "Whether the broker answered.", int(self._measured.status is not None))
+        if self._measured.status is not None:
+            yield from _of_the_broker(self._measured.status, self._measured.management)
+
+
+def exposition(measured: Measured) -> bytes:
+    """Return the text that Prometheus reads."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(measured))
+    return generate_latest(registry)
+
+
+def _of_the_index(measured: Measured) -> Iterator[Gauge]:
+    waiting = Gauge(_named("waiting"), "Messages of the journal that wait, by their queue.", labels=["queue"])
+    for share in measured.queues:
+        waiting.add_metric([share.name], share.waiting)
+    yield waiting
+    yield _gauge("cancelled", "Cancelled messages of the journal that are not due yet.", measured.cancelled)
+    if measured.next_due is not None:
+        yield _gauge("next_due_seconds", "Seconds until the next message of the journal is due.", measured.next_due)
+    behind = measured.progress
+    yield _gauge("index_behind_seconds", "Seconds since the index last held all of the journal.", behind.behind)
+    yield _gauge("index_behind_messages", "Messages of streams that the index has still to read.", behind.left)
+
+
+def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
+    levels = Gauge(
+        _named("level_messages"), "Messages in a level, all that wait.", labels=["level", "ttl_seconds", "shard"]
+    )
+    for level in status.levels:
+        held = (level.ready or 0) + (level.unsettled or 0)
+        levels.add_metric([level.queue, f"{level.ttl / 1000:g}", str(level.shard)], held)
+    yield levels
+    missing = sum(level.ready is None for level in status.levels)
+    yield _gauge("missing_levels", "Levels that do not exist.", missing)
+    yield _gauge("orphans", "Messages that had no way to go when they were due.", status.orphans or 0)
+    if management:  # AMQP does not tell
+        yield _gauge("blocked_levels", "Levels that cannot hand on what is due.", len(status.blocked))
+        yield _gauge("stuck", "Messages that are due and that their destinations have not taken.", status.stuck)
+
+
+def _named(name: str) -> str:
+    return f"celery_rabbit_delay_{name}"
+
+
+def _gauge(name: str, help_: str, value: float) -> Gauge:
+    return Gauge(_named(name), help_, value=value)

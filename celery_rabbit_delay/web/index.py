@@ -1,0 +1,324 @@
+"""An index of what waits, in a file of SQLite: fed from the journal's streams, read by the page and the metrics.
+
+It grows with the journal and not with what is looked at, so memory stays flat, and it goes on where it stopped: what a
+stream said and the place in it are stored together.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import struct
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from amqp.exceptions import AMQPError
+
+from .. import operate
+from ..core import journal
+from ..core.errors import DelayError
+from ..core.journal import Changes, Keys
+from ..operate import Entry, Place, QueueNames, Record
+from .text import SEARCHED, body_text, printable
+
+#: What a message is: waiting, cancelled before it is due, replaced by a later one of its key.
+WAITING, CANCELLED, REPLACED = 0, 1, 2
+
+_VERSION = 1
+
+#: The last moment of the year 9999, in milliseconds: no due time lies beyond.
+_LATEST = 253_402_300_799_999
+
+#: Rows that are removed at a time because they were due.
+_PRUNED = 5000
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS place (stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS name (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS message (
+    row INTEGER PRIMARY KEY,
+    number INTEGER NOT NULL UNIQUE,
+    due INTEGER NOT NULL,          -- milliseconds since 1970
+    state INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    task INTEGER NOT NULL,         -- a name
+    queue INTEGER NOT NULL,        -- a name
+    key TEXT,
+    retries INTEGER NOT NULL,
+    stamps TEXT,                   -- JSON
+    arguments TEXT NOT NULL,       -- as they are searched
+    stream INTEGER NOT NULL,       -- a name
+    offset INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS message_due ON message (state, due);
+CREATE INDEX IF NOT EXISTS message_id ON message (id);
+CREATE INDEX IF NOT EXISTS message_task ON message (task, state, due);
+CREATE INDEX IF NOT EXISTS message_queue ON message (queue, state, due);
+CREATE INDEX IF NOT EXISTS message_key ON message (key) WHERE key IS NOT NULL;
+CREATE INDEX IF NOT EXISTS message_stamps ON message (row) WHERE stamps IS NOT NULL;
+CREATE TABLE IF NOT EXISTS cancelled (id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS stamp (name TEXT, value TEXT, PRIMARY KEY (name, value)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS void (number INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS last (key TEXT PRIMARY KEY, number INTEGER NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
+CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(
+    arguments, content='message', content_rowid='row', tokenize='trigram', detail='none'
+);
+CREATE TRIGGER IF NOT EXISTS message_removed AFTER DELETE ON message BEGIN
+    INSERT INTO search (search, rowid, arguments) VALUES ('delete', old.row, old.arguments);
+END;
+"""
+
+_INSERT = """INSERT OR IGNORE INTO message
+    (number, due, state, id, task, queue, key, retries, stamps, arguments, stream, offset)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+#: What hostile records raise when they are read.
+_UNREADABLE = (AMQPError, struct.error, ValueError, LookupError, TypeError, OverflowError, AttributeError)
+
+
+class IndexUnusable(DelayError):
+    """The file of an index is that of another cascade, is in use, or is no such file."""
+
+
+class Index:
+    """Writes the index. One process and one thread of it may do so; `connect` is for the others."""
+
+    def __init__(self, path: Path, about: str) -> None:
+        """`about` names the cascade and its broker. Raises `IndexUnusable`."""
+        self.path = path
+        self._lock = _lock(path)
+        try:
+            self._db = connect(path, writable=True)
+            self._prepare(about)
+        except sqlite3.Error as exc:
+            self._lock.close()
+            raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
+        except IndexUnusable:
+            self._lock.close()
+            raise
+        self._names: dict[str, int] = {}
+        self.unreadable = 0
+
+    def _prepare(self, about: str) -> None:
+        db = self._db
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, _VERSION):
+            raise IndexUnusable(f"{self.path} was made by another release: delete it, or name another file")
+        with db:
+            db.executescript(_TABLES)
+            db.execute(f"PRAGMA user_version = {_VERSION}")
+            db.execute("INSERT OR IGNORE INTO about VALUES ('of', ?)", [about])
+        found = db.execute("SELECT value FROM about WHERE name = 'of'").fetchone()[0]
+        if found != about:
+            raise IndexUnusable(f"{self.path} is the index of {found}, and this is {about}: name another file")
+
+    def close(self) -> None:
+        self._db.close()
+        self._lock.close()
+
+    def places(self) -> dict[str, Place]:
+        """Return what was read last, by the stream's name."""
+        rows = self._db.execute("SELECT stream, offset, digest FROM place")
+        return {stream: Place(offset, digest) for stream, offset, digest in rows}
+
+    def clear(self) -> None:
+        """Forget everything, to begin anew."""
+        with self._db as db:
+            db.execute("DROP TRIGGER message_removed")  # row by row, that would take minutes
+            db.execute("INSERT INTO search (search) VALUES ('delete-all')")
+            for table in ("message", "place", "cancelled", "stamp", "void", "last"):
+                db.execute(f"DELETE FROM {table}")
+        self._db.executescript(_TABLES)
+
+    def apply(self, entries: Iterable[tuple[str, Entry]], queues: QueueNames, now: int) -> None:
+        """Take note of some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
+        changes, keys = Changes(), Keys()
+        places: dict[str, Place] = {}
+        cancelled: list[str] = []
+        rows: list[tuple[Any, ...]] = []
+        with self._db as db:
+            for stream, entry in entries:
+                places[stream] = Place.of(entry)
+                try:
+                    cancelled += changes.apply(entry.body)
+                    keys.apply(entry.body)
+                    rows += self._rows(stream, entry, queues, now)
+                except _UNREADABLE:
+                    self.unreadable += 1
+            newest = db.execute("SELECT max(row) FROM message").fetchone()[0] or 0
+            db.executemany(_INSERT, rows)
+            db.execute(
+                "INSERT INTO search (rowid, arguments) SELECT row, arguments FROM message WHERE row > ?", [newest]
+            )
+            self._change(changes, cancelled)
+            self._replace(keys, now)
+            if rows:
+                self._settle(newest)
+            db.executemany(
+                "INSERT OR REPLACE INTO place VALUES (?, ?, ?)", [(name, *place) for name, place in places.items()]
+            )
+
+    def prune(self, now: int) -> int:
+        """Remove some of what is due before `now`, in milliseconds since 1970; return how much it was."""
+        removed = 0
+        with self._db as db:
+            for state in (WAITING, CANCELLED, REPLACED):
+                removed += db.execute(
+                    "DELETE FROM message WHERE row IN "
+                    "(SELECT row FROM message WHERE state = ? AND due <= ? ORDER BY due LIMIT ?)",
+                    [state, now, _PRUNED],
+                ).rowcount
+            db.execute("DELETE FROM last WHERE seen < ?", [now - 2000 * journal.MAX_KEYED_DELAY])
+        return removed
+
+    def _rows(self, stream: str, entry: Entry, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
+        for record in journal.unpack_records(entry.body):
+            if now < record.due <= _LATEST:
+                try:
+                    yield self._row(record, queues, stream, entry.offset)
+                except _UNREADABLE:
+                    self.unreadable += 1
+
+    def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> tuple[Any, ...]:
+        headers: Mapping[str, Any] = operate.to_message(record).headers
+        shown = operate.describe(record, headers, queues)
+        if shown.task is None:
+            arguments = body_text(record.body, SEARCHED)
+        else:
+            parts = [text for text in (shown.args, shown.kwargs) if text not in (None, "()", "{}")]
+            arguments = printable(" ".join(map(str, parts)), SEARCHED)
+        stamps = headers.get("stamps")
+        return (
+            record.number,
+            record.due,
+            WAITING,
+            clean(record.id),
+            self._name(shown.task or ""),
+            self._name(shown.queue),
+            clean(record.key) or None,
+            shown.retries if isinstance(shown.retries, int) else 0,
+            json.dumps(stamps, default=str) if isinstance(stamps, dict) and stamps else None,
+            clean(arguments),
+            self._name(stream),
+            offset,
+        )
+
+    def _name(self, text: str) -> int:
+        """Return the number of a name, which many messages share."""
+        number = self._names.get(text)
+        if number is None:
+            shown = clean(text)[:255]
+            self._db.execute("INSERT OR IGNORE INTO name (text) VALUES (?)", [shown])
+            number = int(self._db.execute("SELECT id FROM name WHERE text = ?", [shown]).fetchone()[0])
+            if len(self._names) > 10_000:
+                self._names.clear()
+            self._names[text] = number
+        return number
+
+    def _change(self, changes: Changes, cancelled: list[str]) -> None:
+        """Apply what is said of messages that are here already, and keep it for those that come."""
+        db = self._db
+        void = [(number,) for number in changes.void]
+        db.executemany("INSERT OR IGNORE INTO void VALUES (?)", void)
+        db.executemany("DELETE FROM message WHERE number = ?", void)
+        ids = [(clean(id_),) for id_ in cancelled]
+        db.executemany("INSERT OR IGNORE INTO cancelled VALUES (?)", ids)
+        db.executemany(f"UPDATE message SET state = {CANCELLED} WHERE id = ?", ids)
+        stamps = [(clean(name), clean(value)) for name, values in changes.stamps.items() for value in values]
+        db.executemany("INSERT OR IGNORE INTO stamp VALUES (?, ?)", stamps)
+        if stamps:
+            self._cancel_by_stamps(0)
+
+    def _replace(self, keys: Keys, now: int) -> None:
+        last = [(clean(key), number) for key, number in keys.last.items()]
+        self._db.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?)", [(*one, now) for one in last])
+        self._db.executemany(
+            f"UPDATE message SET state = CASE number WHEN ? THEN {WAITING} ELSE {REPLACED} END "
+            f"WHERE key = ? AND state != {CANCELLED}",
+            [(number, key) for key, number in last],
+        )
+
+    def _settle(self, after: int) -> None:
+        """Apply to the rows after one what was said of them before they came."""
+        db = self._db
+        db.execute("DELETE FROM message WHERE row > ? AND number IN (SELECT number FROM void)", [after])
+        db.execute(
+            f"UPDATE message SET state = {REPLACED} WHERE row > ? AND key IS NOT NULL AND EXISTS "
+            "(SELECT 1 FROM last WHERE last.key = message.key AND last.number != message.number)",
+            [after],
+        )
+        db.execute(
+            f"UPDATE message SET state = {CANCELLED} WHERE row > ? AND id IN (SELECT id FROM cancelled)", [after]
+        )
+        self._cancel_by_stamps(after)
+
+    def _cancel_by_stamps(self, after: int) -> None:
+        db = self._db
+        known = set(db.execute("SELECT name, value FROM stamp"))
+        if not known:
+            return
+        rows = db.execute("SELECT row, stamps FROM message WHERE row > ? AND stamps IS NOT NULL", [after]).fetchall()
+        found = [(row,) for row, stamps in rows if not known.isdisjoint(_pairs(json.loads(stamps)))]
+        db.executemany(f"UPDATE message SET state = {CANCELLED} WHERE row = ?", found)
+
+
+def _pairs(stamps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in stamps.items():
+        for one in value if isinstance(value, list) else [value]:
+            yield name, str(one)
+
+
+def clean(text: str) -> str:
+    """Return text as SQLite takes it."""
+    return text.encode(errors="replace").decode()
+
+
+def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
+    """Return a connection to an index for the thread that asks."""
+    db = sqlite3.connect(path, timeout=30, check_same_thread=False)  # written by one thread at a time
+    db.execute("PRAGMA case_sensitive_like = OFF")
+    db.execute("PRAGMA cache_size = -32000")  # 32 MB
+    if writable:
+        db.execute("PRAGMA journal_mode = WAL")  # whoever reads does not wait for whoever writes
+        db.execute("PRAGMA synchronous = NORMAL")  # no sync but at checkpoints; a crash costs the last moments at most
+        db.execute("PRAGMA journal_size_limit = 64000000")
+    else:
+        db.execute("PRAGMA query_only = ON")
+    return db
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Connect to an index to read from it, as it is at one moment."""
+    db = connect(path)
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+def _lock(path: Path) -> Any:
+    """Make sure that no other process writes the index, whose file only its owner may read."""
+    try:
+        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        os.close(file)
+        lock = open(path.with_name(f"{path.name}.lock"), "w")  # noqa: SIM115  held until the process ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            lock.close()
+            raise IndexUnusable(f"{path} is in use by another process: name another file") from exc
+    except OSError as exc:
+        raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
+    return lock
+
+
+def now() -> int:
+    """Return the milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

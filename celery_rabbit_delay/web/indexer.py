@@ -1,0 +1,176 @@
+"""Feeds the index from the journal's streams, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import kombu
+from amqp.exceptions import AMQPError
+
+from .. import operate
+from ..core import journal
+from ..core.errors import DelayError, StreamUnavailable
+from ..core.topology import Stream
+from ..operate import Entry, Follower, QueueNames, StreamReplaced
+from .index import Index, now
+
+logger = logging.getLogger(__name__)
+
+#: Messages, and seconds, that are stored together.
+_BATCH, _SECONDS = 2000, 0.3
+
+#: Seconds between two looks for streams that did not exist yet, between two attempts to connect, between two prunings.
+_LOOK, _AGAIN, _PRUNE = 5, 1, 5
+
+#: How long what was due stays, so that a page that was just shown does not lose it: milliseconds.
+_KEEP = 2000
+
+
+class Progress(NamedTuple):
+    """How far the index is."""
+
+    behind: float  # seconds since it last held all that the streams had
+    left: int  # messages of streams that are still to be read of those that were there at the beginning
+    total: int
+    error: str | None  # why it does not go on
+
+
+class Indexer:
+    """Keeps an index up to date until it is stopped."""
+
+    def __init__(self, index: Index, connect: Callable[[], kombu.Connection], queues: QueueNames) -> None:
+        self._index = index
+        self._connect = connect
+        self._queues = queues
+        self._pending: list[tuple[str, Entry]] = []
+        self._reached: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        self._first: dict[str, int] = {}
+        self._wanted: set[bytes] = set()
+        self._seen = threading.Condition()
+        self._complete = time.monotonic()
+        self._error: str | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
+        self.is_ready = threading.Event()  # once it has held all that the streams had
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(30)
+
+    @property
+    def progress(self) -> Progress:
+        ends = dict(self._ends)
+        left = sum(max(0, end - self._reached.get(name, -1)) for name, end in ends.items())
+        total = sum(end - self._first.get(name, 0) + 1 for name, end in ends.items())
+        behind = 0.0 if self._is_complete(left) else time.monotonic() - self._complete
+        return Progress(behind, left, max(total, left), self._error)
+
+    def _is_complete(self, left: int) -> bool:
+        return self._error is None and not left and not self._pending and self.is_ready.is_set()
+
+    def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
+        """Return once the index has all that the streams have now. Raises `StreamUnavailable`."""
+        cascade = connection.transport.delay_options.cascade
+        followed = [stream for stream in journal.all_streams(cascade) if stream.name in self._ends]
+        markers: set[bytes] = set()
+
+        def announce(new: Iterable[bytes]) -> None:
+            markers.update(new)
+            self._wanted |= markers
+
+        with self._seen:
+            sent = set(operate.mark(connection, followed, announce).values())
+            done = self._seen.wait_for(lambda: sent.isdisjoint(self._wanted), timeout)
+            self._wanted -= markers
+        if not done:
+            raise StreamUnavailable(f"the index has not caught up with the journal in {timeout:.0f} s: try again")
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with self._connect() as connection, Follower(connection) as follower:
+                    self._follow(follower, connection)
+            except StreamReplaced as exc:
+                logger.warning("The index begins anew: %s", exc)
+                self._pending.clear()
+                self._index.clear()
+            except (AMQPError, DelayError, OSError) as exc:
+                self._error = str(exc) or type(exc).__name__
+                self._stopping.wait(_AGAIN)
+            except Exception as exc:
+                logger.exception("The index does not go on")
+                self._error = f"{type(exc).__name__}: {exc}"
+                self._stopping.wait(10 * _AGAIN)
+
+    def _follow(self, follower: Follower, connection: kombu.Connection) -> None:
+        cascade = connection.transport.delay_options.cascade
+        self._pending.clear()
+        self._ends, self._reached, self._first = {}, {}, {}
+        lacking = journal.all_streams(cascade)
+        look = prune = stored = time.monotonic()
+        while not self._stopping.is_set():
+            moment = time.monotonic()
+            if lacking and moment >= look:
+                lacking = self._begin(follower, lacking)
+                look = moment + _LOOK
+                self._error = None
+            came = follower.read(0.02 if self._pending else _SECONDS)
+            if self._pending and (not came or len(self._pending) >= _BATCH or time.monotonic() - stored > 5 * _SECONDS):
+                self._store()
+                stored = time.monotonic()
+            if not came and not self._pending and not self.progress.left:
+                self._complete = time.monotonic()
+                self.is_ready.set()
+            if moment >= prune:
+                removed = self._index.prune(now() - _KEEP)
+                prune = moment + (0 if removed else _PRUNE)
+
+    def _begin(self, follower: Follower, streams: list[Stream]) -> list[Stream]:
+        """Follow those of some streams that exist; return the others."""
+        places = self._index.places()
+        lacking = []
+        for stream in streams:
+            place = places.get(stream.name)
+
+            def on_entry(entry: Entry, name: str = stream.name) -> None:
+                self._pending.append((name, entry))
+
+            self._reached[stream.name] = place.offset if place else -1
+            self._first[stream.name] = place.offset + 1 if place else 0
+            if not follower.follow(stream, place, on_entry):
+                if place:
+                    raise StreamReplaced(f"the stream {stream.name!r} was deleted")
+                lacking.append(stream)
+            else:
+                self._ends = follower.streams
+        return lacking
+
+    def _store(self) -> None:
+        pending, self._pending = self._pending, []
+        self._index.apply(pending, self._queues, now())
+        for name, entry in pending:
+            self._reached[name] = entry.offset
+        seen = self._wanted.intersection(entry.body for _, entry in pending if len(entry.body) < 64)
+        if seen:
+            with self._seen:
+                self._wanted -= seen
+                self._seen.notify_all()
+
+
+def indexed(indexer: Indexer) -> None:
+    """Bring an index up to date, once. Raises `StreamUnavailable` with the reason if that is not possible."""
+    indexer.start()
+    try:
+        while not indexer.is_ready.wait(0.1):
+            if error := indexer.progress.error:
+                raise StreamUnavailable(f"the journal cannot be read: {error}")
+    finally:
+        indexer.stop()

@@ -1,0 +1,111 @@
+"""What the page and the metrics show of the whole: worked out once in a while, however many look at it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ..operate import Status
+from . import search
+from .desk import FAILURES, Desk
+from .gauges import Measured
+from .index import now, reading
+from .indexer import Indexer
+from .search import Filter, Share
+
+T = TypeVar("T")
+
+#: Most answers that are remembered.
+_REMEMBERED = 200
+
+
+class Summary(NamedTuple):
+    """What waits, as a whole. Times are milliseconds since 1970."""
+
+    waiting: int
+    soonest: int | None
+    latest: int | None
+    cancelled: int
+    tasks: list[Share]
+    queues: list[Share]
+
+
+class Overview:
+    """Answers that are a moment old: ten times as long as they took, and some seconds at least."""
+
+    def __init__(self, path: Path, indexer: Indexer, desk: Desk) -> None:
+        self._path = path
+        self._indexer = indexer
+        self._desk = desk
+        self._lock = threading.Lock()
+        self._answers: dict[Hashable, tuple[float, Any]] = {}
+
+    def summary(self) -> Summary:
+        return self._remembered("summary", 1, self._summary)
+
+    def bars(self, wanted: Filter, edges: list[int]) -> list[int]:
+        def ask() -> list[int]:
+            with reading(self._path) as db:
+                return search.bars(db, wanted, now(), edges)
+
+        return self._remembered((wanted, edges[0], edges[-1]), 1, ask)
+
+    def count(self, wanted: Filter) -> int:
+        def ask() -> int:
+            with reading(self._path) as db:
+                return search.count(db, wanted, now())
+
+        return self._remembered(wanted, 1, ask)
+
+    def status(self) -> Status | str:
+        """Return what waits where, or why that is not known."""
+
+        def ask() -> Status | str:
+            try:
+                return self._desk.status()
+            except FAILURES as exc:
+                return str(exc) or type(exc).__name__
+
+        return self._remembered("status", 4, ask)
+
+    def measured(self, management: bool) -> Measured:
+        """Return what the metrics are made of."""
+        summary, status = self.summary(), self.status()
+        next_due = None if summary.soonest is None else max(0.0, (summary.soonest - now()) / 1000)
+        known = None if isinstance(status, str) else status
+        return Measured(summary.queues, summary.cancelled, next_due, self._indexer.progress, known, management)
+
+    def forget(self) -> None:
+        """Ask anew: something was changed."""
+        with self._lock:
+            self._answers.clear()
+
+    def _summary(self) -> Summary:
+        moment = now()
+        with reading(self._path) as db:
+            soonest, latest = search.extent(db, moment) or (None, None)
+            queues = search.shares(db, "queue", moment)
+            return Summary(
+                sum(share.waiting for share in queues),
+                soonest,
+                latest,
+                search.cancelled(db, moment),
+                search.shares(db, "task", moment),
+                queues,
+            )
+
+    def _remembered(self, name: Hashable, seconds: float, ask: Callable[[], T]) -> T:
+        with self._lock:  # so that many who look ask once
+            until, answer = self._answers.get(name, (0.0, None))
+            began = time.monotonic()
+            if began >= until:
+                answer = ask()
+                ended = time.monotonic()
+                if len(self._answers) >= _REMEMBERED:
+                    self._answers.clear()
+                self._answers[name] = ended + max(seconds, 10 * (ended - began)), answer
+            known: T = answer
+            return known

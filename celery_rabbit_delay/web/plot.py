@@ -1,0 +1,133 @@
+"""The plot of what is due when, as data that a template draws. Pure: the clock and the counts are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import NamedTuple
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 240, 44, 26, 12
+
+
+class Range(NamedTuple):
+    """What a plot may be of. `step` and `label` are seconds: from bar to bar, and from label to label."""
+
+    name: str
+    bars: int
+    step: int
+    label: int
+    format: str
+
+
+#: By their names, the shortest first.
+RANGES = {
+    one.name: one
+    for one in (
+        Range("minute", 60, 1, 10, "%H:%M:%S"),
+        Range("hour", 60, 60, 600, "%H:%M"),
+        Range("day", 96, 900, 4 * 3600, "%H:%M"),
+        Range("week", 84, 7200, 86_400, "%a %d %b"),
+        Range("month", 60, 43_200, 5 * 86_400, "%d %b"),
+    )
+}
+
+
+class Bar(NamedTuple):
+    x: float
+    y: float
+    width: float
+    height: float
+    since: int  # milliseconds since 1970
+    until: int
+    due: int
+    title: str
+
+
+class Line(NamedTuple):
+    """A line of the grid and what is written beside it."""
+
+    at: float
+    label: str
+
+
+class Plot(NamedTuple):
+    bars: list[Bar]
+    lines: list[Line]  # across, from the least to the most
+    labels: list[Line]  # below
+    total: int
+
+
+def edges(range_: Range, now: int, zone: tzinfo) -> list[int]:
+    """Return the moments between the bars, from that which `now` is in, in milliseconds since 1970."""
+    step = range_.step * 1000
+    offset = _offset(now, zone)
+    first = (now + offset) // step * step - offset
+    return [first + number * step for number in range(range_.bars + 1)]
+
+
+def plot(range_: Range, moments: Sequence[int], counts: Sequence[int], zone: tzinfo) -> Plot:
+    """Return what is to be drawn of counts between moments."""
+    most = nice(max(counts, default=0))
+    room = HEIGHT - BOTTOM - TOP
+    width = (WIDTH - LEFT) / max(1, len(counts))
+    bars = []
+    for number, count in enumerate(counts):
+        height = room * count / most
+        if count:
+            height = max(height, 2)  # what is there is seen
+        since, until = moments[number], moments[number + 1]
+        title = f"{count:,} due {text(since, zone, '%a %d %b %H:%M:%S')} – {text(until, zone, '%H:%M:%S')}"
+        bar = Bar(LEFT + number * width + 0.75, TOP + room - height, width - 1.5, height, since, until, count, title)
+        bars.append(bar)
+    lines = [Line(TOP + room * (1 - part / 4), f"{most * part // 4:,}") for part in range(5) if most * part % 4 == 0]
+    labels = []
+    step = range_.label * 1000
+    for number, moment in enumerate(moments[:-1]):
+        if (moment + _offset(moment, zone)) % step == 0 and 1 <= number < len(counts) - 1:
+            labels.append(Line(LEFT + number * width, text(moment, zone, range_.format)))
+    return Plot(bars, lines, labels, sum(counts))
+
+
+def nice(most: int) -> int:
+    """Return a round number that is not less, and at least 4."""
+    size = 1
+    while True:
+        for factor in (4, 8, 12, 20):
+            if most <= factor * size:
+                return factor * size
+        size *= 10
+
+
+def text(moment: int, zone: tzinfo, format_: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Return a moment in a zone, from milliseconds since 1970."""
+    try:
+        return (
+            (datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=moment))
+            .astimezone(zone)
+            .strftime(format_)
+        )
+    except OverflowError:
+        return f"{moment} ms"
+
+
+def until(milliseconds: int) -> str:
+    """Return how long it is until something, or since, in words of at most two units."""
+    seconds = abs(milliseconds) // 1000
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        amount, seconds = divmod(seconds, size)
+        if amount or parts or unit == "s":
+            parts.append(f"{amount} {unit}")
+        if len(parts) == 2:
+            break
+    words = " ".join(parts)
+    return f"in {words}" if milliseconds >= 0 else f"{words} ago"
+
+
+def _offset(moment: int, zone: tzinfo) -> int:
+    """Return how far a zone is before UTC at a moment; both are milliseconds."""
+    try:
+        at = datetime.fromtimestamp(moment / 1000, timezone.utc).astimezone(zone)
+    except (OverflowError, ValueError, OSError):
+        return 0
+    return int((at.utcoffset() or timedelta()).total_seconds() * 1000)

@@ -1,0 +1,239 @@
+"""What the page asks the index: what waits, the soonest first, how much of it, and when it is due."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from .index import CANCELLED, WAITING
+from .text import pattern
+
+#: Rows of a page; rows, the soonest first, that are looked through before the index of arguments is asked; the most
+#: that is counted of what contains a text.
+PAGE, _NEAR, MOST = 50, 20_000, 10_000
+
+#: Names of tasks or queues that a text may be a part of.
+_NAMES = 50
+
+_COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id = task),
+    (SELECT text FROM name WHERE name.id = queue), key, retries, message.arguments,
+    (SELECT text FROM name WHERE name.id = stream), offset, state"""
+
+
+class Row(NamedTuple):
+    """A message that waits."""
+
+    row: int
+    number: int
+    due: int  # milliseconds since 1970
+    id: str
+    task: str  # "" if it is none of Celery's
+    queue: str
+    key: str | None
+    retries: int
+    arguments: str  # the first of them
+    stream: str
+    offset: int
+    state: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it is among all, the soonest first."""
+        return self.due, self.row
+
+
+class Filter(NamedTuple):
+    """What is looked for. Times are milliseconds since 1970."""
+
+    text: str = ""
+    task: str = ""
+    queue: str = ""
+    since: int | None = None
+    until: int | None = None  # not included
+
+
+class Share(NamedTuple):
+    """What waits of one task, or for one queue."""
+
+    name: str
+    waiting: int
+    soonest: int
+
+
+class _Where:
+    """A condition of SQL, and what it is about."""
+
+    def __init__(self, wanted: Filter, now: int) -> None:
+        self.conditions = [f"state = {WAITING}", "due > ?"]
+        self.values: list[Any] = [now if wanted.since is None else max(now, wanted.since - 1)]
+        if wanted.until is not None:
+            self.add("due < ?", wanted.until)
+        for column, name in (("task", wanted.task), ("queue", wanted.queue)):
+            if name:
+                self.add(f"{column} = (SELECT id FROM name WHERE text = ?)", name if name != NONE else "")
+
+    def add(self, condition: str, *values: Any) -> None:
+        self.conditions.append(condition)
+        self.values += values
+
+    def and_(self, condition: str = "1", *values: Any) -> tuple[str, list[Any]]:
+        return " AND ".join([*self.conditions, condition]), [*self.values, *values]
+
+
+#: What a filter calls the task of messages that are none of Celery's.
+NONE = "-"
+
+
+def page(
+    db: sqlite3.Connection, wanted: Filter, now: int, after: tuple[int, int] | None = None, back: bool = False
+) -> list[Row]:
+    """Return a page, and one row more if there is another page: what follows a place or, going `back`, precedes it."""
+    where = _Where(wanted, now)
+    if after is not None:
+        where.add(f"(due, message.row) {'<' if back else '>'} (?, ?)", *after)
+    order = "ORDER BY due DESC, message.row DESC" if back else "ORDER BY due, message.row"
+    if not wanted.text:
+        condition, values = where.and_()
+        rows = _rows(db, f"message WHERE {condition} {order} LIMIT {PAGE + 1}", values)
+    else:
+        rows = _near(db, where, wanted.text, order) or _far(db, where, wanted.text, order, back)
+    return rows[::-1] if back else rows
+
+
+def _rows(db: sqlite3.Connection, rest: str, values: list[Any]) -> list[Row]:
+    return [Row(*row) for row in db.execute(f"SELECT {_COLUMNS} FROM {rest}", values)]
+
+
+def _near(db: sqlite3.Connection, where: _Where, text: str, order: str) -> list[Row]:
+    """Return a page of what contains a text if those that come next are enough for it."""
+    condition, values = where.and_()
+    tests, more = [], []
+    for test, value in _tests(db, text):
+        tests.append(test)
+        more += value
+    source = f"(SELECT * FROM message WHERE {condition} {order} LIMIT {_NEAR}) AS message"
+    rows = _rows(db, f"{source} WHERE {' OR '.join(tests)} {order} LIMIT {PAGE + 1}", values + more)
+    return rows if len(rows) > PAGE else []
+
+
+def _far(db: sqlite3.Connection, where: _Where, text: str, order: str, back: bool) -> list[Row]:
+    """Return a page of what contains a text, through the indexes of all that may contain it."""
+    found: dict[int, Row] = {}
+    for rest, values in _sources(db, where, text):
+        found |= {row.row: row for row in _rows(db, f"{rest} {order} LIMIT {PAGE + 1}", values)}
+    return sorted(found.values(), key=lambda row: row.place, reverse=back)[: PAGE + 1]
+
+
+def _tests(db: sqlite3.Connection, text: str) -> Iterator[tuple[str, list[Any]]]:
+    yield "(message.id >= ? AND message.id < ?)", [text, _after(text)]
+    for column in ("task", "queue"):
+        names = _names(db, text)
+        if names:
+            yield f"message.{column} IN ({','.join('?' * len(names))})", list(names)
+    yield r"message.arguments LIKE ? ESCAPE '\'", [pattern(text)]
+
+
+def _sources(db: sqlite3.Connection, where: _Where, text: str) -> Iterator[tuple[str, list[Any]]]:
+    condition, values = where.and_("message.id >= ? AND message.id < ?", text, _after(text))
+    yield f"message INDEXED BY message_id WHERE {condition}", values
+    for name in _names(db, text):
+        for column in ("task", "queue"):
+            condition, values = where.and_(f"{column} = ?", name)
+            yield f"message INDEXED BY message_{column} WHERE {condition}", values
+    if len(text) < 3:  # the index has groups of three characters
+        condition, values = where.and_(r"arguments LIKE ? ESCAPE '\'", pattern(text))
+        yield f"message WHERE {condition}", values
+    elif re.search(r"[%_\\]", text):  # with ESCAPE, SQLite would look through all
+        parts = [part for part in re.split(r"[%_\\]+", text) if len(part) >= 3]
+        condition, values = where.and_(r"message.arguments LIKE ? ESCAPE '\'", pattern(text))
+        if parts:
+            likes = " AND ".join("search.arguments LIKE ?" for _ in parts)
+            yield (
+                f"search CROSS JOIN message ON message.row = search.rowid WHERE {likes} AND {condition}",
+                [f"%{part}%" for part in parts] + values,
+            )
+        else:
+            yield f"message WHERE {condition}", values
+    else:
+        condition, values = where.and_()
+        yield (
+            f"search CROSS JOIN message ON message.row = search.rowid WHERE search.arguments LIKE ? AND {condition}",
+            [f"%{text}%", *values],
+        )
+
+
+def _after(text: str) -> str:
+    """Return what comes after all that begins with a text."""
+    return text + chr(0x10FFFF)
+
+
+def _names(db: sqlite3.Connection, text: str) -> list[int]:
+    rows = db.execute(rf"SELECT id FROM name WHERE text LIKE ? ESCAPE '\' LIMIT {_NAMES}", [pattern(text)])
+    return [id_ for (id_,) in rows]
+
+
+def count(db: sqlite3.Connection, wanted: Filter, now: int) -> int:
+    """Return how much there is of something; with a text, no more than `MOST` + 1 of it are counted."""
+    where = _Where(wanted, now)
+    if not wanted.text:
+        condition, values = where.and_()
+        return int(db.execute(f"SELECT count(*) FROM message WHERE {condition}", values).fetchone()[0])
+    found: set[int] = set()
+    for rest, values in _sources(db, where, wanted.text):
+        found.update(row for (row,) in db.execute(f"SELECT message.row FROM {rest} LIMIT {MOST + 1}", values))
+        if len(found) > MOST:
+            return MOST + 1
+    return len(found)
+
+
+def find(db: sqlite3.Connection, numbers: Iterable[int]) -> list[Row]:
+    """Return those messages of some numbers that the index has, in whatever state."""
+    found = []
+    for number in numbers:
+        found += _rows(db, "message WHERE number = ?", [number])
+    return found
+
+
+def copies(db: sqlite3.Connection, row: Row, now: int) -> list[Row]:
+    """Return all that waits of a message: a move that was interrupted leaves two copies."""
+    if not row.id:
+        return [row]
+    return _rows(db, f"message WHERE id = ? AND state = {WAITING} AND due > ?", [row.id, now]) or [row]
+
+
+def bars(db: sqlite3.Connection, wanted: Filter, now: int, edges: list[int]) -> list[int]:
+    """Return how much is due between every two of some moments."""
+    counts = []
+    for since, until in itertools.pairwise(edges):
+        counts.append(count(db, wanted._replace(text="", since=since, until=until), now))
+    return counts
+
+
+def extent(db: sqlite3.Connection, now: int) -> tuple[int, int] | None:
+    """Return when the soonest and the latest of all that waits is due; None if nothing waits."""
+    found = [
+        db.execute(
+            f"SELECT due FROM message WHERE state = {WAITING} AND due > ? ORDER BY due {order} LIMIT 1", [now]
+        ).fetchone()
+        for order in ("ASC", "DESC")
+    ]
+    return (found[0][0], found[1][0]) if found[0] and found[1] else None
+
+
+def shares(db: sqlite3.Connection, column: str, now: int) -> list[Share]:
+    """Return what waits by "task" or by "queue", the most first."""
+    rows = db.execute(
+        f"SELECT (SELECT text FROM name WHERE name.id = {column}), count(*), min(due) FROM message "
+        f"INDEXED BY message_{column} WHERE state = {WAITING} AND due > ? GROUP BY {column}",
+        [now],
+    )
+    return sorted((Share(*row) for row in rows), key=lambda share: (-share.waiting, share.name))
+
+
+def cancelled(db: sqlite3.Connection, now: int) -> int:
+    """Return how many messages wait only to be dropped, for they were cancelled."""
+    rows = db.execute(f"SELECT count(*) FROM message WHERE state = {CANCELLED} AND due > ?", [now])
+    return int(rows.fetchone()[0])

@@ -1,0 +1,87 @@
+"""Runs the page until it is told to stop, and prints metrics once."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from waitress.server import create_server
+
+from .. import operate
+from ..core.errors import UnsupportedConfiguration
+from . import safety
+from .desk import Broker, Desk
+from .gauges import exposition
+from .index import Index
+from .indexer import Indexer, indexed
+from .overview import Overview
+from .site import FORM, Setting, create
+
+#: Requests that are answered at the same time.
+_THREADS = 8
+
+
+def check(setting: Setting) -> None:
+    """Raise `UnsupportedConfiguration` if anybody could see and change what waits."""
+    if not safety.is_loopback(setting.host) and not setting.password:
+        raise UnsupportedConfiguration(
+            f"{setting.host} can be reached by others: set a password in the environment variable "
+            "CELERY_RABBIT_DELAY_WEB_PASSWORD, or listen on 127.0.0.1"
+        )
+
+
+def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[str], None]) -> None:
+    """Serve the page until SIGINT or SIGTERM. Raises `UnsupportedConfiguration`, `IndexUnusable`, `OSError`."""
+    check(setting)
+    signal.signal(signal.SIGTERM, _stop)
+    with _indexer(broker, index) as (path, indexer):
+        site = create(setting, broker, path, indexer)
+        server = create_server(
+            site,
+            host=setting.host,
+            port=setting.port,
+            threads=_THREADS,
+            max_request_body_size=2 * FORM,
+            ident=None,
+            clear_untrusted_proxy_headers=True,
+        )
+        indexer.start()
+        say(f"http://{_shown(setting.host)}:{server.effective_port}/")
+        try:
+            server.run()
+        except (KeyboardInterrupt, SystemExit):
+            say("stopped")
+        finally:
+            server.close()
+            indexer.stop()
+
+
+def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:
+    """Return the metrics, with an index that is up to date. Raises `StreamUnavailable`, `IndexUnusable`."""
+    with _indexer(broker, index) as (path, indexer):
+        indexed(indexer)
+        overview = Overview(path, indexer, Desk(broker, indexer, path))
+        return exposition(overview.measured(management))
+
+
+@contextmanager
+def _indexer(broker: Broker, path: Path | None) -> Iterator[tuple[Path, Indexer]]:
+    with tempfile.TemporaryDirectory(prefix="celery-rabbit-delay-index-") as directory:
+        file = path or Path(directory, "index.sqlite")
+        index = Index(file, broker.name)
+        try:
+            yield file, Indexer(index, broker.connect, operate.queue_names(broker.queues))
+        finally:
+            index.close()
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _stop(*signal: Any) -> None:
+    raise SystemExit(0)
