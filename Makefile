@@ -12,6 +12,7 @@
 # make linkcheck   asks the web servers that the docs link to
 # make diagrams   redraws docs/diagrams from the topology
 # make demo-picture   redraws docs/demo.svg from what the demo prints on RabbitMQ 4.3
+# make screenshot   takes the picture in docs/web.md anew, in headless Chromium
 # make layout  rewrites tests/unit/layout.json from the topology
 #
 # A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ=4.3 chooses another RabbitMQ.
@@ -20,7 +21,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench battle docs linkcheck diagrams demo-picture layout broker clean
+.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench battle docs linkcheck diagrams demo-picture screenshot layout broker browser clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
@@ -29,6 +30,7 @@ demo-picture: $(VENV)/ready
 	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
 test: $(VENV)/ready broker
+test: $(VENV)/ready broker browser
 	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
 
 # The core by its unit tests alone, then everything by all tiers.
@@ -86,6 +88,14 @@ layout: $(VENV)/ready
 
 broker:
 	@tools/get-rabbitmq $(RABBITMQ) >/dev/null
+
+# Where none can be had, the test in a browser is skipped, and fails with CI=true.
+browser:
+	@tools/get-chromium >/dev/null || true
+
+# The picture of the page in docs/web.md, made by the test that uses it in a browser.
+screenshot: $(VENV)/ready broker browser
+	SCREENSHOT=$(CURDIR)/docs/web.png $(BIN)/python -m pytest -q tests/acceptance/test_browser.py $(ARGS)
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

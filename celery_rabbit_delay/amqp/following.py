@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import kombu
@@ -115,12 +116,13 @@ class Follower:
                 found.append(message.headers["x-stream-offset"])
 
         channel = self._client.connection.channel()
-        _consume(channel, self._client, stream, "last", on_message)
+        tag = _consume(channel, self._client, stream, "last", on_message)
         deadline = time.monotonic() + _SILENCE
         while not found:
             if time.monotonic() > deadline:
                 raise StreamUnavailable(f"the stream {stream.name!r} does not answer: start the nodes that it is on")
             self.read(1)
+        channel.basic_cancel(tag)
         channel.close()
         return found[0]
 
@@ -170,27 +172,24 @@ def entry_at(client: kombu.Connection, stream: Stream, offset: int) -> Entry | N
         if message.headers["x-stream-offset"] >= offset:
             found.append(Entry(message.headers["x-stream-offset"], bytes(message.body)))
 
-    try:
-        _consume(channel, client, stream, offset, on_message, prefetch=10)
-        deadline = time.monotonic() + _SILENCE
-        while not found:
-            if time.monotonic() > deadline:
-                return None
-            try:
-                client.drain_events(timeout=1)
-            except TimeoutError:
-                continue
-    finally:
-        channel.close()
-    return found[0] if found[0].offset == offset else None
+    tag = _consume(channel, client, stream, offset, on_message, prefetch=10)
+    deadline = time.monotonic() + _SILENCE
+    while not found and time.monotonic() < deadline:
+        with suppress(TimeoutError):
+            client.drain_events(timeout=1)
+    channel.basic_cancel(tag)
+    channel.close()
+    return found[0] if found and found[0].offset == offset else None
 
 
 def _consume(
     channel: Any, client: kombu.Connection, stream: Stream, offset: int | str, callback: Any, prefetch: int = _PREFETCH
-) -> None:
+) -> str:
+    """Consume a stream from an offset on; return the consumer's tag. Raises `StreamUnavailable`, `NotPermitted`."""
     with declare.translate_errors(client.transport.delay_options.cascade):
         channel.basic_qos(0, prefetch, False)
         try:
-            channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
+            tag: str = channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
         except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica yet
             raise StreamUnavailable(exc.reply_text) from exc
+    return tag

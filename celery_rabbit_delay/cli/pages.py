@@ -73,7 +73,8 @@ def _broker(obj: Any, management_url: str | None, any_queue: bool = False) -> Br
 
     target = target_of(obj)
     with target.connection() as connection:
-        name = f"{connection.as_uri()} {connection.transport.delay_options.cascade.root}"
+        place = f"{connection.hostname}:{connection.port}/{(connection.virtual_host or '').lstrip('/')}"
+        name = f"{place} {connection.transport.delay_options.cascade.root}"
     return Broker(
         name,
         target.connection,

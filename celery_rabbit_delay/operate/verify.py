@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import kombu
 
+from ..core import journal
 from ..core.destination import Destination
 from ..core.options import Options
 from ..core.topology import Stream
@@ -30,20 +31,22 @@ def compare(
     passive = connection.transport.delay_options.declare == "passive"
     # Otherwise a publisher makes what leads to a destination when it needs it.
     needed = destinations if passive else ()
-    streams = _streams(connection) if existing_streams else connection.transport.delay_options.streams
+    streams = _streams(connection, with_missing=passive or not existing_streams)
     wanted, known = cascades(connection, priorities), existing(connection, priorities)
     return list(diff(connection, wanted, needed, management, streams, known))
 
 
 def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Iterator[str]:
     """Send messages through the short levels and read the streams; yield what is wrong."""
+    options: Options = connection.transport.delay_options
     for cascade in cascades(connection, priorities):
         yield from probe(connection, cascade)
-    yield from probe_streams(connection, _streams(connection))
+    yield from probe_streams(connection, _streams(connection, with_missing=options.declare == "passive"))
 
 
-def _streams(connection: kombu.Connection) -> list[Stream]:
+def _streams(connection: kombu.Connection, with_missing: bool) -> list[Stream]:
+    """Return the streams that exist, whoever uses them, and those that the options ask for."""
     options: Options = connection.transport.delay_options
-    if options.declare == "passive":
-        return options.streams
-    return [stream for stream in options.streams if message_count(connection, stream.name) is not None]
+    asked_for = options.streams if with_missing else []
+    there = (s for s in journal.all_streams(options.cascade) if message_count(connection, s.name) is not None)
+    return [*asked_for, *(stream for stream in there if stream not in asked_for)]

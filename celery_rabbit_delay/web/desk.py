@@ -56,7 +56,7 @@ class Verified(NamedTuple):
     at: int  # milliseconds since 1970
     checks: int
     findings: list[Finding]  # what is not as it should be
-    problems: list[str]  # what messages that were sent have shown
+    problems: list[str] | None  # what messages that were sent have shown; None: none were sent
 
 
 class Desk:
@@ -156,7 +156,7 @@ class Desk:
             findings = operate.compare(connection, self.broker.destinations, self.broker.management(connection))
             wrong = [finding for finding in findings if finding.state != "present"]
             sound = all(finding.kind == "binding" for finding in wrong)
-            problems = list(operate.try_out(connection)) if sound else []
+            problems = list(operate.try_out(connection)) if sound else None
         return Verified(now(), len(findings), wrong, problems)
 
 

@@ -34,6 +34,9 @@ _VERSION = 1
 #: The last moment of the year 9999, in milliseconds: no due time lies beyond.
 _LATEST = 253_402_300_799_999
 
+#: The numbers of messages lie below.
+_NUMBERS = 1 << journal.NUMBER_BITS
+
 #: Rows that are removed at a time because they were due.
 _PRUNED = 5000
 
@@ -179,7 +182,7 @@ class Index:
 
     def _rows(self, stream: str, entry: Entry, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
         for record in journal.unpack_records(entry.body):
-            if now < record.due <= _LATEST:
+            if now < record.due <= _LATEST and record.number < _NUMBERS:
                 try:
                     yield self._row(record, queues, stream, entry.offset)
                 except _UNREADABLE:
@@ -224,7 +227,7 @@ class Index:
     def _change(self, changes: Changes, cancelled: list[str]) -> None:
         """Apply what is said of messages that are here already, and keep it for those that come."""
         db = self._db
-        void = [(number,) for number in changes.void]
+        void = [(number,) for number in changes.void if number < _NUMBERS]
         db.executemany("INSERT OR IGNORE INTO void VALUES (?)", void)
         db.executemany("DELETE FROM message WHERE number = ?", void)
         ids = [(clean(id_),) for id_ in cancelled]
@@ -236,7 +239,7 @@ class Index:
             self._cancel_by_stamps(0)
 
     def _replace(self, keys: Keys, now: int) -> None:
-        last = [(clean(key), number) for key, number in keys.last.items()]
+        last = [(clean(key), number) for key, number in keys.last.items() if number < _NUMBERS]
         self._db.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?)", [(*one, now) for one in last])
         self._db.executemany(
             f"UPDATE message SET state = CASE number WHEN ? THEN {WAITING} ELSE {REPLACED} END "

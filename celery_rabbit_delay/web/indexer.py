@@ -55,6 +55,7 @@ class Indexer:
         self._complete = time.monotonic()
         self._error: str | None = None
         self._stopping = threading.Event()
+        self._look = threading.Event()
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
         self.is_ready = threading.Event()  # once it has held all that the streams had
 
@@ -78,8 +79,7 @@ class Indexer:
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
         """Return once the index has all that the streams have now. Raises `StreamUnavailable`."""
-        cascade = connection.transport.delay_options.cascade
-        followed = [stream for stream in journal.all_streams(cascade) if stream.name in self._ends]
+        streams = journal.all_streams(connection.transport.delay_options.cascade)
         markers: set[bytes] = set()
 
         def announce(new: Iterable[bytes]) -> None:
@@ -87,7 +87,10 @@ class Indexer:
             self._wanted |= markers
 
         with self._seen:
-            sent = set(operate.mark(connection, followed, announce).values())
+            marked = operate.mark(connection, streams, announce)
+            sent = set(marked.values())
+            if not marked.keys() <= self._ends.keys():  # somebody has just created one
+                self._look.set()
             done = self._seen.wait_for(lambda: sent.isdisjoint(self._wanted), timeout)
             self._wanted -= markers
         if not done:
@@ -118,7 +121,8 @@ class Indexer:
         look = prune = stored = time.monotonic()
         while not self._stopping.is_set():
             moment = time.monotonic()
-            if lacking and moment >= look:
+            if lacking and (moment >= look or self._look.is_set()):
+                self._look.clear()
                 lacking = self._begin(follower, lacking)
                 look = moment + _LOOK
                 self._error = None

@@ -116,11 +116,11 @@ def until(milliseconds: int) -> str:
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
         amount, seconds = divmod(seconds, size)
-        if amount or parts or unit == "s":
+        if amount:
             parts.append(f"{amount} {unit}")
-        if len(parts) == 2:
+        if (parts and not amount) or len(parts) == 2:
             break
-    words = " ".join(parts)
+    words = " ".join(parts) or "0 s"
     return f"in {words}" if milliseconds >= 0 else f"{words} ago"
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from waitress.server import create_server
+from waitress.server import BaseWSGIServer, create_server
 
 from .. import operate
 from ..core.errors import UnsupportedConfiguration
@@ -50,14 +50,14 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
             clear_untrusted_proxy_headers=True,
         )
         indexer.start()
-        say(f"http://{_shown(setting.host)}:{server.effective_port}/")
+        port = server.getsockname()[1] if isinstance(server, BaseWSGIServer) else setting.port
+        say(f"http://{_shown(setting.host)}:{port}/")
         try:
-            server.run()
-        except (KeyboardInterrupt, SystemExit):
-            say("stopped")
+            server.run()  # until SIGINT or SIGTERM
         finally:
             server.close()
             indexer.stop()
+        say("stopped")
 
 
 def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:

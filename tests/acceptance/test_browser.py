@@ -1,0 +1,288 @@
+"""The page as somebody uses it: in a real browser, on a real node, with a real worker at the end of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import celery_rabbit_delay
+from testkit import browser
+from testkit.broker import QUICK, take
+from testkit.site import Site, serving
+from testkit.wait import wait_until
+
+from .conftest import MakeShop, Shop
+
+RECORDED = {**QUICK, "max_delay": 20 * 86_400, "journal": 0}
+PASSWORD = {"CELERY_RABBIT_DELAY_WEB_PASSWORD": "open sesame"}
+MARKUP = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='broken into'</script>"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_a_browser() -> None:
+    try:
+        browser.find()
+    except browser.NoBrowser as exc:
+        if browser.must_exist():
+            pytest.fail(str(exc))
+        pytest.skip(str(exc))
+
+
+@pytest.fixture
+def chrome(tmp_path: Path) -> Iterator[Any]:
+    with browser.browsing(tmp_path) as chrome:
+        yield chrome
+        # Neither the policy of the page nor anything else was offended.
+        assert [entry["message"] for entry in chrome.get_log("browser")] == []
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "delay", "web", *arguments]
+
+
+def text(chrome: Any, css: str = "body") -> str:
+    """What is to be seen. The page replaces its parts while it is read, so this asks once."""
+    return str(chrome.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
+
+
+def amount(chrome: Any, css: str) -> int:
+    return int(chrome.execute_script("return document.querySelectorAll(arguments[0]).length", css))
+
+
+def click(chrome: Any, css: str) -> None:
+    wait_until(lambda: amount(chrome, css), f"there is {css}")
+    chrome.execute_script("document.querySelector(arguments[0]).click()", css)
+
+
+def shows(chrome: Any, what: str, css: str = "body") -> None:
+    wait_until(lambda: what in text(chrome, css), f"{css} shows {what!r}", 30)
+
+
+def lacks(chrome: Any, what: str, css: str = "body") -> None:
+    wait_until(lambda: what not in text(chrome, css), f"{css} no longer shows {what!r}", 30)
+
+
+def search(chrome: Any, words: str) -> None:
+    box = chrome.find_element("css selector", "#q")
+    box.clear()
+    box.send_keys(words + "\n")
+    wait_until(lambda: f"q={words[:4]}" in chrome.current_url, "it searches")
+
+
+def confirm(chrome: Any, yes: bool = True) -> None:
+    def alert() -> Any:
+        from selenium.common.exceptions import NoAlertPresentException
+
+        try:
+            return chrome.switch_to.alert
+        except NoAlertPresentException:
+            return None
+
+    question = wait_until(alert, "it asks whether that is meant")
+    question.accept() if yes else question.dismiss()
+
+
+def fill(shop: Shop, many: int) -> None:
+    """What may wait in a shop."""
+    kinds = {
+        "shop.ask_for_review": ("mail", 9),
+        "shop.send_reminder": ("mail", 6),
+        "shop.expire_cart": ("celery", 7),
+        "shop.charge_card": ("payments", 4),
+        "shop.sync_stock": ("celery", 2),
+        "shop.make_report": ("reports", 1),
+    }
+    dice = random.Random(7)
+    shop.vhost.declare(*{queue for queue, _ in kinds.values()})
+    with celery_rabbit_delay.batch(shop.app) as producer:
+        for _ in range(many):
+            [name] = dice.choices(list(kinds), [often for _, often in kinds.values()])
+            delay = dice.choice([dice.expovariate(1 / 1500), dice.gauss(2400, 400), dice.uniform(0, 10 * 86_400)])
+            customer = {"customer": f"c-{dice.randrange(5000)}", "template": dice.choice(["late", "receipt", "thanks"])}
+            shop.app.send_task(
+                name,
+                (dice.randrange(10_000, 99_999),),
+                customer,
+                queue=kinds[name][0],
+                countdown=max(240.0, delay),
+                producer=producer,
+            )
+
+
+@pytest.fixture
+def shop(make_shop: MakeShop) -> Shop:
+    return make_shop(RECORDED)
+
+
+def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_path: Path) -> None:
+    fill(shop, 300)
+    eta = datetime.now(timezone.utc) + timedelta(seconds=200)
+    ids = {name: shop.send("note", name, eta=eta) for name in ("cancelled", "moved", "alone", "along", "run")}
+    hostile = shop.send("note", MARKUP, "\u202e\x1b[2J", "x" * 5000, eta=eta)
+    with serving(command(), tmp_path, **shop.environment) as site:
+        chrome.get(site.url)
+        shows(chrome, "306", "#tiles")
+        # The plot: drawn by the server, a bar leads to what is due then.
+        wait_until(lambda: amount(chrome, "#plot rect.bar") > 20, "the plot has bars")
+        click(chrome, '.tabs a[href*="range=month"]')
+        shows(chrome, "306 of 306 waiting", "#plot")
+        chrome.get(f"{site.url}/?range=hour")
+        first = wait_until(lambda: text(chrome, "#plot a title") or True, "there is a bar")
+        assert first
+        click(chrome, "#plot a")
+        wait_until(lambda: "since=" in chrome.current_url, "a bar filters")
+        assert 0 < amount(chrome, "#rows tbody tr") < 50
+        # Times are in the viewer's zone.
+        shows(chrome, "Europe/Berlin", "#rows")
+        # Search, by all that tells a task.
+        chrome.get(site.url)
+        for words in (ids["moved"], "'moved'"):
+            search(chrome, words)
+            wait_until(lambda: amount(chrome, "#rows tbody tr") == 1, "one is found")
+            assert ids["moved"][:18] in text(chrome, "#rows")
+        search(chrome, "make_report")
+        assert "shop.make_report" in text(chrome, "#rows")
+        assert "shop.sync_stock" not in text(chrome, "#rows")
+        # Markup in arguments is text.
+        search(chrome, "onerror")
+        shows(chrome, "<img src=x onerror=", "#rows")
+        click(chrome, "#rows a.open")
+        shows(chrome, "<script>", ".task")
+        assert "\\u202e" in text(chrome, ".task")
+        assert amount(chrome, "main img, main script") == 0
+        assert chrome.title.startswith("tests.acceptance.shop.note")
+        assert hostile in text(chrome, ".task")
+        # Cancel, from the task's page, when it was confirmed.
+        chrome.get(f"{site.url}/?q={ids['cancelled']}")
+        click(chrome, "#rows a.open")
+        click(chrome, "button.danger")
+        confirm(chrome, yes=False)
+        click(chrome, "button.danger")
+        confirm(chrome)
+        shows(chrome, "1 cancelled", ".messages")
+        # Reschedule alone, by a time in the viewer's zone.
+        chrome.get(f"{site.url}/?q={ids['moved']}")
+        click(chrome, "#rows tbody input")
+        shows(chrome, "1 selected", "#acts")
+        chrome.execute_script(
+            "document.querySelector('#acts [name=eta]').value = arguments[0]",
+            (datetime.now(timezone(timedelta(hours=1))) + timedelta(days=2)).strftime("%Y-%m-%dT%H:%M"),
+        )
+        click(chrome, '#acts button[formaction="/reschedule"]')
+        shows(chrome, "1 moved to", ".messages")
+        shows(chrome, "in 1 d 23 h", "#rows")
+        # A selection.
+        chrome.get(f"{site.url}/?q=%27alon")
+        wait_until(lambda: amount(chrome, "#rows tbody tr") == 2, "two are found")
+        click(chrome, "#all")
+        shows(chrome, "2 selected", "#acts")
+        click(chrome, '#acts button[formaction="/reschedule"]')
+        shows(chrome, "2 moved to", ".messages")
+        # Live: what is sent now comes into sight without loading the page, and what is selected stays so.
+        chrome.get(f"{site.url}/?q=tests.acceptance.shop.note")
+        click(chrome, "#rows tbody input")
+        chrome.execute_script("window.same = true")
+        shop.send("note", "sent meanwhile", countdown=300)
+        shows(chrome, "sent meanwhile", "#rows")
+        assert chrome.execute_script("return window.same")
+        shows(chrome, "1 selected", "#acts")
+        # The keyboard: search, rows, select, open.
+        body = chrome.find_element("css selector", "body")
+        body.send_keys("/")
+        assert chrome.switch_to.active_element.get_attribute("id") == "q"
+        chrome.switch_to.active_element.send_keys("\ue00c")  # Escape
+        search(chrome, "'run'")
+        wait_until(lambda: amount(chrome, "#rows tbody tr") == 1, "one is found")
+        chrome.execute_script("document.activeElement.blur()")
+        body = chrome.find_element("css selector", "body")
+        body.send_keys("j")
+        chrome.switch_to.active_element.send_keys("x")
+        shows(chrome, "1 selected", "#acts")
+        # Run now, for a worker.
+        shop.worker()
+        click(chrome, '#acts button[formaction="/run-now"]')
+        shows(chrome, "1 due at once", ".messages")
+        shop.wait_for(1, "run")
+        remaining = {row.id for row in celery_rabbit_delay.scheduled(shop.app)}
+        assert ids["cancelled"] not in remaining
+        assert {ids["moved"], ids["alone"], ids["along"]} < remaining
+
+
+def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
+    shop.vhost.declare("gone")
+    shop.send("note", "orphan", queue="gone", countdown=3)
+    shop.vhost.delete_queue("gone")
+
+    with serving(command("--any-queue"), tmp_path, **shop.environment) as site:
+        chrome.get(f"{site.url}/orphans")
+        wait_until(lambda: "shop.note" in text(chrome, "#rows"), "the orphan comes into sight")
+        chrome.get(f"{site.url}/orphans")
+        shop.vhost.declare("gone")
+        click(chrome, "#rows tbody input")
+        click(chrome, '.acts button[formaction="/orphans/replay"]:not([name])')
+        shows(chrome, "1 sent on", ".messages")
+        shows(chrome, "There are no orphans")
+    with shop.vhost.connection() as connection:
+        [message] = take(connection, "gone", 1)
+    assert "'orphan'" in message.headers["argsrepr"]
+
+
+def test_a_page_for_others_asks_for_the_password_and_may_be_read_only(shop: Shop, chrome: Any, tmp_path: Path) -> None:
+    shop.send("note", "mine", countdown=200)
+    environment = {**shop.environment, **PASSWORD}
+    with serving(command("--host", "0.0.0.0", "--read-only"), tmp_path, **environment) as site:
+        chrome.get(site.url)
+        assert "Waiting" not in text(chrome)
+        for password, says in (("wrong", "The password is wrong"), ("open sesame", "read-only")):
+            chrome.find_element("css selector", "input[type=password]").send_keys(password + "\n")
+            shows(chrome, says)
+        shows(chrome, "'mine'", "#rows")
+        assert amount(chrome, "main button") == 1  # to search
+        click(chrome, "#rows a.open")
+        shows(chrome, "Keyword arguments")
+        assert amount(chrome, "main button") == 0
+        click(chrome, "header button")
+        shows(chrome, "Log in")
+
+
+def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path: str = "/") -> bytes:
+    chrome.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    chrome.get(site.url + path)
+    wait_until(lambda: amount(chrome, "#rows tbody tr, .levels .level") > 3, "there is something to see")
+    taken: bytes = chrome.get_screenshot_as_png()
+    assert taken.startswith(b"\x89PNG")
+    wide = chrome.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= width, "nothing is cut off"
+    return taken
+
+
+def test_it_looks_the_same_on_a_phone_and_in_the_dark_and_the_picture_of_the_docs_is_taken(
+    shop: Shop, chrome: Any, tmp_path: Path
+) -> None:
+    """`make screenshot` names the file; otherwise they are left with the other files of the test."""
+    fill(shop, 1500)
+    target = Path(os.environ.get("SCREENSHOT") or tmp_path / "web.png")
+    with serving(command(), tmp_path, **shop.environment) as site:
+        chrome.get(site.url)
+        shows(chrome, "1,500", "#tiles")
+        shows(chrome, "Europe/Berlin", "#rows")
+        target.write_bytes(picture(chrome, site, 1280, 1330, "light"))
+        grounds = []
+        for number, (width, height, scheme, path) in enumerate(
+            [(390, 844, "light", "/"), (390, 844, "dark", "/?range=day#table"), (1280, 900, "dark", "/health")]
+        ):
+            (tmp_path / f"{number}.png").write_bytes(picture(chrome, site, width, height, scheme, path))
+            grounds.append(chrome.execute_script("return getComputedStyle(document.body).backgroundColor"))
+        assert grounds[0] != grounds[1] == grounds[2]

@@ -1,0 +1,402 @@
+"""The page and the metrics as a process of their own, on a real node, asked over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amqp import Message
+
+from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp.schedule import write_changes
+from celery_rabbit_delay.core import journal
+from testkit.broker import Vhost, take
+from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
+from testkit.site import Site, serving
+from testkit.wait import wait_until
+
+from .conftest import MakeApp
+
+RECORDED: dict[str, Any] = {"journal": 0}
+PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
+
+Serve = Callable[..., Site]
+
+
+@pytest.fixture
+def serve(vhost: Vhost, tmp_path: Path) -> Iterator[Serve]:
+    """Starts the page of a virtual host."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, options: tuple[str, ...] = ("--queue", "q"), **environment: str) -> Site:
+            command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, *options, "web", *arguments]
+            return stack.enter_context(serving(command, tmp_path, **environment))
+
+        yield start
+
+
+def publish(connection: Any, delay: float, id_: str = "", **options: Any) -> None:
+    headers = {"x-delay": delay * 1000, **options.pop("headers", {})}
+    connection.Producer().publish("x", routing_key="q", headers=headers, correlation_id=id_, **options)
+
+
+def shows(site: Site, *texts: str, path: str = "/") -> None:
+    def all_shown() -> bool:
+        page = site.ask(path).text
+        return all(text in page for text in texts)
+
+    wait_until(all_shown, f"{path} shows {texts}", timeout=30)
+
+
+def lacks(site: Site, text: str, path: str = "/") -> None:
+    wait_until(lambda: text not in site.ask(path).text, f"{path} no longer shows {text}", timeout=30)
+
+
+def number_of(site: Site, text: str) -> int:
+    """The number of the only row that a search finds."""
+    wait_until(lambda: len(site.numbers(f"/?q={text}")) == 1, f"{text} is found", timeout=30)
+    [number] = site.numbers(f"/?q={text}")
+    return number
+
+
+def test_the_page_follows_the_journal_and_goes_on_where_it_stopped(
+    vhost: Vhost, make_app: MakeApp, serve: Serve, tmp_path: Path
+) -> None:
+    app = make_app(options=RECORDED)
+    vhost.declare("celery", "mail")
+    index = str(tmp_path / "index.sqlite")
+    first = app.send_task("shop.review", (4711, "ü"), {"k": None}, countdown=90)
+    site = serve("--index", index)
+    shows(site, first.id, "shop.review", "4711", "celery")
+    second = app.send_task("shop.remind", (4712,), countdown=100, queue="mail")
+    shows(site, second.id)
+    for search in (
+        first.id,
+        first.id[:10],
+        "review",
+        "4711",
+        "q=ü&task=shop.review",
+        "q=&task=shop.review&queue=celery",
+    ):
+        page = site.ask(f"/?q={search.removeprefix('q=')}".replace("ü", "%C3%BC")).text
+        assert first.id in page
+        assert second.id not in page, search
+    assert second.id in site.ask("/?queue=mail").text
+    assert site.numbers("/?q=nothing+like+it") == []
+    assert site.stop() == 0
+    third = app.send_task("shop.remind", (4713,), countdown=110)
+    app.control.revoke(first.id)
+    celery_index = sqlite3.connect(index)
+    assert celery_index.execute("SELECT count(*) FROM message").fetchone() == (2,)
+    celery_index.close()
+    assert Path(index).stat().st_mode & 0o077 == 0
+    site = serve("--index", index)
+    shows(site, third.id, second.id)
+    lacks(site, first.id)
+    wait_until(lambda: site.metric("cancelled") == 1, "it counts as cancelled")
+
+
+def test_what_is_due_is_no_longer_shown_and_levels_are_left_alone(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    site = serve()
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, "id-later")
+        publish(connection, 15, "id-soon")
+        shows(site, "id-later", "id-soon")
+        [message] = take(connection, "q", 1)
+        assert not message.delivery_info["redelivered"]
+        lacks(site, "id-soon")
+        shows(site, "id-later")
+
+
+def test_the_plot_counts_what_is_due_in_each_range(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        for delay in (50, 55, 110):
+            publish(connection, delay, f"after-{delay}")
+    site = serve()
+    shows(site, "3 of 3 waiting", path="/?range=hour")
+    assert "of 3 waiting" in site.ask("/?range=month").text
+    page = site.ask("/?range=minute").text
+    assert "2 of 3 waiting" in page or "1 of 3 waiting" in page or "0 of 3 waiting" in page  # time has passed
+    assert page.count('class="bar"') <= 2
+    soon = datetime.now(timezone.utc) + timedelta(seconds=80)
+    assert "after-110" not in site.ask(f"/?until={int(soon.timestamp() * 1000)}").text
+    assert "after-50" not in site.ask(f"/?since={int(soon.timestamp() * 1000)}").text
+
+
+def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make_app: MakeApp, serve: Serve) -> None:
+    app = make_app(options=RECORDED)
+    vhost.declare("celery")
+    ids = [app.send_task("t", (f"argument-{n}",), countdown=100).id for n in range(5)]
+    site = serve(options=("--queue", "celery"))
+    numbers = [number_of(site, id_) for id_ in ids]
+    assert "1 cancelled" in site.post("/cancel", number=numbers[0])
+    assert ids[0] not in site.ask("/").text
+    assert "2 moved to" in site.post("/reschedule", number=numbers[1:3], delay="in 1 minute")
+    rows = {row.id: row.due for row in operate.scheduled(app.connection_for_write())}
+    assert rows[ids[1]] < rows[ids[3]]
+    assert "1 due at once" in site.post("/run-now", number=numbers[3])
+    [message] = vhost.take("celery", 1)
+    assert message.headers["id"] == ids[3]
+    # The copies have other numbers; the old ones are gone, and nothing can be moved twice.
+    assert "no longer wait" in site.post("/run-now", number=numbers[1])
+    assert number_of(site, ids[1]) != numbers[1]
+    assert "Nothing was selected" in site.ask("/cancel", {"token": site.token()}).text
+    assert "cannot read the eta" in site.post("/reschedule", number=numbers[4], eta="tomorrow")
+    assert "name a moment" in site.post("/reschedule", number=numbers[4])
+    eta = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
+    assert "1 moved to" in site.post("/reschedule", number=numbers[4], eta=eta)
+    assert "max_delay" in site.post("/reschedule", number=number_of(site, ids[4]), delay="in 1 week")
+
+
+def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    site = serve()
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, "mine")
+        number = number_of(site, "mine")
+        token = site.token()
+        operate.reschedule(connection, "mine", datetime.now(timezone.utc) + timedelta(seconds=90))
+        site.ask("/run-now", {"token": token, "number": number})
+        shows(site, "mine")
+        assert vhost.count("q") == 0
+        assert [waiting.id for waiting in operate.scheduled(connection)] == ["mine"]
+
+
+def test_a_task_replaced_by_a_later_one_of_its_key_is_not_shown(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    site = serve()
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, "id-first", headers={"x-delay-key": "report"})
+        shows(site, "id-first")
+        publish(connection, 70, "id-second", headers={"x-delay-key": "report"})
+        shows(site, "id-second", "report")
+        lacks(site, "id-first")
+
+
+def test_the_index_begins_anew_when_somebody_deletes_a_stream(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    site = serve()
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, "id-before")
+        shows(site, "id-before")
+        vhost.delete_queue(journal.journal_for(CASCADE, 60).name)
+        publish(connection, 60, "id-after")
+        shows(site, "id-after")
+        lacks(site, "id-before")
+
+
+def test_hostile_messages_are_shown_as_text_and_stop_nothing(vhost: Vhost, make_app: MakeApp, serve: Serve) -> None:
+    app = make_app(options=RECORDED)
+    vhost.declare("celery", "q")
+    markup = "<script>alert(1)</script>"
+    hostile = app.send_task(
+        f"bad{markup}", argsrepr=f"({markup}, '\x1b[31m\x00\u202egnp', \"' onload=x\")", kwargsrepr="y" * 100_000,
+        countdown=90, headers={"mine": markup, "\u202e": ["\x07"] * 50},
+    )  # fmt: skip
+    site = serve()
+    with vhost.connection(**RECORDED) as connection:
+        write_changes(connection, [b"", b"s[", b"u123", b"v1", b"r123", b"k", b"zz", b"c{"])
+        stream = journal.journal_for(CASCADE, 90)
+        due = int(datetime.now(timezone.utc).timestamp() * 1000) + 60_000
+        made_up = [
+            journal.Record(due, 7, "no properties", "", b"", b"x"),
+            journal.Record(due, 8, "broken properties", "", b"\xff" * 20, b"x"),
+            journal.Record(2**64 - 1, 9, "never", "", b"", b"x"),
+        ]
+        packed = [journal.pack_records([one], 0) for one in made_up]
+        for hostile_body in [*packed, packed[0][:30], b"r"]:
+            connection.default_channel.basic_publish(Message(hostile_body), CASCADE.ingest, stream.routing_key)
+        connection.Producer().publish(b"\xff\x00<b>" * 500_000, routing_key="q", headers={"x-delay": 80_000})
+        publish(connection, 70, "last")
+    shows(site, "last", hostile.id)
+    page = site.ask("/").text
+    assert markup not in page
+    assert "bad&lt;script&gt;" in page
+    details = site.ask(f"/task/{number_of(site, hostile.id)}").text
+    assert markup not in details
+    assert "\\x1b[31m\\x00\\u202egnp" in details
+    assert "90,000 more characters" in details
+    assert len(page) < 200_000
+    assert len(details) < 100_000
+    body = site.ask(f"/task/{number_of(site, '%EF%BF%BD')}").text
+    assert "&lt;b&gt;" in body
+    assert "2,500,000 bytes" in body
+    assert len(body) < 100_000
+    assert site.ask("/?q=%00%ff%25_%5C<script>&task=%00&since=x&after=9-&range=x").status == 200
+    assert site.ask("/task/99999999999999999999999999").status == 404
+
+
+def test_orphans_are_seen_sent_on_and_removed(vhost: Vhost, serve: Serve) -> None:
+    make_orphans(vhost, 4)
+    site = serve(options=("--queue", "gone"))
+    shows(site, "4 orphans", "shop.review", "id-0", "id-3", path="/orphans")
+    page = site.ask("/orphans").text
+    marks = [line.split('value="')[1].split('"')[0] for line in page.splitlines() if 'name="mark"' in line]
+    assert len(set(marks)) == 4
+    stays = site.post("/orphans/replay", page="/orphans", mark=marks[0])
+    assert "0 sent on" in stays
+    vhost.declare("gone")
+    assert "1 sent on" in site.post("/orphans/replay", page="/orphans", mark=marks[0])
+    assert vhost.take("gone", 1)[0].headers["id"] == "id-0"
+    assert "1 removed" in site.post("/orphans/remove", page="/orphans", mark=marks[3])
+    assert site.metric("orphans") == 2
+    assert "2 sent on" in site.post("/orphans/replay", page="/orphans", all="1")
+    assert {message.headers["id"] for message in vhost.take("gone", 2)} == {"id-1", "id-2"}
+
+
+def test_health_shows_levels_and_what_verify_finds(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED, shards=2) as connection:
+        for _ in range(4):
+            publish(connection, 60)
+    site = serve(*management(vhost), options=("--queue", "q", "--shards", "2"))
+    shows(site, "shard 2", "In the levels", path="/health")
+    found = site.post("/health/verify", page="/health")
+    assert "checks passed" in found
+    assert "came on time" in found, found
+    vhost.delete_queue(CASCADE.orphans)
+    assert "missing queue" in site.post("/health/verify", page="/health")
+
+
+def test_only_the_loopback_is_listened_to_without_a_password(vhost: Vhost, serve: Serve) -> None:
+    refused = run(vhost.url("amqp"), "web", "--host", "0.0.0.0", "--port", "0")
+    assert refused.code == 1
+    assert PASSWORD in refused.err
+    site = serve("--host", "0.0.0.0", **{PASSWORD: "sesame"})
+    assert site.ask("/").status == 303
+    assert site.ask("/").headers["Location"] == "/login"
+    assert site.ask("/task/1").status == 303
+    assert site.ask("/metrics").status == 401
+    assert site.ask("/cancel", {"number": 1}).status == 401
+    token = site.token("/login")
+    assert site.ask("/login", {"password": "sesame"}).status == 403
+    assert site.ask("/login", {"token": token, "password": "wrong"}).headers["Location"] == "/login"
+    assert "The password is wrong" in site.ask("/login").text
+    assert site.ask("/").status == 303
+    for name, password, status in (("any", "sesame", 200), ("any", "wrong", 401)):
+        credentials = base64.b64encode(f"{name}:{password}".encode()).decode()
+        assert site.ask("/metrics", Authorization=f"Basic {credentials}").status == status
+    assert site.ask("/metrics", Authorization="Basic §").status in (400, 401)
+    assert site.ask("/login", {"token": token, "password": "sesame"}).headers["Location"] == "/"
+    assert site.ask("/").status == 200
+    assert site.ask("/metrics").status == 200
+    assert site.ask("/logout", {"token": site.token()}).status == 303
+    assert site.ask("/").status == 303
+    token = site.token("/login")
+    for _ in range(12):
+        status = site.ask("/login", {"token": token, "password": "wrong"}).status
+    assert status == 429
+
+
+def test_other_names_and_forms_of_other_sites_are_turned_away(vhost: Vhost, serve: Serve) -> None:
+    site = serve("--allow-host", "delays.example.com")
+    assert site.ask("/", Host="evil.example.com").status == 421
+    assert site.ask("/static/page.js", Host="evil.example.com").status == 421
+    assert site.ask("/", Host="delays.example.com").status == 200
+    assert site.ask("/", Host="localhost:1").status == 200
+    token = site.token()
+    assert site.ask("/cancel", {"number": 1}).status == 403
+    assert site.ask("/cancel", {"number": 1, "token": "made up"}).status == 403
+    assert site.ask("/cancel", {"number": 1, "token": token}, Sec_Fetch_Site="cross-site").status == 403
+    assert site.ask("/cancel", {"number": 1, "token": token, "back": "//evil.example.com"}).headers["Location"] == "/"
+    assert site.ask("/cancel").status == 405
+    assert site.ask("/cancel", {"number": "1" * 500_000, "token": token}).status in (400, 413)
+    policy = site.ask("/").headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_a_read_only_page_changes_nothing(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, "mine")
+        site = serve("--read-only", **{PASSWORD: "sesame"})
+        token = site.token("/login")
+        site.ask("/login", {"token": token, "password": "sesame"})
+        number = number_of(site, "mine")
+        token = site.token()  # that of the button to log out
+        assert "checkbox" not in site.ask("/").text
+        assert "<button" not in site.ask(f"/task/{number}").text.split("<main")[1]
+        for path in ("/cancel", "/run-now", "/reschedule", "/orphans/replay", "/orphans/remove", "/health/verify"):
+            answer = site.ask(path, {"token": token, "number": number, "delay": "in 1 minute", "all": "1"})
+            assert answer.status == 403, path
+            assert "--read-only" in answer.text
+        assert [waiting.id for waiting in operate.scheduled(connection)] == ["mine"]
+
+
+def test_an_index_that_cannot_be_used_is_an_error(vhost: Vhost, serve: Serve, tmp_path: Path) -> None:
+    index = tmp_path / "index.sqlite"
+    url = vhost.url("amqp")
+    site = serve("--index", str(index))
+    shows(site, "Nothing waits")
+    in_use = run(url, "metrics", "--index", str(index))
+    assert in_use.code == 1
+    assert "in use by another process" in in_use.err
+    assert site.stop() == 0
+    other = run(url, "--prefix", "other", "metrics", "--index", str(index))
+    assert other.code == 1
+    assert "is the index of" in other.err
+    text = tmp_path / "text"
+    text.write_text("something else, and long enough to be no header of SQLite" * 100)
+    assert "cannot be used as an index" in run(url, "metrics", "--index", str(text)).err
+    assert "cannot be used as an index" in run(url, "metrics", "--index", str(tmp_path / "no" / "where")).err
+
+
+def test_metrics_are_printed_once(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, "a")
+        publish(connection, 90, "b")
+        operate.cancel(connection, ["b"])
+    printed = run(vhost.url("amqp"), "metrics", *management(vhost))
+    assert printed.code == 0, printed.err
+    lines = dict(line.rsplit(" ", 1) for line in printed.out.splitlines() if not line.startswith("#"))
+    assert lines['celery_rabbit_delay_waiting{queue="q"}'] == "1.0"
+    assert lines["celery_rabbit_delay_cancelled"] == "1.0"
+    assert lines["celery_rabbit_delay_orphans"] == "0.0"
+    assert lines["celery_rabbit_delay_broker_up"] == "1.0"
+    assert lines["celery_rabbit_delay_blocked_levels"] == "0.0"
+    assert lines["celery_rabbit_delay_index_behind_messages"] == "0.0"
+    assert 0 < float(lines["celery_rabbit_delay_next_due_seconds"]) <= 60
+    assert sum(float(value) for name, value in lines.items() if "level_messages{" in name) == 2
+    assert "blocked_levels" not in run(vhost.url("amqp"), "metrics").out
+
+
+def test_without_the_extra_an_error_names_it(vhost: Vhost) -> None:
+    hidden = "import sys; sys.modules.update(flask=None, prometheus_client=None)"
+    hidden += "; import celery_rabbit_delay.cli as c; c.main()"
+    for command in ("web", "metrics"):
+        done = subprocess.run(
+            [sys.executable, "-c", hidden, "--broker", vhost.url("amqp"), command], capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert "pip install 'celery-rabbit-delay[web]'" in done.stderr
+
+
+def test_a_broker_that_is_away_is_shown_and_found_again(vhost: Vhost, serve: Serve, tmp_path: Path) -> None:
+    vhost.declare("q")
+    node = vhost.broker.node
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 100, "mine")
+    site = serve()
+    shows(site, "mine")
+    for connection_ in vhost.broker.api("GET", f"/vhosts/{vhost.name}/connections"):
+        vhost.broker.api("DELETE", f"/connections/{connection_['name'].replace(' ', '%20').replace('>', '%3E')}")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 100, "another")
+    shows(site, "mine", "another")
+    assert node.process is not None
+    site.process.send_signal(signal.SIGINT)
+    assert site.process.wait(60) == 0
+    assert "stopped" in site.output()
