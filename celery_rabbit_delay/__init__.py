@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .amqp.schedule import Scheduled
     from .app.batch import batch
     from .app.install import install
+    from .app.lateness import measure_lateness
     from .app.schedule import cancel, reschedule, scheduled
     from .core.options import Options
 
@@ -58,6 +59,7 @@ __all__ = [
     "batch",
     "cancel",
     "install",
+    "measure_lateness",
     "reschedule",
     "scheduled",
 ]
@@ -69,6 +71,7 @@ _WHERE = {
     "batch": ".app.batch",
     "cancel": ".app.schedule",
     "install": ".app.install",
+    "measure_lateness": ".app.lateness",
     "reschedule": ".app.schedule",
     "scheduled": ".app.schedule",
 }

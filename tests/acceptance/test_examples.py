@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import pytest
 
 from testkit import background
 from testkit.broker import Vhost
+from testkit.commands import management, run
+from testkit.node import free_port
 from testkit.wait import wait_until
 
 from .conftest import ROOT, Worker
@@ -64,3 +69,39 @@ def test_ordering(vhost: Vhost, run_worker: Callable[..., Worker]) -> None:
     ran = re.findall(r"sent with a delay of (\d) s, ran after ([\d.]+) s", worker.output())
     assert [delay for delay, _ in ran] == ["1", "2", "3"]
     assert all(float(after) >= float(delay) for delay, after in ran)
+
+
+def test_monitoring(
+    vhost: Vhost, run_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics").mkdir()
+    port = free_port()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "metrics"))
+    monkeypatch.setenv("METRICS_PORT", str(port))
+    worker = run_worker("monitoring", "shop", "-c", "2")
+    script(vhost, "monitoring", "shop.py")
+    wait_until(lambda: "How was order 42?" in worker.output(), "the worker asks for a review")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+    name = "celery_rabbit_delay_task_lateness_seconds"
+    assert lines[f'{name}_count{{task="shop.ask_for_review"}}'] == "1.0"
+    assert 0 <= float(lines[f'{name}_sum{{task="shop.ask_for_review"}}']) < 60
+    page = run(vhost.url("amqp"), "metrics", *management(vhost), options=())
+    known = {line.split()[2] for line in page.out.splitlines() if line.startswith("# TYPE")}
+    known |= {"celery_rabbit_delay_waiting", f"{name}_bucket", f"{name}_count"}
+    for file in ("alerts.yml", "dashboard.json"):
+        used = set(re.findall(r"celery_rabbit_delay_\w+", (ROOT / "examples" / "monitoring" / file).read_text()))
+        assert used, file
+        assert used <= known | {"celery_rabbit_delay_next_due_seconds"}, file
+
+
+def test_the_rules_of_monitoring_are_sound() -> None:
+    directory = ROOT / "examples" / "monitoring"
+    panels = json.loads((directory / "dashboard.json").read_text())["panels"]
+    assert all(panel["targets"] for panel in panels)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool, of the package prometheus, is not here")
+    for arguments in (("check", "config", "prometheus.yml"), ("test", "rules", "alerts.test.yml")):
+        done = subprocess.run([promtool, *arguments], cwd=directory, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
