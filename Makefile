@@ -29,7 +29,6 @@ demo: $(VENV)/ready
 demo-picture: $(VENV)/ready
 	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
-test: $(VENV)/ready broker
 test: $(VENV)/ready broker browser
 	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
 

@@ -60,7 +60,7 @@ class Verified(NamedTuple):
 
 
 class Desk:
-    """Does one thing at a time."""
+    """Changes one thing at a time; looking does not wait for that."""
 
     def __init__(self, broker: Broker, indexer: Indexer, path: Path) -> None:
         self.broker = broker
@@ -70,13 +70,18 @@ class Desk:
 
     @contextmanager
     def _connected(self) -> Iterator[kombu.Connection]:
-        with self._turn, self.broker.connect() as connection:
+        with self.broker.connect() as connection:
             connection.ensure_connection(max_retries=1)
+            yield connection
+
+    @contextmanager
+    def _acting(self) -> Iterator[kombu.Connection]:
+        with self._turn, self._connected() as connection:
             yield connection
 
     def cancel(self, numbers: Iterable[int]) -> Done:
         """Cancel messages that wait, by the numbers of their records."""
-        with self._connected() as connection:
+        with self._acting() as connection:
             self._indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
             ids = dict.fromkeys(row.id for row in found if row.id)
@@ -89,7 +94,7 @@ class Desk:
     def move(self, numbers: Iterable[int], due: datetime) -> Done:
         """Give messages that wait another due time, by the numbers of their records."""
         moved = 0
-        with self._connected() as connection:
+        with self._acting() as connection:
             # What another has moved meanwhile must not be moved again: it would be delivered twice.
             self._indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
@@ -134,14 +139,14 @@ class Desk:
     def replay(self, marks: Iterable[str] | None) -> Done:
         """Send orphans on, all or those with some marks."""
         queues = None if self.broker.any_queue else self.broker.queues
-        with self._connected() as connection:
+        with self._acting() as connection:
             results = list(operate.replay(connection, ORPHANS, Allowed(queues), _chosen(marks)))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), refused)
 
     def remove(self, marks: Iterable[str] | None) -> Done:
         """Remove orphans, all that are shown or those with some marks."""
-        with self._connected() as connection:
+        with self._acting() as connection:
             return Done(operate.remove(connection, ORPHANS, _chosen(marks)), [])
 
     def status(self) -> Status:
@@ -152,7 +157,7 @@ class Desk:
 
     def verify(self) -> Verified:
         """Compare the broker with what should be there, and send messages through the short levels."""
-        with self._connected() as connection:
+        with self._acting() as connection:
             findings = operate.compare(connection, self.broker.destinations, self.broker.management(connection))
             wrong = [finding for finding in findings if finding.state != "present"]
             sound = all(finding.kind == "binding" for finding in wrong)

@@ -20,8 +20,14 @@ from .index import Index, now
 
 logger = logging.getLogger(__name__)
 
-#: Messages, and seconds, that are stored together.
-_BATCH, _SECONDS = 2000, 0.3
+#: Bytes, messages and seconds that are stored together at most.
+_BYTES, _MESSAGES, _SECONDS = 2_000_000, 2000, 1.0
+
+#: Seconds without a message after which what has come is stored, and after which others have a turn.
+_PAUSE, _TURN = 0.02, 0.3
+
+#: Milliseconds since it was sent for which the last message counts as all that there is.
+_FRESH = 2000
 
 #: Seconds between two looks for streams that did not exist yet, between two attempts to connect, between two prunings.
 _LOOK, _AGAIN, _PRUNE = 5, 1, 5
@@ -47,6 +53,7 @@ class Indexer:
         self._connect = connect
         self._queues = queues
         self._pending: list[tuple[str, Entry]] = []
+        self._bytes = 0  # of what is pending
         self._reached: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._first: dict[str, int] = {}
@@ -116,6 +123,7 @@ class Indexer:
     def _follow(self, follower: Follower, connection: kombu.Connection) -> None:
         cascade = connection.transport.delay_options.cascade
         self._pending.clear()
+        self._bytes = 0
         self._ends, self._reached, self._first = {}, {}, {}
         lacking = journal.all_streams(cascade)
         look = prune = stored = time.monotonic()
@@ -126,16 +134,21 @@ class Indexer:
                 lacking = self._begin(follower, lacking)
                 look = moment + _LOOK
                 self._error = None
-            came = follower.read(0.02 if self._pending else _SECONDS)
-            if self._pending and (not came or len(self._pending) >= _BATCH or time.monotonic() - stored > 5 * _SECONDS):
-                self._store()
+            came = follower.read(_PAUSE if self._pending else _TURN)
+            is_fresh = not came
+            if self._pending and (not came or self._is_much or time.monotonic() - stored > _SECONDS):
+                is_fresh |= self._store()
                 stored = time.monotonic()
-            if not came and not self._pending and not self.progress.left:
+            if is_fresh and not self._pending and not self.progress.left:
                 self._complete = time.monotonic()
                 self.is_ready.set()
             if moment >= prune:
                 removed = self._index.prune(now() - _KEEP)
-                prune = moment + (0 if removed else _PRUNE)
+                prune = time.monotonic() + (_TURN if removed else _PRUNE)
+
+    @property
+    def _is_much(self) -> bool:
+        return self._bytes >= _BYTES or len(self._pending) >= _MESSAGES
 
     def _begin(self, follower: Follower, streams: list[Stream]) -> list[Stream]:
         """Follow those of some streams that exist; return the others."""
@@ -146,6 +159,7 @@ class Indexer:
 
             def on_entry(entry: Entry, name: str = stream.name) -> None:
                 self._pending.append((name, entry))
+                self._bytes += len(entry.body)
 
             self._reached[stream.name] = place.offset if place else -1
             self._first[stream.name] = place.offset + 1 if place else 0
@@ -157,9 +171,11 @@ class Indexer:
                 self._ends = follower.streams
         return lacking
 
-    def _store(self) -> None:
-        pending, self._pending = self._pending, []
-        self._index.apply(pending, self._queues, now())
+    def _store(self) -> bool:
+        """Store what has come; return whether the last of it was sent just now."""
+        pending, self._pending, self._bytes = self._pending, [], 0
+        moment = now()
+        self._index.apply(pending, self._queues, moment)
         for name, entry in pending:
             self._reached[name] = entry.offset
         seen = self._wanted.intersection(entry.body for _, entry in pending if len(entry.body) < 64)
@@ -167,6 +183,8 @@ class Indexer:
             with self._seen:
                 self._wanted -= seen
                 self._seen.notify_all()
+        sent = journal.published(pending[-1][1].body)
+        return sent is not None and moment - sent < _FRESH
 
 
 def indexed(indexer: Indexer) -> None:

@@ -18,8 +18,16 @@ from .search import Filter, Share
 
 T = TypeVar("T")
 
-#: Most answers that are remembered.
-_REMEMBERED = 200
+#: Most answers that are remembered, and seconds for which one is at most.
+_REMEMBERED, _LONGEST = 200, 20
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.value: Any = None
+        self.is_known = False
+        self.until = 0.0  # when it is asked for again, by `time.monotonic`
 
 
 class Summary(NamedTuple):
@@ -41,7 +49,7 @@ class Overview:
         self._indexer = indexer
         self._desk = desk
         self._lock = threading.Lock()
-        self._answers: dict[Hashable, tuple[float, Any]] = {}
+        self._answers: dict[Hashable, _Answer] = {}
 
     def summary(self) -> Summary:
         return self._remembered("summary", 1, self._summary)
@@ -81,7 +89,8 @@ class Overview:
     def forget(self) -> None:
         """Ask anew: something was changed."""
         with self._lock:
-            self._answers.clear()
+            for answer in self._answers.values():
+                answer.until = 0
 
     def _summary(self) -> Summary:
         moment = now()
@@ -98,14 +107,19 @@ class Overview:
             )
 
     def _remembered(self, name: Hashable, seconds: float, ask: Callable[[], T]) -> T:
-        with self._lock:  # so that many who look ask once
-            until, answer = self._answers.get(name, (0.0, None))
-            began = time.monotonic()
-            if began >= until:
-                answer = ask()
-                ended = time.monotonic()
-                if len(self._answers) >= _REMEMBERED:
-                    self._answers.clear()
-                self._answers[name] = ended + max(seconds, 10 * (ended - began)), answer
-            known: T = answer
-            return known
+        with self._lock:
+            if len(self._answers) >= _REMEMBERED:
+                self._answers.clear()
+            answer = self._answers.setdefault(name, _Answer())
+        if time.monotonic() >= answer.until and answer.lock.acquire(blocking=not answer.is_known):
+            try:  # so that many who look ask once, and do not wait if there is an older answer
+                began = time.monotonic()
+                if began >= answer.until:
+                    answer.value = ask()
+                    ended = time.monotonic()
+                    answer.until = ended + min(max(seconds, 10 * (ended - began)), _LONGEST)
+                    answer.is_known = True
+            finally:
+                answer.lock.release()
+        value: T = answer.value
+        return value

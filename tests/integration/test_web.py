@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
+import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -27,6 +30,8 @@ from testkit.wait import wait_until
 from .conftest import MakeApp
 
 RECORDED: dict[str, Any] = {"journal": 0}
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
 PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
 
 Serve = Callable[..., Site]
@@ -400,3 +405,36 @@ def test_a_broker_that_is_away_is_shown_and_found_again(vhost: Vhost, serve: Ser
     site.process.send_signal(signal.SIGINT)
     assert site.process.wait(60) == 0
     assert "stopped" in site.output()
+
+
+def test_the_commands_of_the_page_on_it_work(vhost: Vhost, tmp_path: Path) -> None:
+    lines = re.findall(r"^\$ (.*celery.* delay .*)$", (DOCS / "web.md").read_text(), re.MULTILINE)
+    assert len(lines) == 3
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {"CELERY_BROKER_URL": vhost.url("amqp"), "PATH": path, "PYTHONPATH": str(EXAMPLE)}
+    for line in lines:
+        words = shlex.split(line)
+        given = dict(word.split("=", 1) for word in words if word.startswith("CELERY_"))
+        command = [word for word in words if not word.startswith("CELERY_")]
+        if command[-1] == "metrics":
+            done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+            assert "celery_rabbit_delay_broker_up 1.0" in done.stdout, done.stderr
+        else:
+            with serving(command, tmp_path, **environment, **given) as site:
+                assert site.ask("/").status == (303 if given else 200)
+
+
+def test_every_option_of_the_page_is_documented(vhost: Vhost) -> None:
+    documented = set(re.findall(r"^\| `(--[a-z-]+)`", (DOCS / "web.md").read_text(), re.MULTILINE))
+    assert documented == set(re.findall(r"^  (--[a-z-]+)", run("amqp://", "web", "--help").out, re.MULTILINE)) - {
+        "--help"
+    }
+
+
+def test_every_metric_is_documented_and_there(vhost: Vhost) -> None:
+    printed = run(vhost.url("amqp"), "metrics", *management(vhost)).out
+    there = set(re.findall(r"^# TYPE (\w+)", printed, re.MULTILINE))
+    text = (DOCS / "web.md").read_text()
+    lacking = {name for name in there if name not in text}
+    assert lacking == {"celery_rabbit_delay_index_behind_messages"}  # shortened
+    assert "`…_messages`" in text

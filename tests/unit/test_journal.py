@@ -173,3 +173,12 @@ def test_a_topology_may_have_streams_each_led_to_from_ingest() -> None:
     for stream in streams:
         assert topology.queues[stream.name] == stream.queue
         assert CASCADE.stream_binding(stream) in topology.bindings
+
+
+def test_what_changes_and_keys_say_can_be_kept_elsewhere() -> None:
+    changes = read(journal.void(7), journal.cancelled_stamps({"batch": ["red", 5]}))
+    assert set(changes.void) == {7}
+    assert dict(changes.stamps) == {"batch": {"red", "5"}}
+    keys = Keys()
+    keys.apply(journal.last_of_key("report", 9))
+    assert dict(keys.last) == {"report": 9}

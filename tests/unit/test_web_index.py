@@ -1,0 +1,265 @@
+"""The index without a broker: what streams say, in whatever order, and what is found of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amqp import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp.streams import Entry
+from celery_rabbit_delay.core import headers, journal
+from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.web import search
+from celery_rabbit_delay.web.index import Index, IndexUnusable, connect
+from celery_rabbit_delay.web.search import Filter
+
+NOW = 1_800_000_000_000
+MINUTE = 60_000
+UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"
+
+
+def record(number: int, due: int = NOW + MINUTE, id_: str = "", key: str = "", **more: Any) -> Record:
+    queue = more.pop("queue", "q")
+    of_task = {"task": "shop.t", "id": id_ or f"id-{number}", "argsrepr": "()", "kwargsrepr": "{}", **more}
+    if key:
+        of_task[headers.X_DELAY_KEY] = key
+    wrapped = headers.wrap(of_task, "root.", "", queue, headers.moment(due), number)
+    properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
+    return Record(due, number, id_ or f"id-{number}", key, properties, body)
+
+
+class Streams:
+    """An index that is told what streams say."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.index = Index(path, "here")
+        self.offset = 0
+
+    def tell(self, *bodies: bytes | Record, now: int = NOW) -> None:
+        entries = []
+        for body in bodies:
+            packed = journal.pack_records([body], NOW) if isinstance(body, Record) else body
+            entries.append(("stream", Entry(self.offset, packed)))
+            self.offset += 1
+        self.index.apply(entries, {}, now)
+
+    def found(self, now: int = NOW, **wanted: Any) -> list[str]:
+        db = connect(self.path)
+        try:
+            return [row.id for row in search.page(db, Filter(**wanted), now)]
+        finally:
+            db.close()
+
+    def ask(self, query: Any, *arguments: Any) -> Any:
+        db = connect(self.path)
+        try:
+            return query(db, *arguments)
+        finally:
+            db.close()
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Iterator[Streams]:
+    streams = Streams(tmp_path / "index.sqlite")
+    yield streams
+    streams.index.close()
+
+
+def test_what_waits_is_found_the_soonest_first(streams: Streams) -> None:
+    streams.tell(record(1, NOW + 3 * MINUTE), record(2, NOW + MINUTE), record(3, NOW + 2 * MINUTE), record(4, NOW - 1))
+    assert streams.found() == ["id-2", "id-3", "id-1"]
+    assert streams.found(now=NOW + MINUTE) == ["id-3", "id-1"]
+    assert streams.found(since=NOW + 2 * MINUTE, until=NOW + 3 * MINUTE) == ["id-3"]
+    assert streams.ask(search.extent, NOW) == (NOW + MINUTE, NOW + 3 * MINUTE)
+    assert streams.ask(search.extent, NOW + 9 * MINUTE) is None
+    assert streams.ask(search.bars, Filter(), NOW, [NOW, NOW + 2 * MINUTE, NOW + 9 * MINUTE]) == [1, 2]
+
+
+def test_a_record_that_comes_twice_is_one(streams: Streams) -> None:
+    streams.tell(record(1), record(1))
+    streams.tell(record(1))
+    assert streams.found() == ["id-1"]
+
+
+CHANGES: dict[str, list[bytes]] = {
+    "by its id": list(journal.cancelled(["id-1"])),
+    "by a UUID": list(journal.cancelled([UUID])),
+    "by a stamp": [journal.cancelled_stamps({"batch": ["red"]})],
+    "moved": [journal.void(3)],
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_counts_whether_it_comes_before_or_after(streams: Streams, what: str, first: bool) -> None:
+    told = [
+        record(1),
+        record(2, id_=UUID),
+        record(3, stamps={"batch": ["red", "blue"]}),
+        record(4, stamps={"batch": "x"}),
+    ]
+    for bodies in (CHANGES[what], told) if first else (told, CHANGES[what]):
+        streams.tell(*bodies)
+    gone = {"by its id": "id-1", "by a UUID": UUID, "by a stamp": "id-3", "moved": "id-3"}[what]
+    assert set(streams.found()) == {"id-1", UUID, "id-3", "id-4"} - {gone}
+    assert streams.ask(search.cancelled, NOW) == (what != "moved")
+
+
+@given(st.permutations(["first", "second", "third", "key 1", "key 2", "key 3"]))
+@settings(max_examples=100)
+def test_of_one_key_the_last_is_left_in_whatever_order_streams_are_read(order: list[str]) -> None:
+    import tempfile
+
+    bodies: dict[str, Any] = {"first": record(1, key="k"), "second": record(2, key="k"), "third": record(3, key="k")}
+    keys = iter([journal.last_of_key("k", number) for number in (1, 2, 3)])  # in their own order
+    with tempfile.TemporaryDirectory() as directory:
+        streams = Streams(Path(directory, "index"))
+        for name in order:
+            streams.tell(next(keys) if name.startswith("key") else bodies[name])
+        assert streams.found() == ["id-3"]
+        streams.index.close()
+
+
+def test_search_finds_ids_names_and_parts_of_arguments(streams: Streams) -> None:
+    streams.tell(
+        record(1, id_=UUID, argsrepr="(4711, 'Ärger')", task="shop.review"),
+        record(2, kwargsrepr="{'rate': '100%', 'path': 'a_b\\\\c'}", queue="mail"),
+        record(3, argsrepr="('axb',)", task="shop.reports.review"),
+    )
+    for text, ids in {
+        UUID: [UUID],
+        UUID[:8]: [UUID],
+        "review": [UUID, "id-3"],
+        "MAIL": ["id-2"],
+        "4711": [UUID],
+        "47": [UUID],
+        "Ärger": [UUID],
+        "100%": ["id-2"],
+        "a_b": ["id-2"],
+        "%": ["id-2"],
+        "a_b\\\\c'": ["id-2"],
+        "nothing": [],
+        "'": ["id-2", UUID, "id-3"],
+        "id-": ["id-2", "id-3"],
+    }.items():
+        assert sorted(streams.found(text=text)) == sorted(ids), text
+        assert streams.ask(search.count, Filter(text=text), NOW) == len(ids), text
+    assert streams.found(text="review", task="shop.review") == [UUID]
+    assert streams.found(queue="mail") == ["id-2"]
+    assert streams.found(queue="unknown") == []
+
+
+def told(amount: int, seed: int) -> Iterable[Record]:
+    dice = random.Random(seed)
+    for number in range(amount):
+        due = NOW + dice.randrange(1, 40) * MINUTE
+        yield record(number, due, argsrepr=f"({dice.choice(['rare', 'often', 'often', 'often'])}, {number})")
+
+
+@pytest.mark.parametrize("text", ["", "often", "rare", "shop", "ft"])
+@pytest.mark.parametrize("near", [20, 20_000])
+def test_pages_have_everything_once_forwards_and_backwards(
+    streams: Streams, text: str, near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_NEAR", near)
+    records = list(told(400, 1))
+    for at in range(0, 400, 100):
+        streams.tell(*records[at : at + 100])
+    wanted, db = Filter(text=text), connect(streams.path)
+    forwards: list[list[search.Row]] = [search.page(db, wanted, NOW)]
+    while len(forwards[-1]) > search.PAGE:
+        forwards[-1].pop()
+        forwards.append(search.page(db, wanted, NOW, forwards[-1][-1].place))
+    everything = [row for page in forwards for row in page]
+    assert everything == sorted(everything, key=lambda row: row.place)
+    assert len({row.row for row in everything}) == len(everything) == search.count(db, wanted, NOW)
+    assert all(text in row.arguments or text in row.task for row in everything)
+    backwards = search.page(db, wanted, NOW, everything[-1].place, back=True)
+    assert backwards[-search.PAGE :] == everything[:-1][-search.PAGE :]
+    db.close()
+
+
+def test_what_is_due_is_removed_from_the_search_as_well(streams: Streams) -> None:
+    streams.tell(record(1, argsrepr="('needle',)"), record(2, NOW + 9 * MINUTE), *journal.cancelled(["id-2"]))
+    assert streams.index.prune(NOW + 5 * MINUTE) == 1
+    assert streams.index.prune(NOW + 5 * MINUTE) == 0
+    assert streams.index.prune(NOW + 10 * MINUTE) == 1
+    db = connect(streams.path)
+    assert db.execute("SELECT count(*) FROM message").fetchone() == (0,)
+    assert db.execute("SELECT rowid FROM search WHERE arguments LIKE '%needle%'").fetchall() == []
+    db.close()
+
+
+def test_shares_are_by_task_and_by_queue_the_most_first(streams: Streams) -> None:
+    streams.tell(record(1, task="a"), record(2, queue="mail", task="b"), record(3, NOW + 2 * MINUTE, task="b"))
+    assert streams.ask(search.shares, "task", NOW) == [("b", 2, NOW + MINUTE), ("a", 1, NOW + MINUTE)]
+    assert streams.ask(search.shares, "queue", NOW) == [("q", 2, NOW + MINUTE), ("mail", 1, NOW + MINUTE)]
+    assert streams.found(task="b") == ["id-2", "id-3"]
+
+
+def test_copies_of_one_message_are_found_together(streams: Streams) -> None:
+    streams.tell(record(1, id_="same"), record(2, id_="same"), record(3))
+    [first, *_] = streams.ask(search.find, [1])
+    assert {row.number for row in streams.ask(search.copies, first, NOW)} == {1, 2}
+    assert streams.ask(search.find, [99]) == []
+
+
+def test_an_index_goes_on_where_it_stopped_and_may_begin_anew(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    streams = Streams(path)
+    streams.tell(record(1), *journal.cancelled(["id-2"]))
+    streams.index.close()
+    index = Index(path, "here")
+    assert index.places()["stream"].offset == 1
+    index.apply([("stream", Entry(2, journal.pack_records([record(2), record(3)], NOW)))], {}, NOW)
+    assert streams.found() == ["id-1", "id-3"]
+    index.clear()
+    assert index.places() == {}
+    assert streams.found() == []
+    index.apply([("stream", Entry(0, journal.pack_records([record(2)], NOW)))], {}, NOW)
+    assert streams.found(text="id-2") == ["id-2"]
+    assert index.prune(NOW + 2 * MINUTE) == 1
+    index.close()
+
+
+def test_an_index_is_that_of_one_cascade_and_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    index = Index(path, "here")
+    with pytest.raises(IndexUnusable, match="in use by another process"):
+        Index(path, "here")
+    index.close()
+    with pytest.raises(IndexUnusable, match="is the index of here, and this is there"):
+        Index(path, "there")
+    db = connect(path, writable=True)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(IndexUnusable, match="made by another release"):
+        Index(path, "here")
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300)
+def test_no_message_stops_the_index(tail: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        streams = Streams(Path(directory, "index"))
+        for kind in (b"", b"r", b"u", b"c", b"s", b"v", b"k"):
+            streams.tell(kind + tail)
+        streams.tell(Record(NOW + 1, 5, "id", "key", tail, tail))
+        streams.tell(record(6))
+        assert "id-6" in streams.found()
+        streams.index.close()
+
+
+def test_text_that_no_file_can_hold_is_stored_all_the_same(streams: Streams) -> None:
+    streams.tell(record(1)._replace(id="\ud800"), record(2)._replace(id="\x00'\"<"))
+    assert streams.found() == ["?", "\x00'\"<"]

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from datetime import datetime, timezone, tzinfo
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay.web import plot
+
+BERLIN, KOLKATA = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata")
+NOW = int(datetime(2026, 3, 28, 22, 7, 31, 500_000, timezone.utc).timestamp() * 1000)
+
+
+@pytest.mark.parametrize("name", plot.RANGES)
+@pytest.mark.parametrize("zone", [timezone.utc, BERLIN, KOLKATA])
+def test_the_first_bar_is_that_of_now_and_the_last_ends_a_range_later(name: str, zone: tzinfo) -> None:
+    range_ = plot.RANGES[name]
+    edges = plot.edges(range_, NOW, zone)
+    assert edges[0] <= NOW < edges[1]
+    assert {b - a for a, b in pairwise(edges)} == {range_.step * 1000}
+    lengths = {"minute": 60, "hour": 3600, "day": 86_400, "week": 7 * 86_400, "month": 30 * 86_400}
+    assert edges[-1] - edges[0] == lengths[name] * 1000
+
+
+def test_bars_and_labels_are_at_round_times_of_the_viewers_zone() -> None:
+    edges = plot.edges(plot.RANGES["week"], NOW, KOLKATA)
+    assert plot.text(edges[0], KOLKATA, "%H:%M") == "02:00"
+    drawn = plot.plot(plot.RANGES["day"], plot.edges(plot.RANGES["day"], NOW, BERLIN), [0] * 96, BERLIN)
+    assert [label.label for label in drawn.labels][:2] == ["00:00", "04:00"]  # the clock goes forward in between
+
+
+@given(st.lists(st.integers(0, 10**7), min_size=60, max_size=60))
+def test_bars_are_as_high_as_they_count_and_within_the_plot(counts: list[int]) -> None:
+    range_ = plot.RANGES["hour"]
+    drawn = plot.plot(range_, plot.edges(range_, NOW, BERLIN), counts, BERLIN)
+    assert drawn.total == sum(counts)
+    assert [bar.due for bar in drawn.bars] == counts
+    for bar, count in zip(drawn.bars, counts, strict=True):
+        assert plot.LEFT <= bar.x <= bar.x + bar.width <= plot.WIDTH
+        assert plot.TOP <= round(bar.y, 6) <= round(bar.y + bar.height, 6) == plot.HEIGHT - plot.BOTTOM
+        assert (bar.height >= 2) == (count > 0)
+    heights = sorted(zip(counts, (bar.height for bar in drawn.bars), strict=True))
+    assert [height for _, height in heights] == sorted(height for _, height in heights)
+
+
+@given(st.integers(0, 10**12))
+def test_the_scale_ends_at_a_round_number_not_far_above(most: int) -> None:
+    top = plot.nice(most)
+    assert most <= top <= max(4, 2.5 * most)
+    assert top % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "words"),
+    [
+        (0, "in 0 s"),
+        (999, "in 0 s"),
+        (59_999, "in 59 s"),
+        (60_000, "in 1 min"),
+        (61_000, "in 1 min 1 s"),
+        (3_600_000, "in 1 h"),
+        (3_659_000, "in 1 h"),
+        (90_061_000, "in 1 d 1 h"),
+        (86_400_000 * 400, "in 400 d"),
+        (-5000, "5 s ago"),
+    ],
+)
+def test_a_time_to_wait_is_said_in_two_units_at_most(milliseconds: int, words: str) -> None:
+    assert plot.until(milliseconds) == words
+
+
+def test_a_moment_that_no_calendar_has_is_shown_as_a_number() -> None:
+    assert plot.text(253_402_300_799_999, BERLIN) == "253402300799999 ms"
+    assert plot.text(0, timezone.utc) == "1970-01-01 00:00:00"
+    assert plot.edges(plot.RANGES["hour"], 253_402_300_799_999, BERLIN)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay.web.safety import Door, is_known, is_loopback, same
+from celery_rabbit_delay.web.text import body_text, pattern, printable
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]"])
+def test_the_loopback_is_this_machine(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "example.com", "localhost.example.com", "*"])
+def test_anything_else_may_be_reached_by_others(host: str) -> None:
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("header", "listening", "known"),
+    [
+        ("localhost:5566", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("[::1]:5566", "::1", True),
+        ("LOCALHOST.", "127.0.0.1", True),
+        ("Delays.example.com:80", "127.0.0.1", True),
+        ("evil.example.com", "127.0.0.1", False),
+        ("delays.example.com.evil.org", "127.0.0.1", False),
+        ("localhost.evil.org", "127.0.0.1", False),
+        ("", "127.0.0.1", False),
+        ("10.0.0.1:5566", "127.0.0.1", False),
+        ("10.0.0.1:5566", "0.0.0.0", True),
+        ("evil.example.com", "0.0.0.0", False),
+        ("[::1", "127.0.0.1", False),
+        ("[x]:1", "127.0.0.1", False),
+    ],
+)
+def test_only_names_that_were_told_and_addresses_are_known(header: str, listening: str, known: bool) -> None:
+    assert is_known(header, listening, ["delays.example.com"]) == known
+
+
+def test_secrets_are_compared_whatever_is_in_them() -> None:
+    assert same("ü\ud800", "ü\ud800")
+    assert not same("", "x")
+
+
+def test_who_sends_wrong_passwords_has_to_wait_and_nobody_else() -> None:
+    moment = 0.0
+    door = Door("sesame", lambda: moment)
+    assert [door.opens("a", "wrong") for _ in range(10)] == [False] * 10
+    assert door.is_closed("a")
+    assert not door.opens("a", "sesame")
+    assert door.opens("b", "sesame")
+    moment = 61
+    assert not door.is_closed("a")
+    assert door.opens("a", "sesame")
+
+
+def test_not_every_address_is_remembered() -> None:
+    door = Door("sesame", lambda: 0.0)
+    for number in range(10_050):
+        door.opens(str(number), "wrong")
+    assert len(door._wrong) == 10_000
+
+
+@given(st.text(), st.integers(1, 50))
+def test_nothing_that_cannot_be_seen_is_shown(text: str, limit: int) -> None:
+    shown = printable(text, limit)
+    assert shown.isprintable()
+    if text.isprintable() and len(text) <= limit:
+        assert shown == text
+
+
+def test_what_is_long_is_cut_and_says_so() -> None:
+    assert printable("x" * 30, 10) == "x" * 10 + "… (20 more characters)"
+    assert printable(["\x1b"]) == "['\\\\x1b']".replace("\\\\", "\\")
+    assert body_text(b"\xff\x00<", 10) == "\ufffd\\x00<"
+    assert body_text(b"x" * 30, 10) == "x" * 10 + "… (30 bytes)"
+
+
+@given(st.text(alphabet="a%_\\", max_size=8))
+def test_a_pattern_finds_its_text_as_it_is(text: str) -> None:
+    import sqlite3
+
+    with sqlite3.connect(":memory:") as db:
+        query = "SELECT ? LIKE ? ESCAPE '\\', ? LIKE ? ESCAPE '\\'"
+        same_text, another = db.execute(query, [f"x{text}y", pattern(text), "x", pattern(f"{text}z")]).fetchone()
+    db.close()
+    assert (same_text, another) == (1, 0)
