@@ -54,12 +54,12 @@ dist-check: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --no-deps --target dist/wheel dist/*.whl
 	cd dist/sdist && PYTHONPATH=$(CURDIR)/dist/wheel $(CURDIR)/$(BIN)/python -m pytest -q -n 2 tests/unit
 
-matrix: $(VENV)/ready
+matrix: $(VENV)/ready browser
 	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done
 	! python=$$(tools/get-python 3.14) || PATH=$$PATH:$${python%/*}; $(BIN)/tox run-parallel --parallel 2 $(ARGS)
 
 # --pre: what is not released yet, too. It may be newer than this package permits, and that is the point.
-upstream: $(VENV)/ready broker
+upstream: $(VENV)/ready broker browser
 	$(BIN)/tox run -e upstream -- $(ARGS)
 	$(BIN)/tox run -e upstream-suites
 

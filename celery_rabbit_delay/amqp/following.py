@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import kombu
@@ -20,8 +21,8 @@ from . import declare
 from .confirms import ConfirmedChannel, Outgoing
 from .streams import Entry
 
-#: Messages that the broker sends ahead of their acknowledgements.
-_PREFETCH = 1000
+#: Messages, of 100 records each at most, that the broker sends ahead of their acknowledgements.
+_PREFETCH = 200
 
 #: Seconds without an answer after which a stream counts as unavailable.
 _SILENCE = 20
@@ -61,17 +62,23 @@ class Follower:
         """The names of the streams that are followed, and the offsets at which each ended when that began."""
         return dict(self._ends)
 
-    def follow(self, stream: Stream, place: Place | None, callback: Callable[[Entry], None]) -> bool:
-        """Make `read` call back for each message of a stream after a place, or all; return whether it exists.
+    def follow(self, places: Mapping[Stream, Place | None], callback: Callable[[str, Entry], None]) -> list[Stream]:
+        """Make `read` call back with a stream's name and each message after a place of it, or all.
 
-        Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`.
+        Returns those of the streams that do not exist. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`.
         """
-        end = self._end(stream)
-        if end is None:
-            return False
-        if place is not None and end <= place.offset:
-            raise StreamReplaced(f"the stream {stream.name!r} was deleted and created again")
-        self._ends[stream.name] = end
+        # Before anything is consumed: what comes is to be read at once, and not to be kept.
+        ends = {stream: self._end(stream) for stream in places}
+        for stream, place in places.items():
+            end = ends[stream]
+            if place is not None and (end is None or end <= place.offset):
+                raise StreamReplaced(f"the stream {stream.name!r} was deleted")
+            if end is not None:
+                self._ends[stream.name] = end
+                self._follow(stream, place, partial(callback, stream.name))
+        return [stream for stream, end in ends.items() if end is None]
+
+    def _follow(self, stream: Stream, place: Place | None, callback: Callable[[Entry], None]) -> None:
         channel = self._client.connection.channel()
         numbers = itertools.count(1)
         begun = place is None
@@ -92,7 +99,6 @@ class Follower:
             callback(entry)
 
         _consume(channel, self._client, stream, "first" if place is None else place.offset, on_message)
-        return True
 
     def read(self, timeout: float) -> bool:
         """Call back for what has come, or comes in some seconds; return whether anything came."""

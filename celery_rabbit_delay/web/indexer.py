@@ -152,24 +152,18 @@ class Indexer:
 
     def _begin(self, follower: Follower, streams: list[Stream]) -> list[Stream]:
         """Follow those of some streams that exist; return the others."""
-        places = self._index.places()
-        lacking = []
-        for stream in streams:
-            place = places.get(stream.name)
-
-            def on_entry(entry: Entry, name: str = stream.name) -> None:
-                self._pending.append((name, entry))
-                self._bytes += len(entry.body)
-
+        known = self._index.places()
+        places = {stream: known.get(stream.name) for stream in streams}
+        for stream, place in places.items():
             self._reached[stream.name] = place.offset if place else -1
             self._first[stream.name] = place.offset + 1 if place else 0
-            if not follower.follow(stream, place, on_entry):
-                if place:
-                    raise StreamReplaced(f"the stream {stream.name!r} was deleted")
-                lacking.append(stream)
-            else:
-                self._ends = follower.streams
+        lacking = follower.follow(places, self._take)
+        self._ends = follower.streams
         return lacking
+
+    def _take(self, stream: str, entry: Entry) -> None:
+        self._pending.append((stream, entry))
+        self._bytes += len(entry.body)
 
     def _store(self) -> bool:
         """Store what has come; return whether the last of it was sent just now."""

@@ -1,0 +1,135 @@
+"""The page without a broker: what it answers when nobody answers it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+from amqp import Message
+
+from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp.streams import Entry
+from celery_rabbit_delay.core import headers, journal
+from celery_rabbit_delay.core.errors import UnsupportedConfiguration
+from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.operate import LevelStatus, Status
+from celery_rabbit_delay.web.desk import Broker
+from celery_rabbit_delay.web.gauges import Measured, exposition
+from celery_rabbit_delay.web.index import Index
+from celery_rabbit_delay.web.indexer import Indexer, Progress
+from celery_rabbit_delay.web.search import Share
+from celery_rabbit_delay.web.serve import check
+from celery_rabbit_delay.web.site import Setting, create
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Any]:
+    """A client of a page whose broker is away, and whose index has one task."""
+
+    def connect() -> kombu.Connection:
+        raise OSError("the broker is away")
+
+    index = Index(tmp_path / "index.sqlite", "here")
+    moment = time.time_ns() // 1_000_000
+    of_task = {"task": "shop.<b>", "id": "my-id", "argsrepr": "('<i>',)", "kwargsrepr": "{}"}
+    wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(moment + 90_000), 5)
+    properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
+    record = Record(moment + 90_000, 5, "my-id", "", properties, body)
+    index.apply([("s", Entry(0, journal.pack_records([record], moment)))], {}, moment)
+    indexer = Indexer(index, connect, {})
+    broker = Broker("here", connect, [], [], lambda connection: None)
+    yield create(Setting(), broker, index.path, indexer).test_client()
+    index.close()
+
+
+def text(answer: Any) -> str:
+    return str(answer.get_data(as_text=True))
+
+
+def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
+    page = text(client.get("/"))
+    assert "my-id" in page
+    assert "shop.&lt;b&gt;" in page
+    assert "<i>" not in page
+    assert "no answer" in page
+    assert "the broker is away" in text(client.get("/health"))
+    assert "the broker is away" in text(client.get("/orphans"))
+    assert "the broker is away" in text(client.get("/task/5"))
+    metrics = text(client.get("/metrics"))
+    assert 'celery_rabbit_delay_waiting{queue="q"} 1.0' in metrics
+    assert "celery_rabbit_delay_broker_up 0.0" in metrics
+    assert "orphans" not in metrics
+
+
+def test_what_cannot_be_done_is_said(client: Any) -> None:
+    with client.session_transaction() as session:
+        session["token"] = "t"
+    for path, fields in (
+        ("/cancel", {"number": "5"}),
+        ("/reschedule", {"number": "5", "delay": "in 1 hour"}),
+        ("/orphans/replay", {"all": "1"}),
+        ("/orphans/remove", {"mark": "x"}),
+        ("/health/verify", {}),
+    ):
+        answer = client.post(path, data={"token": "t", "back": "/?q=my", **fields}, follow_redirects=True)
+        assert answer.status_code == 200, path
+        assert "the broker is away" in text(answer), path
+
+
+@pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\x07"])
+def test_nobody_is_led_to_another_site(client: Any, back: str) -> None:
+    with client.session_transaction() as session:
+        session["token"] = "t"
+    answer = client.post("/cancel", data={"token": "t", "back": back, "number": "5"})
+    assert answer.status_code == 303
+    assert answer.headers["Location"] == "/"
+
+
+@pytest.mark.parametrize(
+    "zone", ["Asia/Kolkata", "../../etc/passwd", "/etc/passwd", "\x00", "x" * 100, "Nowhere/Atall"]
+)
+def test_a_zone_that_a_browser_tells_is_used_if_there_is_one(client: Any, zone: str) -> None:
+    client.set_cookie("zone", zone)
+    page = text(client.get("/"))
+    assert f"Times are in {'Asia/Kolkata' if zone == 'Asia/Kolkata' else 'UTC'}." in page
+
+
+def test_every_page_has_the_policy_and_no_style_or_script_of_its_own(client: Any) -> None:
+    for path in ("/", "/health", "/orphans", "/task/5", "/login", "/nothing", "/static/page.js"):
+        answer = client.get(path)
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Frame-Options"] == "DENY"
+        for forbidden in (" style=", "<style", "onclick", "javascript:", "http://", "https://"):
+            assert forbidden not in text(answer), (path, forbidden)
+        answer.close()
+
+
+def test_nobody_serves_others_without_a_password() -> None:
+    check(Setting("127.0.0.1"))
+    check(Setting("0.0.0.0", password="sesame"))
+    with pytest.raises(UnsupportedConfiguration, match="CELERY_RABBIT_DELAY_WEB_PASSWORD"):
+        check(Setting("0.0.0.0"))
+
+
+def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
+    levels = [LevelStatus("l1", 1, 125, 3, 40), LevelStatus("l2", 1, 250, None, None)]
+    status = Status(levels, {}, 2, [], [], [])
+    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, Progress(0.5, 7, 9, None), status, True)
+    lines = exposition(known).decode().splitlines()
+    for line in (
+        'celery_rabbit_delay_waiting{queue="a\\"\\n"} 3.0',
+        "celery_rabbit_delay_next_due_seconds 1.5",
+        "celery_rabbit_delay_index_behind_messages 7.0",
+        "celery_rabbit_delay_missing_levels 1.0",
+        "celery_rabbit_delay_blocked_levels 1.0",
+        'celery_rabbit_delay_level_messages{level="l1",shard="1",ttl_seconds="0.125"} 43.0',
+        "celery_rabbit_delay_orphans 2.0",
+    ):
+        assert line in lines
+    less = exposition(known._replace(next_due=None, management=False)).decode()
+    assert "next_due" not in less
+    assert "blocked" not in less
