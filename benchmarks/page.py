@@ -42,44 +42,70 @@ _QUEUES = ["celery", "mail", "reports", "slow"]
 _PACK = 100
 
 
+#: What is the same in all records, and as long as what takes its place in each.
+_ID, _ARGUMENT, _CUSTOMER, _NUMBER = "00000000-0000-4000-8000-000000000000", "777777", "c-88888", 1 << 51
+_DUE = 1_999_999_999_500
+
+
 def records(amount: int, seed: int) -> Iterator[tuple[str, bytes]]:
     """Messages of the journal, each with the routing key of its stream: about tasks that are due in 1 to 50 days."""
     dice = random.Random(seed)
     cascade = Options().cascade
+    templates = [_template(kind, queue, dice.randrange(20)) for kind in _KINDS for queue in _QUEUES for _ in range(9)]
     for _ in range(amount // _PACK):
         moment = time.time_ns() // 1_000_000
         delay = dice.uniform(1, 50) * 86_400
-        pack = [
-            _record(dice, moment + int(delay * 1000) + dice.randrange(3_600_000), cascade.root) for _ in range(_PACK)
-        ]
+        due = moment + int(delay * 1000)
+        pack = [_record(dice, due + dice.randrange(3_600_000), dice.choice(templates)) for _ in range(_PACK)]
         yield journal.journal_for(cascade, delay).routing_key, journal.pack_records(pack, moment)
 
 
-def _record(dice: random.Random, due: int, root: str) -> journal.Record:
-    id_ = str(uuid.UUID(int=dice.getrandbits(128), version=4))
-    number, eta = dice.getrandbits(journal.NUMBER_BITS), headers.moment(due)
+def _template(kind: str, queue: str, number: int) -> journal.Record:
+    eta = headers.moment(_DUE)
     of_task = {
         "lang": "py",
-        "task": dice.choice(_KINDS),
-        "id": id_,
+        "task": kind,
+        "id": _ID,
         "eta": eta.isoformat(),
+        "expires": None,
+        "group": None,
         "retries": 0,
         "timelimit": [None, None],
-        "root_id": id_,
-        "argsrepr": f"({dice.randrange(10**6)},)",
-        "kwargsrepr": f"{{'customer': 'c-{dice.randrange(50_000)}', 'template': 'welcome-{dice.randrange(20)}'}}",
+        "root_id": _ID,
+        "parent_id": None,
+        "argsrepr": f"({_ARGUMENT},)",
+        "kwargsrepr": f"{{'customer': '{_CUSTOMER}', 'template': 'welcome-{number}'}}",
         "origin": "gen1@host",
+        "ignore_result": False,
+        "stamps": {},
     }
-    queue = dice.choice(_QUEUES)
     message = Message(
-        b"[[42], {}, {}]",
-        application_headers=headers.wrap(of_task, root, "", queue, eta, number),
+        b"[[777777], {}, {}]",
+        application_headers=headers.wrap(of_task, Options().cascade.root, "", queue, eta, _NUMBER),
         content_type="application/json",
         content_encoding="utf-8",
-        correlation_id=id_,
+        correlation_id=_ID,
         delivery_mode=2,
     )
-    return journal.Record(due, number, id_, "", *upstream.serialize(message))
+    return journal.Record(_DUE, _NUMBER, _ID, "", *upstream.serialize(message))
+
+
+def _record(dice: random.Random, due: int, template: journal.Record) -> journal.Record:
+    """A template with an id, a due time and arguments of its own."""
+    due = due // 1000 * 1000 + 500
+    id_ = str(uuid.UUID(int=dice.getrandbits(128), version=4))
+    number = dice.getrandbits(journal.NUMBER_BITS - 1) | _NUMBER
+    properties = template.properties
+    for old, new in (
+        (_ID.encode(), id_.encode()),
+        (headers.moment(_DUE).isoformat().encode(), headers.moment(due).isoformat().encode()),
+        (_DUE.to_bytes(8, "big"), due.to_bytes(8, "big")),
+        (_NUMBER.to_bytes(8, "big"), number.to_bytes(8, "big")),
+        (_ARGUMENT.encode(), b"%06d" % dice.randrange(10**6)),
+        (_CUSTOMER.encode(), b"c-%05d" % dice.randrange(50_000)),
+    ):
+        properties = properties.replace(old, new)
+    return journal.Record(due, number, id_, "", properties, template.body)
 
 
 def write(url: str, amount: int, seed: int) -> None:
@@ -188,11 +214,11 @@ def measure(amount: int, directory: Path) -> dict[str, Any]:
                 "the first page": "/",
                 "an id": f"/?q={mine[0]}",
                 "an argument that one has": "/?q=%27moved%27",
-                "an argument that twenty have": "/?q=c-4242%27",
+                "an argument that twenty have": "/?q=c-04242",
                 "an argument that many have": "/?q=welcome-7%27",
                 "what nothing has": "/?q=no+such+thing",
                 "a task": "/?task=shop.send_mail",
-                "a queue, and an argument": "/?queue=mail&q=c-777",
+                "a queue, and an argument": "/?queue=mail&q=c-0777",
                 "the plot of a month": "/?range=month",
             }
             results["milliseconds"] = {name: median(site, path) for name, path in searches.items()}

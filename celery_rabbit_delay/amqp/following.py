@@ -87,7 +87,7 @@ class Follower:
             nonlocal begun
             if next(numbers) % (_PREFETCH // 4) == 0:
                 channel.basic_ack(message.delivery_tag, multiple=True)
-            entry = Entry(message.headers["x-stream-offset"], bytes(message.body))
+            entry = _entry(message)
             if not begun and place is not None:
                 if entry.offset < place.offset:  # RabbitMQ sends whole chunks
                     return
@@ -118,8 +118,9 @@ class Follower:
 
         def on_message(message: Any) -> None:
             channel.basic_ack(message.delivery_tag)
-            if bytes(message.body) == marker:
-                found.append(message.headers["x-stream-offset"])
+            entry = _entry(message)
+            if entry.body == marker:
+                found.append(entry.offset)
 
         channel = self._client.connection.channel()
         tag = _consume(channel, self._client, stream, "last", on_message)
@@ -131,6 +132,11 @@ class Follower:
         channel.basic_cancel(tag)
         channel.close()
         return found[0]
+
+
+def _entry(message: Any) -> Entry:
+    body = message.body  # py-amqp makes "" of an empty one
+    return Entry(message.headers["x-stream-offset"], body.encode() if isinstance(body, str) else bytes(body))
 
 
 def mark(
@@ -175,8 +181,9 @@ def entry_at(client: kombu.Connection, stream: Stream, offset: int) -> Entry | N
 
     def on_message(message: Any) -> None:
         channel.basic_ack(message.delivery_tag)
-        if message.headers["x-stream-offset"] >= offset:
-            found.append(Entry(message.headers["x-stream-offset"], bytes(message.body)))
+        entry = _entry(message)
+        if entry.offset >= offset:
+            found.append(entry)
 
     tag = _consume(channel, client, stream, offset, on_message, prefetch=10)
     deadline = time.monotonic() + _SILENCE

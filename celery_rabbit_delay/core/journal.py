@@ -142,7 +142,7 @@ def unpack_records(message: bytes) -> Iterator[Record]:
 
 def published(message: bytes) -> int | None:
     """Return when a journal's message was published, in milliseconds since 1970, if it says."""
-    return _TIME.unpack_from(message, 1)[0] if message[:1] == _RECORD else None
+    return _TIME.unpack_from(message, 1)[0] if message[:1] == _RECORD and len(message) > _TIME.size else None
 
 
 def marker() -> bytes:

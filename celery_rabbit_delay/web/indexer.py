@@ -43,6 +43,7 @@ class Progress(NamedTuple):
     left: int  # messages of streams that are still to be read of those that were there at the beginning
     total: int
     error: str | None  # why it does not go on
+    is_ready: bool = True  # whether it has held all that the streams had, since it was started
 
 
 class Indexer:
@@ -79,7 +80,7 @@ class Indexer:
         left = sum(max(0, end - self._reached.get(name, -1)) for name, end in ends.items())
         total = sum(end - self._first.get(name, 0) + 1 for name, end in ends.items())
         behind = 0.0 if self._is_complete(left) else time.monotonic() - self._complete
-        return Progress(behind, left, max(total, left), self._error)
+        return Progress(behind, left, max(total, left), self._error, self.is_ready.is_set())
 
     def _is_complete(self, left: int) -> bool:
         return self._error is None and not left and not self._pending and self.is_ready.is_set()

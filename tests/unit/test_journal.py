@@ -182,3 +182,10 @@ def test_what_changes_and_keys_say_can_be_kept_elsewhere() -> None:
     keys = Keys()
     keys.apply(journal.last_of_key("report", 9))
     assert dict(keys.last) == {"report": 9}
+
+
+def test_a_message_that_is_cut_short_does_not_say_when_it_was_published() -> None:
+    whole = journal.pack_records([], 5)
+    assert journal.published(whole) == 5
+    for length in range(len(whole)):
+        assert journal.published(whole[:length]) is None
