@@ -62,7 +62,7 @@ def records(amount: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 def _template(kind: str, queue: str, number: int) -> journal.Record:
     eta = headers.moment(_DUE)
-    of_task = {
+    of_task: dict[str, Any] = {
         "lang": "py",
         "task": kind,
         "id": _ID,

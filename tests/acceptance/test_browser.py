@@ -219,7 +219,8 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
 
 def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
     shop.vhost.declare("gone")
-    shop.send("note", "orphan", queue="gone", countdown=3)
+    shop.send("note", "waits", queue="gone", countdown=600)  # and makes the cascade, which takes a while
+    shop.send("note", "orphan", queue="gone", countdown=6)
     shop.vhost.delete_queue("gone")
 
     with serving(command("--any-queue"), tmp_path, **shop.environment) as site:
