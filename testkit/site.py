@@ -10,7 +10,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -78,7 +78,7 @@ class Site:
 
 @contextmanager
 def serving(command: list[str], directory: Path, **environment: str) -> Iterator[Site]:
-    """The command for the page, on any port, until it has printed its address. It is killed at the end."""
+    """The command for the page, on any port, until it has printed its address."""
     log = directory / f"page-{len(list(directory.glob('page-*.log')))}.log"
     process = background.start([*command, "--port", "0"], log, directory, {**os.environ, **environment})
     site = Site(process, log)
@@ -90,4 +90,7 @@ def serving(command: list[str], directory: Path, **environment: str) -> Iterator
         site.url = f"http://127.0.0.1:{found[2]}"
         yield site
     finally:
+        process.terminate()  # so that it cleans up, and coverage is written
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
         background.kill(process)

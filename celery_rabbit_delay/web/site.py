@@ -20,6 +20,7 @@ from ..core import headers as headers_
 from ..core import journal
 from ..core.due import due_at
 from ..core.errors import DelayError
+from ..core.headers import Delivery
 from . import plot, safety, search
 from .desk import FAILURES, ORPHANS, Broker, Desk, Done, Verified, mark
 from .gauges import exposition
@@ -268,10 +269,11 @@ def _details(desk: Desk, row: Row) -> dict[str, Any]:
     headers = message.headers or {}
     state = headers_.read_state(headers)
     is_task = "task" in headers
-    hidden = ("argsrepr", "kwargsrepr", headers_.HEADER)
+    sent = headers_.unwrap(Delivery(f"{state.prefix}.", "@", headers)).headers if state else headers
+    hidden = ("argsrepr", "kwargsrepr", headers_.X_DELAY_NUMBER)
     shown = {
         printable(name, 200): printable(value if isinstance(value, str) else _json(value), 2000)
-        for name, value in list(headers.items())[:200]
+        for name, value in list(sent.items())[:200]
         if name not in hidden
     }
     properties = {
