@@ -31,6 +31,10 @@ X_DELAY_NUMBER = "x-delay-number"
 Headers = Mapping[str, Any]
 
 _DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+_NOT_WRAPPED = {
+    *(X_DELAY, X_DELAY_NUMBER, "x-death"),
+    *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
+}
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -104,26 +108,26 @@ def wrap(
     Headers left from an earlier dead-lettering travel in ours: RabbitMQ before 4.0.1 takes them for the message's own
     history, and drops what it believes to go round in circles (https://www.rabbitmq.com/docs/dlx#automatic-dead-lettering-cycles).
     """
-    wrapped, deaths = {}, {}
-    for name, value in headers.items():
+    wrapped = dict(headers)
+    deaths = {}
+    for name in _NOT_WRAPPED.intersection(headers):
+        value = wrapped.pop(name)
         if name.startswith(_DEATHS):
             deaths[name] = value
-        elif name not in (X_DELAY, X_DELAY_NUMBER):
-            wrapped[name] = value
-    wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
+    keys = wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
     check_key(exchange, "exchange")
-    for key in (*wrapped["CC"], *cc_keys(headers, "BCC")):
+    for key in (*keys, *cc_keys(headers, "BCC")):
         check_key(key)
         if is_reserved(key):
             raise InvalidDestination(
                 f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
                 "choose another routing key, or send it without a delay"
             )
-    wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds(due)}
+    ours = wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds(due)}
     if number is not None:
-        wrapped[HEADER]["n"] = number
+        ours["n"] = number
     if deaths:
-        wrapped[HEADER]["deaths"] = deaths
+        ours["deaths"] = deaths
     return wrapped
 
 
