@@ -30,11 +30,12 @@ X_DELAY_NUMBER = "x-delay-number"
 
 Headers = Mapping[str, Any]
 
-_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
-_NOT_WRAPPED = {
-    *(X_DELAY, X_DELAY_NUMBER, "x-death"),
+_DEATHS = {
+    "x-death",
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
 }
+_NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, *_DEATHS}
+_NOT_UNWRAPPED = {HEADER, "CC", *_DEATHS}
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -112,7 +113,7 @@ def wrap(
     deaths = {}
     for name in _NOT_WRAPPED.intersection(headers):
         value = wrapped.pop(name)
-        if name.startswith(_DEATHS):
+        if name in _DEATHS:
             deaths[name] = value
     keys = wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
     check_key(exchange, "exchange")
@@ -213,7 +214,9 @@ def unwrap(delivery: Delivery) -> Delivery:
     original, *cc = _items(headers.get("CC")) or [routing_key]
     if state.routing_key is not None:
         original, cc = state.routing_key, list(state.cc)
-    unwrapped = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
+    unwrapped = dict(headers)
+    for name in _NOT_UNWRAPPED.intersection(headers):
+        del unwrapped[name]
     if cc := [key for key in cc if not is_reserved(str(key))]:
         unwrapped["CC"] = cc
     unwrapped |= x_death_history(headers, state, ours)
