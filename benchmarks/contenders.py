@@ -140,7 +140,8 @@ class Hurried(Cascade):
 class HurriedOptions(Options):
     @cached_property
     def cascade(self) -> Cascade:
-        return Hurried(**{field.name: getattr(super().cascade, field.name) for field in fields(Cascade)})
+        cascade = super().cascade
+        return Hurried(**{field.name: getattr(cascade, field.name) for field in fields(Cascade)})
 
 
 class OursHurried(Ours):

@@ -632,7 +632,9 @@ def consume(app: Celery) -> None:
     with app.connection_for_read() as connection:
         done = kombu.Queue("done", durable=True)(connection.default_channel)
         done.declare()
-        app.control.add_consumer(QUEUE, exchange=app.conf.task_default_exchange, reply=True, timeout=10)
+        exchange = app.conf.task_default_exchange
+        while not app.control.add_consumer(QUEUE, exchange=exchange, reply=True, timeout=10, limit=1):
+            time.sleep(0.1)
         while not done.get(no_ack=True):
             time.sleep(0.02)
 
