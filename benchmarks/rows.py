@@ -376,63 +376,6 @@ def drain_rate(node: Node, make: type[Ours], shards: int, amount: int, publish_r
     return rate
 
 
-#: Messages on their way out of one queue, RabbitMQ's default and another, and shards.
-SETTINGS = {f"{unsettled}, {shards}": (unsettled, shards) for unsettled in (32, 512) for shards in (1, 4)}
-
-
-def handing_on(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """What `dead_letter_worker_consumer_prefetch` does: messages a second that are due in the same moment.
-
-    With the MB by which a fresh node's memory grows meanwhile at most, and how many messages of each thousand come
-    twice if it is killed in the middle.
-    """
-    amount = max(100, int(12_000 * scale))
-    rates: dict[str, Callable[[], float]] = {}
-    grown: dict[str, list[float]] = {name: [] for name in SETTINGS}
-    twice: dict[str, list[float]] = {name: [] for name in SETTINGS}
-
-    def run(name: str) -> float:
-        unsettled, shards = SETTINGS[name]
-        advanced = f"[{{rabbit, [{{dead_letter_worker_consumer_prefetch, {unsettled}}}]}}]."
-        with Node(node.server, node.plugins, node.conf, advanced) as fresh:
-            with meter.peak_memory(meter.pid(fresh)) as peak:
-                rate = drain_rate(fresh, Ours, shards, amount, 3000)
-            grown[name].append(peak.grown / 1e6)
-            twice[name].append(1000 * doubled(fresh, shards, amount) / amount)
-        return rate
-
-    rates = {name: partial(run, name) for name in SETTINGS}
-    found = meter.interleaved(rates, repeats, log)
-    for name in SETTINGS:
-        found[name]["grown"] = meter.spread(grown[name])
-        found[name]["twice"] = meter.spread(twice[name])
-        log(f"  {name}: {found[name]}")
-    return found
-
-
-def doubled(node: Node, shards: int, amount: int) -> int:
-    """Messages that come twice, the node being killed while it hands on what is due in the same moment."""
-    contender = Ours(node.url(), confirm=True, shards=shards)
-    with celery_rabbit_delay.batch(contender.producer, max_size=500):
-        due = time.monotonic() + 4 + amount / 1500
-        for number in range(amount):
-            contender.publish(due - time.monotonic(), body=str(number))
-    channel = contender.connection.channel()
-    while channel.queue_declare(QUEUE, passive=True).message_count < amount / 10:
-        time.sleep(0.01)
-    node.kill()
-    node.start()
-    with kombu.Connection(node.url()) as connection:
-        came: set[str] = set()
-        copies = 0
-        for body in bodies(connection, 15, lambda: len(came) < amount):
-            copies += body in came
-            came.add(body)
-    if len(came) < amount:
-        print(f"  {amount - len(came)} of {amount} never came", file=sys.stderr)
-    return copies
-
-
 def bodies(connection: kombu.Connection, patience: float, wanted: Callable[[], bool]) -> Iterator[str]:
     """The bodies of messages as they come, and, once no more are wanted, of those that come within two seconds."""
     found: list[str] = []
@@ -700,7 +643,6 @@ ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
         after_a_kill,
         due_at_once,
         due_at_once_in_a_cluster,
-        handing_on,
         lateness,
         lateness_fast,
         worker,
