@@ -106,9 +106,7 @@ def _declare(channels: Sequence[Channel], topology: Topology, shards: Sequence[C
     _declare_all(channels[:1], exchanges, declare_exchange)
     # One after the other, the queues of a level in all shards are led by different nodes: a balanced one goes to the
     # node that leads fewest.
-    by_ttl = sorted(
-        topology.queues.values(), key=lambda queue: int(queue.arguments.get("x-message-ttl") or 1 << 62)
-    )
+    by_ttl = sorted(topology.queues.values(), key=lambda queue: int(queue.arguments.get("x-message-ttl") or 1 << 62))
     _declare_all(channels if len(shards) == 1 else channels[:1], by_ttl, declare_queue)
     _declare_all(channels, list(topology.bindings), bind)
 

@@ -29,7 +29,7 @@ def test_verify_names_the_setting_where_levels_are_behind(advanced: str, said: s
             with celery_rabbit_delay.batch(connection.Producer()) as producer:
                 for _ in range(200):
                     producer.publish("x", routing_key="q", headers={"x-delay": 3200})
-            [advice] = wait_until(lambda: operate.advice(api, [cascade]), "levels are behind", 60)
+            [advice] = wait_until(lambda: operate.advice(api, [cascade]), "levels are behind", 120)
         assert said in advice
         assert cascade.levels[8].queue in advice
         verified = run(vhost.url("amqp"), "--lanes", "", "verify", *management(vhost))
