@@ -6,7 +6,7 @@
 # make dist-check   builds sdist and wheel, checks them, and runs the sdist's unit tests on the wheel
 # make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (hours)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
-# make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour)
+# make bench   measures speed against other ways, and draws docs/benchmarks.md and docs/sizing.md (two hours)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as links within the site that lead nowhere, are errors
 # make linkcheck   asks the web servers that the docs link to
@@ -66,6 +66,7 @@ upstream: $(VENV)/ready broker browser
 bench: $(VENV)/ready-to-measure
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.sizing
 	$(BIN)/python -m pytest benchmarks/micro
 
 battle: $(VENV)/ready-to-measure

@@ -1,11 +1,13 @@
 """The Celery app of a battle, set up by environment variables, for workers and publishers alike.
 
-BATTLE_BROKER: URLs. BATTLE_CONTENDER: a name in `CONTENDERS`. BATTLE_RAN: the ledger of runs. BATTLE_WORK: seconds
-that a task takes. BATTLE_CLOCK: seconds that this process's clock is ahead. The ledgers have the true time.
+BATTLE_BROKER: URLs. BATTLE_CONTENDER: a name in `CONTENDERS`. BATTLE_OPTIONS: more options of ours, as JSON.
+BATTLE_RAN: the ledger of runs. BATTLE_WORK: seconds that a task takes. BATTLE_CLOCK: seconds that this process's clock
+is ahead. The ledgers have the true time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import datetime, timedelta, timezone
@@ -55,7 +57,7 @@ def make_app(broker: str, contender: str) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=True,
     )
     if options is not None:
-        celery_rabbit_delay.install(app, **options)
+        celery_rabbit_delay.install(app, **options, **json.loads(os.environ.get("BATTLE_OPTIONS", "{}")))
     return app
 
 

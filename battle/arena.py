@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,13 +80,20 @@ class Arena:
         self.until(lambda: all(" ready." in log.read_text() for log in logs), "all workers are ready")
 
     def publish(
-        self, amount: int, rate: float, shortest: float = 1, longest: float = 12, mode: str = "plain"
+        self,
+        amount: int,
+        rate: float,
+        shortest: float = 1,
+        longest: float = 12,
+        mode: str = "plain",
+        options: Mapping[str, Any] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Starts a publisher. See `battle.publisher`."""
+        """Starts a publisher, if it is ours with some options. See `battle.publisher`."""
         number = len(self.publishers)
         numbers = map(str, (amount, rate, shortest, longest))
         command = [sys.executable, "-m", "battle.publisher", str(self.published), f"p{number}", *numbers, mode]
-        self.publishers.append(self._start(command, self.directory / f"publisher-{number}.log", self.clocks.publisher))
+        log = self.directory / f"publisher-{number}.log"
+        self.publishers.append(self._start(command, log, self.clocks.publisher, options))
         return self.publishers[-1]
 
     def cancel(self) -> None:
@@ -163,8 +171,11 @@ class Arena:
         self.logs.append(self.directory / f"worker-{len(self.logs)}.log")
         return self._start([*command, "-n", f"w{number}@localhost"], self.logs[-1], self.clocks.worker)
 
-    def _start(self, command: list[str], log: Path, clock: float) -> subprocess.Popen[bytes]:
-        return start(command, log, self.directory, {**self.environment, "BATTLE_CLOCK": str(clock)})
+    def _start(
+        self, command: list[str], log: Path, clock: float, options: Mapping[str, Any] | None = None
+    ) -> subprocess.Popen[bytes]:
+        settings = {"BATTLE_CLOCK": str(clock), "BATTLE_OPTIONS": json.dumps(options or {})}
+        return start(command, log, self.directory, {**self.environment, **settings})
 
     def until(self, predicate: Callable[[], Any], what: str, timeout: float = 120) -> None:
         """Waits for it. Raises `TimeoutError`."""

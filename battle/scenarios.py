@@ -7,9 +7,10 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import kombu
@@ -30,6 +31,14 @@ from .verdict import Verdict
 AGAIN, DEFAULT_AGAIN = 10, 180
 
 RATE = 30  # tasks a second
+
+#: Options of publishers that come and go.
+OTHERS: list[dict[str, Any]] = [
+    {"shards": 4, "lanes": [3, 7, 11]},
+    {"shards": 1, "lanes": []},
+    {"shards": 3, "lanes": [2.5, 9]},
+    {"shards": 2},
+]
 
 
 class Stage(NamedTuple):
@@ -226,6 +235,16 @@ def node_killed(stage: Stage) -> None:
         crash(stage, stage.nodes[number % 3])
 
 
+def options_changed(stage: Stage) -> None:
+    """Publishers come and go, each with other lanes and another number of shards, and nodes are killed."""
+    for number in range(4 * stage.rounds):
+        stage.arena.publish(6 * RATE, RATE, options=OTHERS[number % len(OTHERS)])
+        stage.arena.wait(3)
+        if number % 2:
+            crash(stage, stage.nodes[number // 2 % len(stage.nodes)])
+        stage.arena.wait(2)
+
+
 def node_partitioned(stage: Stage) -> None:
     """One node of three after the other stops answering, for longer than the others wait for it."""
     for number in range(2 * stage.rounds):
@@ -292,6 +311,7 @@ class Scenario(NamedTuple):
     nodes: int = 1
     clocks: Clocks = Clocks()
     mode: str = "plain"
+    options: Mapping[str, Any] = MappingProxyType({})  # of publishers, if they are ours
     again: int = AGAIN
     patience: float = math.inf  # seconds that a task may be late, where nothing concerns it
 
@@ -316,6 +336,9 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "forged keys": Scenario(forged_keys, again=DEFAULT_AGAIN, patience=30),
     "a node of three killed": Scenario(node_killed, 30, nodes=3),
+    "a node of three killed, three shards": Scenario(node_killed, 30, nodes=3, options={"shards": 3}),
+    "lanes and shards changed": Scenario(options_changed, 20, options={"shards": 2}),
+    "lanes and shards of three nodes changed": Scenario(options_changed, 30, nodes=3, options={"shards": 3}),
     "a node of three partitioned": Scenario(node_partitioned, 55, nodes=3),
     "rolling restart of three": Scenario(rolling_restart, 60, nodes=3),
     "priorities and expiry": Scenario(peace, mode="mixed"),
@@ -355,7 +378,7 @@ def fight(name: str, contender: str, server: Path, directory: Path, rounds: int)
         arena = Arena(contender, urls, directory, scenario.clocks, scenario.patience)
         try:
             arena.ready()
-            arena.publish(scenario.seconds * rounds * RATE, RATE, mode=scenario.mode)
+            arena.publish(scenario.seconds * rounds * RATE, RATE, mode=scenario.mode, options=scenario.options)
             arena.wait(3)
             scenario.play(Stage(arena, nodes, between, rounds))
             verdict = arena.finish(50 + scenario.again)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from typing import Any
 
 import amqp
@@ -15,6 +19,7 @@ from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core import routing_key
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.topology import Cascade, Queue
 from testkit.broker import Broker
 from testkit.node import Node
 
@@ -54,13 +59,13 @@ class Contender:
         """As a user does."""
         self.producer.publish(body, routing_key=QUEUE, **options)
 
-    def burst(self, delays: Sequence[float]) -> None:
+    def burst(self, delays: Sequence[float], body: str = BODY) -> None:
         """Sends messages as fast as py-amqp can: what Python does for each, it does beforehand, once for each delay."""
         wires = {delay: self.wire(delay) for delay in set(delays)}
         channel = self.connection.connection.channel()  # stays open: nobody waits for a confirm
         for delay in delays:
             exchange, key, headers = wires[delay]
-            sent = amqp.Message(BODY, delivery_mode=2, application_headers=headers)
+            sent = amqp.Message(body, delivery_mode=2, application_headers=headers)
             channel._basic_publish(sent, exchange, key)
 
     def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
@@ -91,6 +96,59 @@ class Ours(Contender):
         headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
         key = routing_key.encode(options.route(options.cascade, round(delay * 1_000_000)))
         return options.cascade.ingest, key, headers_.addressed(headers, Destination("", (QUEUE,)))
+
+    def burst_due_at(self, due: float, amount: int) -> None:
+        """Sends messages that are all due at a `time.monotonic()`, to all shards by turns."""
+        options: Options = self.connection.transport.delay_options
+        shards = options.shards_of(options.cascade)
+        channel = self.connection.connection.channel()
+        wires: dict[int, tuple[str, dict[str, Any]]] = {}
+        for number in range(amount):
+            ticks = math.ceil((due - time.monotonic()) / options.tick)
+            if ticks not in wires:
+                _, key, headers = self.wire(ticks * options.tick)
+                wires[ticks] = key, headers
+            key, headers = wires[ticks]
+            sent = amqp.Message(BODY, delivery_mode=2, application_headers=headers)
+            channel._basic_publish(sent, shards[number % len(shards)].ingest, key)
+
+
+class OursWithoutOutbox(Ours):
+    """A cascade that leads straight to its destination, which then stops everybody if it takes nothing."""
+
+    name = "celery-rabbit-delay, without its outbox"
+
+    def prepare(self) -> None:
+        super().prepare()
+        options: Options = self.connection.transport.delay_options
+        destination = Destination("", (QUEUE,))
+        channel = self.connection.connection.channel()
+        for shard in options.shards_of(options.cascade):
+            channel.queue_unbind(shard.outbox_name(destination), shard.done, destination.outbox_address)
+            channel.exchange_bind(shard.exit, shard.done, destination.address)
+        channel.close()
+
+
+@dataclass(frozen=True)
+class Hurried(Cascade):
+    """A cascade in which no level takes longer than a second: hops as always, in a time that can be waited for."""
+
+    def _passing(self, name: str, ttl: int, dead_letter_exchange: str) -> Queue:
+        return super()._passing(name, min(ttl, 1000), dead_letter_exchange)
+
+
+class HurriedOptions(Options):
+    @cached_property
+    def cascade(self) -> Cascade:
+        cascade = super().cascade
+        return Hurried(**{field.name: getattr(cascade, field.name) for field in fields(Cascade)})
+
+
+class OursHurried(Ours):
+    """Ours, with levels of a second at most."""
+
+    def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
+        return {"rabbit_delay": HurriedOptions(confirm=confirm)}
 
 
 class Native(Contender):
@@ -125,6 +183,8 @@ class QueuePerDelay(Contender):
     """A queue with a TTL for each delay, in whole seconds, as the classic articles do it."""
 
     name = "one queue per delay"
+    leads_to = QUEUE
+    longest = 10 * 365 * 86400  # seconds
 
     def prepare(self) -> None:
         self.channel = self.connection.default_channel
@@ -143,14 +203,43 @@ class QueuePerDelay(Contender):
             self.declared.add(seconds)
             arguments = {
                 "x-queue-type": self.queue_type,
-                "x-message-ttl": seconds * 1000,
+                "x-message-ttl": min(seconds, self.longest) * 1000,
                 "x-dead-letter-exchange": "",
-                "x-dead-letter-routing-key": QUEUE,
+                "x-dead-letter-routing-key": self.leads_to,
             }
             if self.queue_type == "quorum":
                 arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
             self.channel.queue_declare(f"wait.{seconds}", durable=True, auto_delete=False, arguments=arguments)
         return f"wait.{seconds}"
+
+
+class QueuePerDelayAndOutbox(QueuePerDelay):
+    """The same, with an outbox before the destination, as ours has."""
+
+    name = "one queue per delay, and an outbox"
+    leads_to = "outbox"
+
+    def prepare(self) -> None:
+        super().prepare()
+        arguments = {
+            "x-queue-type": "quorum",
+            "x-message-ttl": 0,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": QUEUE,
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        }
+        self.channel.queue_declare(self.leads_to, durable=True, auto_delete=False, arguments=arguments)
+
+
+class HurriedQueuePerDelay(QueuePerDelay):
+    """The same, with a second at most."""
+
+    longest = 1
+
+
+class HurriedQueuePerDelayAndOutbox(QueuePerDelayAndOutbox):
+    longest = 1
 
 
 class MessageTTL(QueuePerDelay):

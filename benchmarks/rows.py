@@ -19,13 +19,28 @@ from celery import Celery, group
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.core.levels import DEFAULT_LANES
 from testkit import meter
 from testkit.background import kill, start
 from testkit.frames import frames
-from testkit.node import Node
+from testkit.node import Node, cluster
 from testkit.proxy import proxy
 
-from .contenders import QUEUE, Contender, MessageTTL, Native, Ours, QueuePerDelay, take, vhost
+from .contenders import (
+    QUEUE,
+    Contender,
+    HurriedQueuePerDelay,
+    HurriedQueuePerDelayAndOutbox,
+    MessageTTL,
+    Native,
+    Ours,
+    OursHurried,
+    OursWithoutOutbox,
+    QueuePerDelay,
+    QueuePerDelayAndOutbox,
+    take,
+    vhost,
+)
 
 Log = Callable[[str], None]
 
@@ -78,7 +93,17 @@ def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> di
     amount = max(50, int(3000 * scale))
     runs = {
         make.name: partial(transit, node, make, amount, WHOLE_SECONDS, confirm=True)
-        for make in (Contender, Ours, Native)
+        for make in (Contender, Ours, Native, QueuePerDelay, QueuePerDelayAndOutbox)
+    }
+    return meter.interleaved(runs, repeats, log)
+
+
+def everyday_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Messages with everyday delays, sent as fast as they can be; no queue holds them for more than a second."""
+    amount = max(62, int(12_000 * scale))
+    runs = {
+        make.name: partial(transit, node, make, amount, EVERYDAY)
+        for make in (OursHurried, HurriedQueuePerDelay, HurriedQueuePerDelayAndOutbox)
     }
     return meter.interleaved(runs, repeats, log)
 
@@ -94,6 +119,11 @@ def one_hop(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
 
 # --- hops
 
+#: Seconds.
+EVERYDAY = [1, 2, 3, 5, 10, 15, 20, 30, 45]
+EVERYDAY += [60 * minutes for minutes in EVERYDAY] + [3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12)]
+EVERYDAY += [86400 * days for days in (1, 2, 3, 7, 14, 30)]
+
 HORIZONS = {"a minute": 60, "an hour": 3600, "a day": 86400, "a month": 30 * 86400, "a year": 365 * 86400}
 SLACKS: dict[str, Any] = {"none": 0.0, "default": (0.001, 1.0), "1 %, no cap": 0.01}
 
@@ -108,6 +138,8 @@ def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, A
             delays = (chosen.randint(1, seconds * 1_000_000) for _ in range(100_000))
             counts = [len(options.route(options.cascade, delay)) for delay in delays]
             found[f"{slack}, {horizon}"] = {"mean": sum(counts) / len(counts), "most": max(counts)}
+        everyday = [len(options.route(options.cascade, seconds * 1_000_000)) for seconds in EVERYDAY]
+        found[f"{slack}, everyday"] = {"mean": sum(everyday) / len(everyday), "most": max(everyday)}
     return found
 
 
@@ -182,13 +214,16 @@ def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
     with (
         vhost(node) as url,
         running_app(url, None) as plain,
+        running_app(url, None) as plain_confirmed,
         running_app(url, {"confirm": False}) as ours,
         running_app(url, {}) as confirmed,
     ):
-        made = {"plain": plain, "ours": ours, "confirmed": confirmed}
+        plain_confirmed.conf.broker_transport_options = {"confirm_publish": True}
+        made = {"plain": plain, "plain confirmed": plain_confirmed, "ours": ours, "confirmed": confirmed}
         tasks = {name: app.task(name="bench.nothing", shared=False)(_nothing) for name, app in made.items()}
         calls: dict[str, Callable[[], Any]] = {
             "no delay": tasks["plain"].apply_async,
+            "no delay, confirmed": tasks["plain confirmed"].apply_async,
             "plain eta": partial(tasks["plain"].apply_async, countdown=3600),
             "celery-rabbit-delay, no delay": tasks["ours"].apply_async,
             "celery-rabbit-delay, unconfirmed": partial(tasks["ours"].apply_async, countdown=3600),
@@ -261,6 +296,134 @@ def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
                 producer.publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
     declaring = sum(method[0] in (40, 50) for method in answers)  # the classes exchange and queue
     return {"declaring": declaring, "channel.open": answers.count((20, 11)), "confirm": answers.count((60, 80))}
+
+
+def declaring(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Seconds that the first delayed message of all takes, which declares everything."""
+
+    def run(lanes: Sequence[float]) -> float:
+        with vhost(node) as url:
+            contender = Contender(url)
+            options = {"rabbit_delay": {"lanes": lanes}}
+            with kombu.Connection(url.replace("amqp", "rabbit-delay", 1), transport_options=options) as connection:
+                producer = connection.Producer()
+                producer.publish("undelayed", routing_key=QUEUE)
+                started = time.perf_counter()
+                producer.publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
+                seconds = time.perf_counter() - started
+            contender.close()
+        return seconds
+
+    return meter.interleaved({"lanes": partial(run, DEFAULT_LANES), "no lanes": partial(run, ())}, 3 * repeats, log)
+
+
+# --- what is due in the same moment
+
+#: Contender and shards.
+AT_ONCE: dict[str, tuple[type[Ours], int]] = {
+    "one shard": (Ours, 1),
+    "four shards": (Ours, 4),
+    "one shard, without the outbox": (OursWithoutOutbox, 1),
+    "four shards, without the outbox": (OursWithoutOutbox, 4),
+}
+
+
+def due_at_once(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Messages a second that reach their queue, all of them due in the same moment."""
+    amount = max(100, int(50_000 * scale))
+    runs = {name: partial(drain_rate, node, make, shards, amount, 4000) for name, (make, shards) in AT_ONCE.items()}
+    return meter.interleaved(runs, repeats, log)
+
+
+def due_at_once_in_a_cluster(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """The same, in a cluster of three nodes on this machine."""
+    amount = max(100, int(20_000 * scale))
+    with cluster(3, node.conf, server=node.server, plugins=node.plugins) as nodes:
+        deadline = time.monotonic() + 60
+        while len(nodes[0].api("GET", "/nodes?columns=name")) < len(nodes) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        runs = {
+            name: partial(drain_rate, nodes[0], Ours, shards, amount, 1000)
+            for name, shards in {"one shard": 1, "three shards": 3}.items()
+        }
+        return meter.interleaved(runs, repeats, log)
+
+
+def drain_rate(node: Node, make: type[Ours], shards: int, amount: int, publish_rate: float) -> float:
+    """Messages a second, from when they are due until all of them are in their queue.
+
+    `publish_rate` is one at which the broker surely takes them before.
+    """
+    with vhost(node) as url:
+        contender = make(url, shards=shards)
+        channel = contender.connection.channel()
+        due = time.monotonic() + 3 + amount / publish_rate
+        contender.burst_due_at(due, amount)
+        if time.monotonic() > due:
+            raise RuntimeError(f"{make.name}: publishing took longer than the delay")
+        time.sleep(due - time.monotonic())
+        arrived = last = 0
+        progress = time.monotonic()
+        while arrived < amount and time.monotonic() < progress + 60:
+            time.sleep(0.05)
+            arrived = channel.queue_declare(QUEUE, passive=True).message_count
+            if arrived != last:
+                last, progress = arrived, time.monotonic()
+        rate = arrived / (progress - due)
+        contender.close()
+    if arrived < amount:
+        print(f"  {make.name}: {amount - arrived} of {amount} never came", file=sys.stderr)
+    return rate
+
+
+def bodies(connection: kombu.Connection, patience: float, wanted: Callable[[], bool]) -> Iterator[str]:
+    """The bodies of messages as they come, and, once no more are wanted, of those that come within two seconds."""
+    found: list[str] = []
+    channel = connection.default_channel
+    channel.basic_consume(QUEUE, callback=lambda message: found.append(message.body), no_ack=True)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        try:
+            connection.drain_events(timeout=2)
+        except TimeoutError:
+            patience -= 2
+            if not wanted() or patience <= 0:
+                return
+        yield from found
+        found.clear()
+
+
+def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """How late messages are, in seconds, of which some are due while a node that was killed starts again."""
+    amount = max(50, int(1500 * scale))
+
+    def run(lanes: Sequence[float]) -> list[float]:
+        chosen = random.Random(1)
+        with Node(node.server, node.plugins, node.conf) as fresh:
+            contender = Ours(fresh.url(), confirm=True, lanes=lanes)
+            due = [time.time() + chosen.randint(4, 24) for _ in range(amount)]
+            with celery_rabbit_delay.batch(contender.producer):
+                for one in due:
+                    contender.publish(one - time.time(), body=repr(one))
+            time.sleep(3)
+            fresh.kill()
+            fresh.start()
+            late: dict[str, float] = {}
+            with kombu.Connection(fresh.url()) as connection:
+                for body in bodies(connection, 200, lambda: len(late) < amount):
+                    late.setdefault(body, time.time() - float(body))
+            if len(late) < len(set(due)):
+                print(f"  {len(set(due)) - len(late)} of {amount} never came", file=sys.stderr)
+        return list(late.values())
+
+    runs = {"lanes": DEFAULT_LANES, "no lanes": ()}
+    every: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, lanes in runs.items():
+            late = run(lanes)
+            log(f"  {name}: {meter.percentile(late, 50):.1f}, {max(late):.1f} s")
+            every[name] += late
+    return {name: {"p50": meter.percentile(late, 50), "most": max(late)} for name, late in every.items()}
 
 
 # --- lateness
@@ -412,7 +575,9 @@ def consume(app: Celery) -> None:
     with app.connection_for_read() as connection:
         done = kombu.Queue("done", durable=True)(connection.default_channel)
         done.declare()
-        app.control.add_consumer(QUEUE, exchange=app.conf.task_default_exchange, reply=True, timeout=10)
+        exchange = app.conf.task_default_exchange
+        while not app.control.add_consumer(QUEUE, exchange=exchange, reply=True, timeout=10, limit=1):
+            time.sleep(0.1)
         while not done.get(no_ack=True):
             time.sleep(0.02)
 
@@ -441,7 +606,7 @@ def worker_qos(node: Node, amount: int, kind: str) -> float:
 
 def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Bytes that a node grows by for each waiting message of 1 KiB; each run on a fresh node."""
-    amount = max(100, int(20_000 * scale))
+    amount = max(100, int(100_000 * scale))
 
     def run(make: type[Contender]) -> float:
         with Node(node.server, node.plugins, node.conf) as fresh:
@@ -449,14 +614,16 @@ def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
             time.sleep(3 * scale)
             before = meter.memory(meter.pid(fresh))
             chosen = random.Random(1)
-            for _ in range(amount):
-                contender.publish(chosen.uniform(3600, 7200), body="x" * 1024)
-            time.sleep(10 * scale)
+            contender.burst([float(chosen.randint(3600, 7200)) for _ in range(amount)], body="x" * 1024)
+            contender.connection.channel().queue_declare(QUEUE, passive=True)
+            while meter.is_busy(meter.pid(fresh)):
+                time.sleep(1)
             grown = meter.memory(meter.pid(fresh)) - before
             contender.close()
         return grown / amount
 
-    return meter.interleaved({make.name: partial(run, make) for make in (Contender, Ours, Native)}, repeats, log)
+    # With so many messages, runs differ little.
+    return meter.interleaved({make.name: partial(run, make) for make in (Contender, Ours, Native)}, 1, log)
 
 
 ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
@@ -464,6 +631,7 @@ ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
     for row in (
         broker_cpu,
         broker_cpu_confirmed,
+        everyday_cpu,
         one_hop,
         hops,
         hops_cpu,
@@ -471,6 +639,10 @@ ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
         client_cpu,
         batch_rate,
         declare,
+        declaring,
+        after_a_kill,
+        due_at_once,
+        due_at_once_in_a_cluster,
         lateness,
         lateness_fast,
         worker,

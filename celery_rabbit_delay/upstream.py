@@ -69,6 +69,18 @@ def deserialize(message: Any, properties: bytes) -> None:
     message._load_properties(_BASIC, properties, 0)
 
 
+class EncodesProperties:
+    """A mixin for `amqp.Message`: `encode_properties` serializes its properties, py-amqp only what that cannot."""
+
+    encode_properties: Any
+
+    def _serialize_properties(self) -> bytes:
+        try:
+            return bytes(self.encode_properties(self.properties))  # type: ignore[attr-defined]
+        except Exception:  # what nobody can serialize is py-amqp's error
+            return bytes(super()._serialize_properties())  # type: ignore[misc]
+
+
 class NamesItsErrors:
     """A mixin for `amqp.Channel`: the error with which the broker closes a channel says which channel that was.
 

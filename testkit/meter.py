@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
@@ -41,6 +43,37 @@ def memory(pid: int) -> int:
         with suppress(psutil.NoSuchProcess):
             resident += process.memory_info().rss
     return resident
+
+
+def is_busy(pid: int, seconds: float = 3) -> bool:
+    """Whether a process, and those below it, use more than a fifth of a CPU for a while."""
+    before = cpu(pid)
+    time.sleep(seconds)
+    return cpu(pid) - before > seconds / 5
+
+
+class Peak:
+    """The most that a process's memory has grown by."""
+
+    grown = 0
+
+
+@contextmanager
+def peak_memory(pid: int) -> Iterator[Peak]:
+    """Watches a process and those below it while the block runs."""
+    peak, before, ended = Peak(), memory(pid), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.2):
+            peak.grown = max(peak.grown, memory(pid) - before)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        thread.join()
 
 
 def pid(node: Node) -> int:

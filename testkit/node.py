@@ -135,7 +135,8 @@ class Node:
         if "rabbitmq_management" in self.plugins:
             lines.append(f"management.tcp.port = {self.management_port}")
         (self.data / "rabbitmq.conf").write_text("\n".join([*lines, ""]))
-        (self.data / "advanced.config").write_text(self.advanced + "\n")
+        if self.advanced:
+            (self.data / "advanced.config").write_text(self.advanced + "\n")
         cookie = self.data / ".erlang.cookie"
         if self.cookie and not cookie.exists():
             cookie.write_text(self.cookie)

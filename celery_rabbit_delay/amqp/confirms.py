@@ -7,8 +7,8 @@ refused on, must not take the user's channel along.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ class ConfirmedChannel:
         self._delivery_tag = 0  # of the last message published; the broker counts along
         self._unanswered: dict[int, tuple[Route, Answered]] = {}  # delivery tag -> its route, who wants to know
         self._returned: dict[Route, str] = {}  # why no queue took it
+        self._others: list[Any] = []
 
     def get_channel(self) -> Any:
         """Return the `amqp.Channel`, for declaring as well."""
@@ -57,6 +58,22 @@ class ConfirmedChannel:
             self._channel.events["basic_ack"].add(self._on_ack)
             self._channel.events["basic_nack"].add(self._on_nack)
         return self._channel
+
+    @contextmanager
+    def several(self, amount: int) -> Iterator[list[Any]]:
+        """Open more channels beside this one for a while, so that there are so many to declare on."""
+        self._others = [self._connection.channel() for _ in range(amount - 1)]
+        try:
+            yield [self.get_channel(), *self._others]
+        finally:
+            others, self._others = self._others, []
+            for channel in others:
+                with suppress(AMQPError, OSError):
+                    upstream.close_without_waiting(channel)
+
+    def owns(self, channel: Any) -> bool:
+        """Return whether an `amqp.Channel` is this one, or one of several."""
+        return channel is self._channel or channel in self._others
 
     @property
     def current(self) -> Any:

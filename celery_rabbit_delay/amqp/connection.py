@@ -85,7 +85,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             except TimeoutError:
                 continue
             except AMQPError as exc:
-                if getattr(exc, "channel", channel.current) is channel.current:
+                if channel.owns(getattr(exc, "channel", channel.current)):
                     raise
                 self._errors.append(exc)
                 return  # py-amqp has opened that channel again, and may have read the answer meanwhile

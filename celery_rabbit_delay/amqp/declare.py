@@ -5,7 +5,7 @@ Every function takes a channel that the broker's answer may close and py-amqp op
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -85,7 +85,7 @@ def ensure_route(channel: Channel, shards: Sequence[Cascade], destination: Desti
     bind_destination(channel, shards, destination)
 
 
-def declare_shards(channel: Channel, shards: Sequence[Cascade]) -> None:
+def declare_shards(channels: Sequence[Channel], shards: Sequence[Cascade]) -> None:
     """Declare all of a cascade but what says that it is complete (`declare_markers`), whatever of it is there already.
 
     Safe in many processes at once, for declaring is idempotent. Raises `CascadeConflict`, `NotPermitted`.
@@ -93,27 +93,33 @@ def declare_shards(channel: Channel, shards: Sequence[Cascade]) -> None:
     topology = Topology.of(shards)
     with translate_errors(shards[0]):
         try:
-            _declare(channel, topology, shards)
+            _declare(channels, topology, shards)
         except NotFound:
             # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. One that somebody else creates
             # in between is, it says, on a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
-            _declare(channel, topology, shards)
+            _declare(channels, topology, shards)
 
 
-def _declare(channel: Channel, topology: Topology, shards: Sequence[Cascade]) -> None:
+def _declare(channels: Sequence[Channel], topology: Topology, shards: Sequence[Cascade]) -> None:
     markers = {shard.marker for shard in shards}
-    for exchange in topology.exchanges.values():
-        if exchange.name not in markers:
-            declare_exchange(channel, exchange, nowait=True)
-    # Next to each other, the queues of a level in all shards are led by different nodes: a balanced one goes to the
+    exchanges = [exchange for exchange in topology.exchanges.values() if exchange.name not in markers]
+    _declare_all(channels[:1], exchanges, declare_exchange)
+    # One after the other, the queues of a level in all shards are led by different nodes: a balanced one goes to the
     # node that leads fewest.
-    queues = topology.queues.values()
-    for queue in sorted(queues, key=lambda queue: int(queue.arguments.get("x-message-ttl") or 1 << 62)):
-        declare_queue(channel, queue, nowait=True)
-    *bindings, last = topology.bindings
-    for binding in bindings:
-        bind(channel, binding, nowait=True)
-    bind(channel, last)  # the only answer, so this takes about as long as the broker needs to store ~900 entities
+    by_ttl = sorted(topology.queues.values(), key=lambda queue: int(queue.arguments.get("x-message-ttl") or 1 << 62))
+    _declare_all(channels if len(shards) == 1 else channels[:1], by_ttl, declare_queue)
+    _declare_all(channels, list(topology.bindings), bind)
+
+
+def _declare_all(channels: Sequence[Channel], parts: Sequence[Any], declare: Callable[..., None]) -> None:
+    """Declare parts on all channels side by side, and wait for the answer to the last one on each."""
+    ways = [(channel, parts[number :: len(channels)]) for number, channel in enumerate(channels)]
+    for channel, some in ways:
+        for part in some[:-1]:
+            declare(channel, part, nowait=True)
+    for channel, some in ways:
+        for part in some[-1:]:
+            declare(channel, part)
 
 
 def declare_markers(channel: Channel, shards: Sequence[Cascade]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 #: channel id, method, payload, content: what `amqp.Connection.on_inbound_method` is called with.
@@ -24,15 +23,16 @@ class DeferredDeliveries:
         self._holds = 0
         self._delivering = False
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep deliveries until the block ends. Blocks may be nested."""
+    def hold(self) -> DeferredDeliveries:
+        """Keep deliveries until the block of a `with` ends. Blocks may be nested."""
+        return self
+
+    def __enter__(self) -> None:
         self._holds += 1
-        try:
-            yield
-        finally:
-            self._holds -= 1
-            self.flush()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._holds -= 1
+        self.flush()
 
     def offer(self, delivery: Delivery) -> bool:
         """Take a delivery if they are being held; return whether it was taken."""

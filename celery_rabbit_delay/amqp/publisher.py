@@ -98,7 +98,7 @@ class DelayedPublisher:
         """
         self.journal.prepare(messages.values())
         sent = dict(messages)
-        with self._exclusively(), self._reset_on_error(), self._translate_refusals():
+        with self._exclusively(), self._publishing():
             unrecorded = self._send(messages)
         self._tell([pending for name, pending in sent.items() if name not in messages], unrecorded)
 
@@ -152,7 +152,7 @@ class DelayedPublisher:
     def _publish(self, pending: PendingMessage) -> Messages:
         self.bind(pending.destination)
         messages = {None: pending}
-        with self._reset_on_error(), self._translate_refusals():
+        with self._publishing():
             unrecorded = self._send(messages)
             if messages:
                 returned = self._channel.refusal(self._sent.exchange, self._sent.key)
@@ -205,11 +205,23 @@ class DelayedPublisher:
                 raise
 
     @contextmanager
+    def _publishing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as exc:
+            self._reset()
+            with self._translate_refusals():
+                raise exc
+
+    @contextmanager
     def _reset_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            self._ensured = False
-            self._bound.clear()
-            self._channel.reset()
+            self._reset()
             raise
+
+    def _reset(self) -> None:
+        self._ensured = False
+        self._bound.clear()
+        self._channel.reset()

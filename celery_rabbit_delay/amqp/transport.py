@@ -16,7 +16,7 @@ from kombu.transport import pyamqp
 
 from .. import upstream
 from ..core import headers as headers_
-from ..core import journal
+from ..core import journal, wire
 from ..core.errors import InvalidDestination, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
@@ -39,6 +39,12 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
         self.amqp_message = msg
         #: Until when it was in the cascade, if it was.
         self.delayed_until: datetime | None = None
+
+
+class OwnMessage(upstream.EncodesProperties, Message):  # type: ignore[misc]
+    """A message in the cascade."""
+
+    encode_properties = staticmethod(wire.encode_properties)
 
 
 class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
@@ -291,4 +297,4 @@ def _drain_once(connection: Any) -> None:
 
 def with_headers(msg: Any, headers: headers_.Headers) -> Any:
     """Return a copy of an `amqp.Message` with other headers; the user's own objects stay as they are."""
-    return Message(msg.body, **{**msg.properties, "application_headers": dict(headers)})
+    return OwnMessage(msg.body, **{**msg.properties, "application_headers": dict(headers)})

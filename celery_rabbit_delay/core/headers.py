@@ -30,7 +30,12 @@ X_DELAY_NUMBER = "x-delay-number"
 
 Headers = Mapping[str, Any]
 
-_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+_DEATHS = {
+    "x-death",
+    *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
+}
+_NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, *_DEATHS}
+_NOT_UNWRAPPED = {HEADER, "CC", *_DEATHS}
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -104,26 +109,26 @@ def wrap(
     Headers left from an earlier dead-lettering travel in ours: RabbitMQ before 4.0.1 takes them for the message's own
     history, and drops what it believes to go round in circles (https://www.rabbitmq.com/docs/dlx#automatic-dead-lettering-cycles).
     """
-    wrapped, deaths = {}, {}
-    for name, value in headers.items():
-        if name.startswith(_DEATHS):
+    wrapped = dict(headers)
+    deaths = {}
+    for name in _NOT_WRAPPED.intersection(headers):
+        value = wrapped.pop(name)
+        if name in _DEATHS:
             deaths[name] = value
-        elif name not in (X_DELAY, X_DELAY_NUMBER):
-            wrapped[name] = value
-    wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
+    keys = wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
     check_key(exchange, "exchange")
-    for key in (*wrapped["CC"], *cc_keys(headers, "BCC")):
+    for key in (*keys, *cc_keys(headers, "BCC")):
         check_key(key)
         if is_reserved(key):
             raise InvalidDestination(
                 f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
                 "choose another routing key, or send it without a delay"
             )
-    wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds(due)}
+    ours = wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds(due)}
     if number is not None:
-        wrapped[HEADER]["n"] = number
+        ours["n"] = number
     if deaths:
-        wrapped[HEADER]["deaths"] = deaths
+        ours["deaths"] = deaths
     return wrapped
 
 
@@ -209,7 +214,9 @@ def unwrap(delivery: Delivery) -> Delivery:
     original, *cc = _items(headers.get("CC")) or [routing_key]
     if state.routing_key is not None:
         original, cc = state.routing_key, list(state.cc)
-    unwrapped = {k: v for k, v in headers.items() if k not in (HEADER, "CC") and not k.startswith(_DEATHS)}
+    unwrapped = dict(headers)
+    for name in _NOT_UNWRAPPED.intersection(headers):
+        del unwrapped[name]
     if cc := [key for key in cc if not is_reserved(str(key))]:
         unwrapped["CC"] = cc
     unwrapped |= x_death_history(headers, state, ours)

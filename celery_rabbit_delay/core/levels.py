@@ -14,8 +14,10 @@ from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
-#: Seconds, chosen by the mean number of hops, of round delays and of evenly spread ones (docs/benchmarks.md).
+#: Seconds, chosen by the mean number of hops, of round delays and of evenly spread ones (docs/benchmarks.md). Whole
+#: seconds up to 15 because of `retry_backoff`, which draws them by lot; 1, 2, 4 and 8 are powers of two.
 DEFAULT_LANES: tuple[float, ...] = (
+    *(3, 5, 6, 7, 9, 10, 11, 12, 13, 14),
     *(15, 30, 60, 120, 300, 600, 900, 1800),
     *(3600, 7200, 14400, 28800),
     *(86400, 172800, 604800, 1209600, 2592000),

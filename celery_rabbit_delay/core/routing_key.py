@@ -14,7 +14,7 @@ powers, so that not each lane needs a binding to each of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 from .levels import Level
 
@@ -27,7 +27,8 @@ SEPARATOR = "-"
 MAX_LENGTH = 255
 
 
-def encode(levels: Sequence[Level]) -> str:
+@lru_cache(maxsize=1024)
+def encode(levels: tuple[Level, ...]) -> str:
     """Return the routing key of a message that visits levels: lanes, then powers of two, each the longest first."""
     words = [level.word for level in levels]
     lanes = sum(level.is_lane for level in levels)

@@ -138,7 +138,7 @@ class Cascade:
         lanes, rest = self._encoder.split(ticks, slack)
         return tuple(self._level_of_ticks[ticks] for ticks in (*lanes, *powers_of_two(rest)))
 
-    @property
+    @cached_property
     def root(self) -> str:
         """What all names of the cascade begin with."""
         return self.root_of(LAYOUT)
@@ -158,7 +158,7 @@ class Cascade:
         """What the names of ingest and of the levels begin with."""
         return f"{self.shard_name}.high" if self.high else self.shard_name
 
-    @property
+    @cached_property
     def ingest(self) -> str:
         return f"{self.base_name}.ingest"
 

@@ -15,6 +15,7 @@ from .migrate import Moved, migrate
 from .native import native_waiting, teardown_native
 from .orphans import Orphan, orphans, purge, remove, replay
 from .probe import probe, probe_streams
+from .settings import advice
 from .setup import setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, status
 from .verify import compare, try_out
@@ -35,6 +36,7 @@ __all__ = [
     "Scheduled",
     "Status",
     "StreamReplaced",
+    "advice",
     "cancel",
     "cascades",
     "compare",

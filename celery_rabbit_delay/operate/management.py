@@ -69,6 +69,15 @@ class Management:
         """Queue name -> what the API says of it."""
         return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")}
 
+    def config_files(self) -> list[str] | None:
+        """Names of the files that the nodes have read their settings from; None if the API does not say."""
+        try:
+            nodes = self._get("/nodes?columns=config_files")
+        except NotPermitted:  # it takes the tag "monitoring"
+            return None
+        files = [node.get("config_files") for node in nodes]
+        return None if None in files else [file for found in files for file in found]
+
     def _get(self, path: str) -> Any:
         request = Request(self._base + path)
         request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())

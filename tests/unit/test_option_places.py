@@ -101,7 +101,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 def test_the_reference_has_a_row_for_each_option_with_its_default() -> None:
     assert [name for name, *_ in rows()] == NAMES
-    words = {"8 years": 8 * 365 * 24 * 3600.0, "17 of them": DEFAULT_LANES, "the app's": None}
+    words = {"8 years": 8 * 365 * 24 * 3600.0, "27 of them": DEFAULT_LANES, "the app's": None}
     for name, default, text in rows():
         value = words[default] if default in words else ast.literal_eval(default.strip("`"))
         assert value == getattr(Options(), name), name

@@ -16,7 +16,7 @@ LEVELS = Cascade("t", timedelta(milliseconds=1), powers=49).levels
 
 
 def encode(ticks: int) -> str:
-    return routing_key.encode([LEVELS[power.bit_length() - 1] for power in powers_of_two(ticks)])
+    return routing_key.encode(tuple(LEVELS[power.bit_length() - 1] for power in powers_of_two(ticks)))
 
 
 def test_keys_name_the_set_bits_highest_first() -> None:
@@ -28,9 +28,9 @@ def test_keys_name_the_set_bits_highest_first() -> None:
 def test_lanes_come_first_and_a_separator_stands_before_powers_that_follow() -> None:
     cascade = Cascade("t", timedelta(milliseconds=1), powers=12, lanes=(120, 960))
     level = {level.ticks: level for level in cascade.levels}
-    assert routing_key.encode([level[960]]) == "@.~960"
-    assert routing_key.encode([level[960], level[120]]) == "@.~960.~120"
-    assert routing_key.encode([level[960], level[120], level[64], level[8]]) == "@.~960.~120.-.^6.^3"
+    assert routing_key.encode((level[960],)) == "@.~960"
+    assert routing_key.encode((level[960], level[120])) == "@.~960.~120"
+    assert routing_key.encode((level[960], level[120], level[64], level[8])) == "@.~960.~120.-.^6.^3"
     assert routing_key.entry_pattern(level[960]) == "@.~960.#"
     assert routing_key.next_pattern(level[960], level[120]) == "@.#.~960.~120.#"
     assert routing_key.powers_pattern(level[120]) == "@.#.~120.-.#"

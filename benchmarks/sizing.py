@@ -1,0 +1,133 @@
+"""Measures what `dead_letter_worker_consumer_prefetch` and shards do, and draws the table of docs/sizing.md.
+
+python -m benchmarks.sizing                     on RabbitMQ 3.10, 4.0 and 4.3
+python -m benchmarks.sizing --rabbitmq 4.3 --scale 0.1 --out /tmp/sizing.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import kombu
+
+import celery_rabbit_delay
+from testkit import meter
+from testkit.node import Node, find_server
+from testkit.page import fill, machine, markdown
+
+from .contenders import QUEUE, Ours
+from .rows import bodies, drain_rate
+
+RESULTS = Path(__file__).with_name("sizing.json")
+PAGE = Path(__file__).parents[1] / "docs" / "sizing.md"
+CONF = "management_agent.disable_metrics_collector = true"
+
+AGAIN = "{dead_letter_worker_publisher_confirm_timeout, 10000}"
+
+#: Messages on their way out of one queue, RabbitMQ's default and another, and shards.
+SETTINGS = {f"{unsettled}, {shards}": (unsettled, shards) for unsettled in (32, 512) for shards in (1, 4)}
+
+
+def handing_on(server: Path, scale: float, repeats: int, log: Callable[[str], None]) -> dict[str, Any]:
+    """What `dead_letter_worker_consumer_prefetch` does: messages a second that are due in the same moment.
+
+    With the MB by which a fresh node's memory grows meanwhile at most, and how many messages of each thousand come
+    twice if it is killed in the middle.
+    """
+    amount = max(100, int(12_000 * scale))
+    grown: dict[str, list[float]] = {name: [] for name in SETTINGS}
+    twice: dict[str, list[float]] = {name: [] for name in SETTINGS}
+
+    def run(name: str) -> float:
+        unsettled, shards = SETTINGS[name]
+        # After a crash, RabbitMQ tries again after ten seconds instead of three minutes.
+        settings = f"{{dead_letter_worker_consumer_prefetch, {unsettled}}}, {AGAIN}"
+        advanced = f"[{{rabbit, [{settings}]}}]."
+        with Node(server, ("rabbitmq_management",), CONF, advanced) as fresh:
+            with meter.peak_memory(meter.pid(fresh)) as peak:
+                rate = drain_rate(fresh, Ours, shards, amount, 3000)
+            grown[name].append(peak.grown / 1e6)
+            twice[name].append(1000 * doubled(fresh, shards, amount) / amount)
+        return rate
+
+    found = meter.interleaved({name: partial(run, name) for name in SETTINGS}, repeats, log)
+    for name in SETTINGS:
+        found[name]["grown"] = meter.spread(grown[name])
+        found[name]["twice"] = meter.spread(twice[name])
+        log(f"  {name}: {found[name]}")
+    return found
+
+
+def doubled(node: Node, shards: int, amount: int) -> int:
+    """Messages that come twice, the node being killed while it hands on what is due in the same moment."""
+    contender = Ours(node.url(), confirm=True, shards=shards)
+    with celery_rabbit_delay.batch(contender.producer, max_size=500):
+        due = time.monotonic() + 4 + amount / 1500
+        for number in range(amount):
+            contender.publish(due - time.monotonic(), body=str(number))
+    channel = contender.connection.channel()
+    while channel.queue_declare(QUEUE, passive=True).message_count < amount / 10:
+        time.sleep(0.01)
+    node.kill()
+    node.start()
+    with kombu.Connection(node.url()) as connection:
+        came: set[str] = set()
+        copies = 0
+        for body in bodies(connection, 60, lambda: len(came) < amount):
+            copies += body in came
+            came.add(body)
+    if len(came) < amount:
+        print(f"  {amount - len(came)} of {amount} never came", file=sys.stderr)
+    return copies
+
+
+def table(results: dict[str, Any]) -> str:
+    """What the setting of RabbitMQ's and shards do to what is due in the same moment."""
+
+    def cell(found: dict[str, Any]) -> str:
+        grown, twice = found["grown"]["median"], found["twice"]["median"]
+        return f"{found['median']:,.0f}; {grown:,.0f} MB; {twice:.1f}"
+
+    lines = [[broker, *(cell(found["settings"][name]) for name in SETTINGS)] for broker, found in results.items()]
+    heads = [f"{unsettled}, {shards} shard{'s' if shards > 1 else ''}" for unsettled, shards in SETTINGS.values()]
+    return markdown(["RabbitMQ", *heads], lines)
+
+
+def page(text: str) -> str:
+    results = json.loads(RESULTS.read_text())
+    about = [found["about"] for found in results.values()]
+    return fill(text, {"machine": partial(machine, "Measured", about), "settings": partial(table, results)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sizing", description=__doc__.splitlines()[0])
+    parser.add_argument("--rabbitmq", nargs="+", default=["3.10", "4.0", "4.3"], help="names for tools/get-rabbitmq")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for name in arguments.rabbitmq:
+        server = find_server(name)
+        with Node(server) as node:
+            about = meter.about(node)
+        log(f"RabbitMQ {about['rabbitmq']}")
+        results[name] = {"settings": handing_on(server, arguments.scale, arguments.repeats, log), "about": about}
+        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+    if arguments.out == RESULTS:
+        PAGE.write_text(page(PAGE.read_text()))
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The properties of a message as AMQP 0-9-1 sends them (clause 4.2.6.1). Pure: a dict in, bytes out.
+
+These are the bytes that py-amqp sends, in half of its time, which was a sixth of
+what sending a delayed task cost. Only what Celery and this package put into headers is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from struct import Struct
+from typing import Any
+
+_unsigned_16, _unsigned_32, _unsigned_64 = (Struct(form).pack for form in (">H", ">I", ">Q"))
+_long_string, _int_32, _int_64 = Struct(">cI").pack, Struct(">ci").pack, Struct(">cq").pack
+_double = Struct(">cd").pack
+
+
+def encode_properties(properties: Mapping[str, Any]) -> bytes:
+    """Return the properties of a message, by py-amqp's names. Raises `LookupError`, `ValueError` for what it cannot."""
+    flags, parts = 0, {}
+    for name, value in properties.items():
+        if value is not None:
+            flag, encode = _PROPERTIES[name]
+            flags |= flag
+            parts[flag] = encode(value)
+    return _unsigned_16(flags) + b"".join([parts[flag] for flag in sorted(parts, reverse=True)])
+
+
+def _short_string(text: str) -> bytes:
+    data = text.encode()
+    return bytes((len(data),)) + data
+
+
+def _octet(number: int) -> bytes:
+    return bytes((number,))
+
+
+def _table(table: Mapping[str, Any]) -> bytes:
+    parts: list[bytes] = []
+    add = parts.append
+    for name, value in table.items():
+        add(_name(name))
+        if type(value) is str:  # most are this or None
+            data = value.encode()
+            add(b"S" + _unsigned_32(len(data)) + data)
+        elif value is None:
+            add(b"V")
+        else:
+            add(_FIELDS[type(value)](value))
+    data = b"".join(parts)
+    return _unsigned_32(len(data)) + data
+
+
+_name = lru_cache(maxsize=1024)(_short_string)  # the same ones in all messages
+
+
+def _string_field(text: str) -> bytes:
+    data = text.encode()
+    return b"S" + _unsigned_32(len(data)) + data
+
+
+def _int_field(number: int) -> bytes:
+    return _int_32(b"I", number) if -0x7FFFFFFF <= number <= 0x7FFFFFFF else _int_64(b"L", number)
+
+
+def _array_field(items: Iterable[Any]) -> bytes:
+    data = b"".join([_FIELDS[type(item)](item) for item in items])
+    return _long_string(b"A", len(data)) + data
+
+
+#: By exact type: what has another one may mean something else to py-amqp.
+_FIELDS: dict[type, Callable[[Any], bytes]] = {
+    str: _string_field,
+    bool: lambda value: b"t\1" if value else b"t\0",
+    int: _int_field,
+    float: lambda number: _double(b"d", number),
+    dict: lambda table: b"F" + _table(table),
+    list: _array_field,
+    tuple: _array_field,
+    type(None): lambda _: b"V",
+}
+
+_ENCODINGS: dict[str, Callable[[Any], bytes]] = {
+    "content_type": _short_string,
+    "content_encoding": _short_string,
+    "application_headers": _table,
+    "delivery_mode": _octet,
+    "priority": _octet,
+    "correlation_id": _short_string,
+    "reply_to": _short_string,
+    "expiration": _short_string,
+    "message_id": _short_string,
+    "timestamp": _unsigned_64,
+    "type": _short_string,
+    "user_id": _short_string,
+    "app_id": _short_string,
+    "cluster_id": _short_string,
+}
+
+#: Name -> flag and encoding. They are sent in the order of their flags, the highest first.
+_PROPERTIES = {name: (0x8000 >> place, encode) for place, (name, encode) in enumerate(_ENCODINGS.items())}
