@@ -40,6 +40,7 @@ def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> No
                 client = producer.connection
 
                 def attempt(client: kombu.Connection = client) -> None:
+                    client.default_channel  # noqa: B018  connects: a pool may hold connections that it has closed
                     work(client)
 
                 client.ensure(producer, attempt, **retry)()

@@ -182,6 +182,20 @@ def test_a_cancel_is_one_round_trip(vhost: Vhost) -> None:
         assert answers == [spec.Basic.Ack]
 
 
+def test_a_cancel_opens_a_connection_that_the_pool_has_closed(vhost: Vhost, make_app: MakeApp) -> None:
+    """Kombu closes a connection after an error, and hands it out again."""
+    app = make_app(options=RECORDED)
+    vhost.declare("celery")
+    with pytest.raises(KeyError), app.producer_or_acquire() as producer:
+        producer.connection.connect()
+        raise KeyError
+    id_ = app.send_task("t", countdown=60).id
+    with pytest.raises(KeyError), app.producer_or_acquire():
+        raise KeyError
+    celery_rabbit_delay.cancel(app, id_)
+    assert list(celery_rabbit_delay.scheduled(app)) == []
+
+
 def test_a_cancelled_message_is_not_delivered_to_a_plain_consumer(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
