@@ -187,7 +187,7 @@ def answers(results: dict[str, Any]) -> str:
         f"**Publishing** from one process: {on_each(rates)}.",
         f"**The worker's CPU** for a delayed task, against one without a delay: {of('worker', US, NONE)}. Native "
         f"delayed delivery: {of('worker', NATIVE, NONE)}.",
-        f"**Hops**: {hops:.1f} on average for delays spread evenly up to an hour, by powers of two alone.",
+        f"**Hops**: {hops:.1f} on average for delays spread evenly up to an hour.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 

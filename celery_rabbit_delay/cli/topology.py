@@ -118,7 +118,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
             if not lost:
                 click.echo("probe: all messages on time")
         if probing and management:
-            for text in operate.advice(management, cascades):
+            for text in operate.advice(management, operate.cascades(connection, priorities)):
                 click.echo(text)
     if (wrong or lost) and probing:
         click.echo("`setup` creates what is missing; delete what is different, or choose another prefix", err=True)
