@@ -24,8 +24,6 @@ version = release = celery_rabbit_delay.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 nitpicky = True
-# Pages of the table of contents may be missing while several people write them.
-suppress_warnings = ["toc.not_readable"]
 
 myst_heading_anchors = 4  # as GitHub makes them
 myst_enable_extensions = ["colon_fence"]
