@@ -35,7 +35,12 @@ COUNTDOWNS = [8 + n / 2 for n in range(10)]
 IMMEDIATE = 3
 STALLS = "4.3"  # the RabbitMQ to show it on
 LIMIT = 45.0  # seconds until the demo gives up
-LEVELS = range(7, -1, -1)  # downwards, as the messages go: none is on its way while one looks
+#: Where these tasks may wait, in the order of their way: none is on its way while one looks.
+LEVELS = [
+    level.queue
+    for level in sorted(Options().cascade.levels, key=lambda level: (not level.is_lane, -level.ttl))
+    if level.ttl <= 1000 * COUNTDOWNS[-1] + 1
+]
 
 
 NO_STALL = """\
@@ -94,12 +99,11 @@ def picture(sides: list[Side], channel: Any, started: float) -> Table:
     table = Table(title=f"{time.time() - started:4.1f} s after sending", title_justify="left", min_width=78)
     table.add_column("")
     rows: dict[str, list[Text]] = {"wait in RabbitMQ": [], "held by the worker": [], "in the task queue": [], "ran": []}
-    cascade = Options().cascade
     for side in sides:
         table.add_column(f"{side.name} celery-rabbit-delay", min_width=30)
         ran = side.ran()
         queued = count(channel, side.name)
-        waiting = sum(count(channel, cascade.levels[level].queue) for level in LEVELS) if side.name == "with" else 0
+        waiting = sum(count(channel, level) for level in LEVELS) if side.name == "with" else 0
         not_due = sum(due > time.time() for due in side.due.values())
         behind = sum(name not in ran for name in side.due if name.startswith("immediate"))
         held = max(0, not_due - waiting - max(0, queued - behind))
