@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from amqp import spec
 from amqp.abstract_channel import AbstractChannel
+
+from celery_rabbit_delay.amqp.writing import MessageWriter
 
 
 @contextmanager
@@ -16,11 +19,15 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
     sent: list[tuple[int, int]] = []
     received: list[tuple[int, int]] = []
     amqp = connection.connection
-    writer, dispatch = amqp.frame_writer, AbstractChannel.dispatch_method
+    writer, dispatch, add = amqp.frame_writer, AbstractChannel.dispatch_method, MessageWriter.add
 
     def recording(kind: int, channel: int, method: tuple[int, int], *rest: Any) -> Any:
         sent.append(method)
         return writer(kind, channel, method, *rest)
+
+    def adding(self: MessageWriter, *message: Any) -> None:
+        sent.append(spec.Basic.Publish)
+        add(self, *message)
 
     def dispatching(self: Any, method: tuple[int, int], *rest: Any) -> Any:
         received.append(method)
@@ -28,7 +35,10 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
 
     amqp.frame_writer = recording
     try:
-        with patch.object(AbstractChannel, "dispatch_method", dispatching):
+        with (
+            patch.object(AbstractChannel, "dispatch_method", dispatching),
+            patch.object(MessageWriter, "add", adding),
+        ):
             yield sent, received
     finally:
         amqp.frame_writer = writer

@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -40,13 +41,34 @@ def find_server(name: str | None = None) -> Path:
     return Path(answer.stdout.strip())
 
 
+_reservations: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """Not of those that the system gives to clients: one might sit on it while a node is down."""
+    """Not of those that the system gives to clients: one might sit on it while a node is down.
+
+    Nor one that another process has chosen for a node that does not listen yet.
+    """
     while True:
         port = 20_000 + secrets.randbelow(12_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if reserve(port):
+                return port
+
+
+def reserve(port: int) -> bool:
+    """Keep a port from other processes that ask here, until this one ends; return False if another has it."""
+    if sys.platform != "linux":
+        return True
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        reservation.bind(f"\0celery-rabbit-delay-port-{port}")  # a name without a file
+    except OSError:
+        reservation.close()
+        return False
+    _reservations.append(reservation)
+    return True
 
 
 def speaks_amqp(port: int) -> bool:
