@@ -24,7 +24,7 @@ DOCUMENTED = "guest:guest@localhost//"
 #: What a page tells to do once on a machine, and a test has done already.
 SKIPPED = ("pip install ", "docker run ", "cd ")
 #: Those that only look may be typed again until they show what the page shows.
-LOOKS = re.compile(r" delay (status|list|plan)\b| inspect | show$|rabbitmqctl (--quiet )?list_")
+LOOKS = re.compile(r" (status|list|plan)\b| inspect | show$|rabbitmqctl (--quiet )?list_")
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
