@@ -13,7 +13,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +95,14 @@ class Index:
     def __init__(self, path: Path, about: str) -> None:
         """`about` names the cascade and its broker. Raises `IndexUnusable`."""
         self.path = path
-        self._lock = _lock(path)
-        try:
-            self._db = connect(path, writable=True)
-            self._prepare(about)
-        except sqlite3.Error as exc:
-            self._lock.close()
-            raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
-        except IndexUnusable:
-            self._lock.close()
-            raise
+        with ExitStack() as failing:
+            self._lock = failing.enter_context(_lock(path))
+            try:
+                self._db = failing.enter_context(closing(connect(path, writable=True)))
+                self._prepare(about)
+            except sqlite3.Error as exc:
+                raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
+            failing.pop_all()
         self._names: dict[str, int] = {}
         self.unreadable = 0
 
@@ -285,14 +283,20 @@ def clean(text: str) -> str:
 def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
     """Return a connection to an index for the thread that asks."""
     db = sqlite3.connect(path, timeout=30, check_same_thread=False)  # written by one thread at a time
-    db.execute("PRAGMA case_sensitive_like = OFF")
-    db.execute("PRAGMA cache_size = -32000")  # 32 MB
-    if writable:
-        db.execute("PRAGMA journal_mode = WAL")  # whoever reads does not wait for whoever writes
-        db.execute("PRAGMA synchronous = NORMAL")  # no sync but at checkpoints; a crash costs the last moments at most
-        db.execute("PRAGMA journal_size_limit = 64000000")
-    else:
-        db.execute("PRAGMA query_only = ON")
+    try:
+        db.execute("PRAGMA case_sensitive_like = OFF")
+        db.execute("PRAGMA cache_size = -32000")  # 32 MB
+        if writable:
+            db.execute("PRAGMA journal_mode = WAL")  # whoever reads does not wait for whoever writes
+            db.execute(
+                "PRAGMA synchronous = NORMAL"
+            )  # no sync but at checkpoints; a crash costs the last moments at most
+            db.execute("PRAGMA journal_size_limit = 64000000")
+        else:
+            db.execute("PRAGMA query_only = ON")
+    except sqlite3.Error:
+        db.close()
+        raise
     return db
 
 
