@@ -12,20 +12,17 @@ from typing import Any, NamedTuple
 
 import kombu
 from amqp import Message
-from amqp.exceptions import NotFound, PreconditionFailed
+from amqp.exceptions import NotFound
 
 from ..core import journal
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel, Outgoing
-from .streams import Entry
+from .streams import SILENCE, Entry, consume, entry_of
 
 #: Messages, of 100 records each at most, that the broker sends ahead of their acknowledgements.
 _PREFETCH = 200
-
-#: Seconds without an answer after which a stream counts as unavailable.
-_SILENCE = 20
 
 
 class Place(NamedTuple):
@@ -87,7 +84,7 @@ class Follower:
             nonlocal begun
             if next(numbers) % (_PREFETCH // 4) == 0:
                 channel.basic_ack(message.delivery_tag, multiple=True)
-            entry = _entry(message)
+            entry = entry_of(message)
             if not begun and place is not None:
                 if entry.offset < place.offset:  # RabbitMQ sends whole chunks
                     return
@@ -118,13 +115,13 @@ class Follower:
 
         def on_message(message: Any) -> None:
             channel.basic_ack(message.delivery_tag)
-            entry = _entry(message)
+            entry = entry_of(message)
             if entry.body == marker:
                 found.append(entry.offset)
 
         channel = self._client.connection.channel()
         tag = _consume(channel, self._client, stream, "last", on_message)
-        deadline = time.monotonic() + _SILENCE
+        deadline = time.monotonic() + SILENCE
         while not found:
             if time.monotonic() > deadline:
                 raise StreamUnavailable(f"the stream {stream.name!r} does not answer: start the nodes that it is on")
@@ -132,11 +129,6 @@ class Follower:
         channel.basic_cancel(tag)
         channel.close()
         return found[0]
-
-
-def _entry(message: Any) -> Entry:
-    body = message.body  # py-amqp makes "" of an empty one
-    return Entry(message.headers["x-stream-offset"], body.encode() if isinstance(body, str) else bytes(body))
 
 
 def mark(
@@ -160,7 +152,7 @@ def mark(
     }
     with declare.translate_errors(cascade):
         try:
-            channel.publish_all(unsent, confirm_timeout=_SILENCE)
+            channel.publish_all(unsent, confirm_timeout=SILENCE)
         except NotFound:  # nor is there anything else of the cascade
             return {}
         finally:
@@ -181,12 +173,12 @@ def entry_at(client: kombu.Connection, stream: Stream, offset: int) -> Entry | N
 
     def on_message(message: Any) -> None:
         channel.basic_ack(message.delivery_tag)
-        entry = _entry(message)
+        entry = entry_of(message)
         if entry.offset >= offset:
             found.append(entry)
 
     tag = _consume(channel, client, stream, offset, on_message, prefetch=10)
-    deadline = time.monotonic() + _SILENCE
+    deadline = time.monotonic() + SILENCE
     while not found and time.monotonic() < deadline:
         with suppress(TimeoutError):
             client.drain_events(timeout=1)
@@ -198,11 +190,6 @@ def entry_at(client: kombu.Connection, stream: Stream, offset: int) -> Entry | N
 def _consume(
     channel: Any, client: kombu.Connection, stream: Stream, offset: int | str, callback: Any, prefetch: int = _PREFETCH
 ) -> str:
-    """Consume a stream from an offset on; return the consumer's tag. Raises `StreamUnavailable`, `NotPermitted`."""
+    """Do what `consume` does. Raises `NotPermitted` as well."""
     with declare.translate_errors(client.transport.delay_options.cascade):
-        channel.basic_qos(0, prefetch, False)
-        try:
-            tag: str = channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
-        except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica yet
-            raise StreamUnavailable(exc.reply_text) from exc
-    return tag
+        return consume(channel, stream, offset, callback, prefetch)

@@ -25,7 +25,7 @@ from .create import ensure_stream
 _PREFETCH = 2000
 
 #: Seconds without an answer after which a stream counts as unavailable.
-_SILENCE = 20
+SILENCE = 20
 
 
 class Entry(NamedTuple):
@@ -98,8 +98,7 @@ class StreamReader:
             return
         channel = connection.channel()
         with declare.translate_errors(self._options.cascade):
-            channel.basic_qos(0, _PREFETCH, False)
-            _consume(channel, stream, first or "first", None)
+            consume(channel, stream, first or "first", None, _PREFETCH)
         try:
             for number, entry in enumerate(_received(connection), 1):
                 if number % (_PREFETCH // 4) == 0:
@@ -120,7 +119,7 @@ class StreamReader:
         with declare.translate_errors(cascade):
             try:
                 message = Message(marker, delivery_mode=2)
-                if channel.publish(message, cascade.ingest, stream.routing_key, confirm_timeout=_SILENCE) is None:
+                if channel.publish(message, cascade.ingest, stream.routing_key, confirm_timeout=SILENCE) is None:
                     return True
             except NotFound:  # ingest
                 channel.reset()
@@ -147,30 +146,39 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
 
     def on_message(message: Any) -> None:
         channel.basic_ack(message.delivery_tag)
-        entry = _entry(message)
+        entry = entry_of(message)
         if entry.offset >= first:
             callback(entry)
 
-    channel.basic_qos(0, 100, False)
-    _consume(channel, stream, first, on_message)
+    consume(channel, stream, first, on_message, prefetch=100)
 
 
 def _received(connection: Any) -> Iterator[Entry]:
     """Yield what an `amqp.Connection` receives from now on, which may be nothing but messages of one stream."""
     deliveries = Deliveries()
     while True:
-        yield from map(Entry._make, deliveries.feed(upstream.receive(connection, _SILENCE)))
+        yield from map(Entry._make, deliveries.feed(upstream.receive(connection, SILENCE)))
 
 
-def _consume(channel: Any, stream: Stream, offset: int | str, callback: Callable[[Any], None] | None) -> None:
+def consume(
+    channel: Any, stream: Stream, offset: int | str, callback: Callable[[Any], None] | None, prefetch: int
+) -> str:
+    """Consume a stream from an offset on, and return the consumer's tag. Raises `StreamUnavailable`.
+
+    The broker sends `prefetch` messages ahead of their acknowledgements.
+    """
+    channel.basic_qos(0, prefetch, False)
     try:
-        channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
+        tag: str = channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
     except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica yet
         raise StreamUnavailable(exc.reply_text) from exc
+    return tag
 
 
-def _entry(message: Any) -> Entry:
-    return Entry(message.headers["x-stream-offset"], bytes(message.body))
+def entry_of(message: Any) -> Entry:
+    """Return what an `amqp.Message` of a stream is."""
+    body = message.body  # py-amqp makes "" of an empty one
+    return Entry(message.headers["x-stream-offset"], body.encode() if isinstance(body, str) else bytes(body))
 
 
 def _announce_close(connection: Any) -> None:

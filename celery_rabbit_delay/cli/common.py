@@ -182,13 +182,6 @@ def allowed(target: Target, any_queue: bool) -> Allowed:
     return Allowed(None if any_queue else target.queues())
 
 
-def escape(text: str) -> str:
-    """Return text from a message without what would control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def format_duration(milliseconds: int) -> str:
     """Return a duration in the largest unit of which it is at least one."""
     units = (("years", 365 * 86_400_000), ("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))

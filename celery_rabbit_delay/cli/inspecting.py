@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.text import escape
 from .common import (
     EXIT_PROBLEMS,
     allowed,
     any_queue_option,
     connected,
-    escape,
     format_duration,
     limit_option,
     management_of,

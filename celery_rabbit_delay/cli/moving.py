@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..core.text import escape
 from .common import (
     EXIT_PROBLEMS,
     allowed,
@@ -15,7 +16,6 @@ from .common import (
     connected,
     connection_to,
     ensure_connection,
-    escape,
     management_of,
     management_option,
     parse_seconds,

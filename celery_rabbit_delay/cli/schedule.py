@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import connected, escape, target_of
+from ..core.text import escape
+from .common import connected, target_of
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -111,7 +111,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
         click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
         earlier = _report_earlier(connection)
         lost: list[str] = []
-        if probing and not any(finding.kind != "binding" for finding in wrong):
+        if probing and operate.can_try_out(wrong):
             for problem in operate.try_out(connection, priorities):
                 click.echo(problem)
                 lost.append(problem)

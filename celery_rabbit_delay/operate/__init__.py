@@ -18,7 +18,7 @@ from .probe import probe, probe_streams
 from .settings import advice
 from .setup import setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, status
-from .verify import compare, try_out
+from .verify import can_try_out, compare, try_out
 
 __all__ = [
     "Entry",
@@ -37,6 +37,7 @@ __all__ = [
     "Status",
     "StreamReplaced",
     "advice",
+    "can_try_out",
     "cancel",
     "cascades",
     "compare",

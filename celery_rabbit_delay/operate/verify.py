@@ -36,6 +36,11 @@ def compare(
     return list(diff(connection, wanted, needed, management, streams, known))
 
 
+def can_try_out(findings: Iterable[Finding]) -> bool:
+    """Return whether messages can be sent: nothing is wrong but bindings, and what is wrong with those they show."""
+    return all(finding.kind == "binding" for finding in findings if finding.state != "present")
+
+
 def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Iterator[str]:
     """Send messages through the short levels and read the streams; yield what is wrong."""
     options: Options = connection.transport.delay_options

@@ -160,8 +160,7 @@ class Desk:
         with self._acting() as connection:
             findings = operate.compare(connection, self.broker.destinations, self.broker.management(connection))
             wrong = [finding for finding in findings if finding.state != "present"]
-            sound = all(finding.kind == "binding" for finding in wrong)
-            problems = list(operate.try_out(connection)) if sound else None
+            problems = list(operate.try_out(connection)) if operate.can_try_out(wrong) else None
         return Verified(now(), len(findings), wrong, problems)
 
 

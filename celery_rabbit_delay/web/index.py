@@ -13,7 +13,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,6 @@ class Index:
                 raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
             failing.pop_all()
         self._names: dict[str, int] = {}
-        self.unreadable = 0
 
     def _prepare(self, about: str) -> None:
         db = self._db
@@ -146,12 +145,10 @@ class Index:
         with self._db as db:
             for stream, entry in entries:
                 places[stream] = Place.of(entry)
-                try:
+                with suppress(*_UNREADABLE):
                     cancelled += changes.apply(entry.body)
                     keys.apply(entry.body)
                     rows += self._rows(stream, entry, queues, now)
-                except _UNREADABLE:
-                    self.unreadable += 1
             newest = db.execute("SELECT max(row) FROM message").fetchone()[0] or 0
             db.executemany(_INSERT, rows)
             db.execute(
@@ -181,10 +178,8 @@ class Index:
     def _rows(self, stream: str, entry: Entry, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
         for record in journal.unpack_records(entry.body):
             if now < record.due <= _LATEST and record.number < _NUMBERS:
-                try:
+                with suppress(*_UNREADABLE):
                     yield self._row(record, queues, stream, entry.offset)
-                except _UNREADABLE:
-                    self.unreadable += 1
 
     def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> tuple[Any, ...]:
         headers: Mapping[str, Any] = operate.to_message(record).headers

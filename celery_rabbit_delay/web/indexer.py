@@ -17,6 +17,7 @@ from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
 from ..operate import Entry, Follower, QueueNames, StreamReplaced
 from .index import Index, now
+from .text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Indexer:
                 self._pending.clear()
                 self._index.clear()
             except (AMQPError, DelayError, OSError) as exc:
-                self._error = str(exc) or type(exc).__name__
+                self._error = reason(exc)
                 self._stopping.wait(_AGAIN)
             except Exception as exc:
                 logger.exception("The index does not go on")

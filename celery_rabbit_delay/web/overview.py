@@ -15,6 +15,7 @@ from .gauges import Measured
 from .index import now, reading
 from .indexer import Indexer
 from .search import Filter, Share
+from .text import reason
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Overview:
             try:
                 return self._desk.status()
             except FAILURES as exc:
-                return str(exc) or type(exc).__name__
+                return reason(exc)
 
         return self._remembered("status", 4, ask)
 

@@ -28,7 +28,7 @@ from .index import now, reading
 from .indexer import Indexer
 from .overview import Overview
 from .search import Filter, Row
-from .text import body_text, printable
+from .text import body_text, printable, reason
 
 #: Most messages that one form may name, and bytes that a form may have.
 SELECTED, FORM = 1000, 200_000
@@ -310,7 +310,7 @@ def _act(site: Flask, setting: Setting, desk: Desk, overview: Overview) -> None:
             if len(done.refused) > 5:
                 flash(f"and {len(done.refused) - 5:,} more were refused", "bad")
         except FAILURES as exc:
-            flash(printable(str(exc) or type(exc).__name__, 500), "bad")
+            flash(printable(reason(exc), 500), "bad")
         overview.forget()
         return redirect(_back(), 303)
 
@@ -350,7 +350,7 @@ def _act(site: Flask, setting: Setting, desk: Desk, overview: Overview) -> None:
         try:
             site.extensions["verified"][:] = [desk.verify()]
         except FAILURES as exc:
-            flash(printable(str(exc) or type(exc).__name__, 500), "bad")
+            flash(printable(reason(exc), 500), "bad")
         overview.forget()
         return redirect(url_for("health"), 303)
 
