@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import kombu
@@ -13,7 +14,7 @@ from ..core.errors import DelayError
 from ..core.headers import HEADER, X_DELAY_KEY
 from ..core.topology import Stream
 from .clients import Client, client_of
-from .streams import StreamReader, follow
+from .streams import StreamReader, apply_readable, follow
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def is_dropped(connection: Any, message: Any) -> bool:
         return bool(headers and headers.get("retries")) and _is_cancelled(client_of(connection.client), headers)
     client = client_of(connection.client)
     number = ours.get("n")
-    if number is not None:
+    if isinstance(number, int):
         _follow_once(connection, journal.changes(_cascade(connection)), client.changes.apply)
         if client.changes.voids(number):
             logger.info("A message that was moved is dropped here: %s", headers.get("id"))
@@ -75,10 +76,12 @@ def learn(client: kombu.Connection) -> None:
     cascade = client.transport.delay_options.cascade
     known = client_of(client)
     with StreamReader(client) as reader:
-        for entry in reader.read(journal.changes(cascade)):
-            known.changes.apply(entry.body)
-        for entry in reader.read(journal.keys(cascade)):
-            known.keys.apply(entry.body)
+        for stream, apply in (
+            (journal.changes(cascade), known.changes.apply),
+            (journal.keys(cascade), known.keys.apply),
+        ):
+            for entry in reader.read(stream):
+                apply_readable(apply, stream, entry)
 
 
 def catch_up(connection: Any, stream: Stream, apply: Callable[[bytes], Any], patience: float) -> None:
@@ -94,8 +97,8 @@ def catch_up(connection: Any, stream: Stream, apply: Callable[[bytes], Any], pat
             for _ in range(2):
                 for entry in reader.read(stream):
                     following = entry.offset + 1
-                    apply(entry.body)
+                    apply_readable(apply, stream, entry)
                 if following:
                     break
                 connection.publisher_for().journal.ensure(stream)
-        follow(connection, stream, following, lambda entry: apply(entry.body))
+        follow(connection, stream, following, partial(apply_readable, apply, stream))

@@ -13,11 +13,12 @@ from amqp import Message
 
 from ..core import headers as headers_
 from ..core import journal
-from ..core.errors import NotWaiting, TooLate
+from ..core.errors import InvalidDestination, NotWaiting, TooLate
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import OPTIONS, Options
 from .schedule import to_message, waiting, write_changes
+from .waiting import ANYWHERE, Allowed
 
 #: Milliseconds before its due time from which on a message stays as it is: consumers must hear of the move in time.
 TOO_LATE = 2000
@@ -25,13 +26,14 @@ TOO_LATE = 2000
 Move = Callable[[Sequence[Record], datetime], None]
 
 
-def reschedule(connection: kombu.Connection, id_: str, due: datetime) -> None:
+def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: Allowed = ANYWHERE) -> None:
     """Give the message with an id another due time, an aware datetime; one in the past means at once.
 
     Id, body, priority and headers stay. Interrupted at any point, nothing is lost; interrupted in the middle, it is
     delivered at both times, unless it is moved again. A message with a key becomes the last one of its key.
 
-    Raises `NotWaiting`, `TooLate`, `InvalidDelay`, `NotPermitted`, and what publishing raises.
+    Raises `InvalidDestination` for one that is not `allowed`, `NotWaiting`, `TooLate`, `InvalidDelay`, `NotPermitted`,
+    and what publishing raises.
     """
     records = {record.number: record for record in waiting(connection) if record.id == id_}
     if not records:
@@ -39,12 +41,12 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime) -> None:
             f"no message with the id {id_!r} waits, as far as the journal knows: it has only those whose delay is at "
             "least the option `journal`"
         )
-    with moving(connection) as move:
+    with moving(connection, allowed) as move:
         move(list(records.values()), due)
 
 
 @contextmanager
-def moving(connection: kombu.Connection) -> Iterator[Move]:
+def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterator[Move]:
     """Return what gives the message that some records are about, each a copy of it, another due time.
 
     It takes the records and an aware datetime, and raises what `reschedule` does, but for `NotWaiting`.
@@ -61,6 +63,8 @@ def moving(connection: kombu.Connection) -> Iterator[Move]:
                     f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it"
                 )
             message, exchange, routing_key = _copy(first, due)
+            if refused := allowed.refuses(exchange, routing_key, message.headers):
+                raise InvalidDestination(f"{first.id!r} stays as it is: {refused}: use --any-queue if it may go there")
             target.default_channel.basic_publish(message, exchange, routing_key)
             # Only now: without the copy, the message would be lost.
             write_changes(target, [journal.void(record.number) for record in records])
@@ -71,8 +75,9 @@ def moving(connection: kombu.Connection) -> Iterator[Move]:
 def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
     """Return a message as it was sent, to be sent with another due time, its exchange and its routing key."""
     message = to_message(record)
-    state = headers_.read_state(message.headers)
-    assert state is not None
+    state = headers_.read_state(message.headers or {})
+    if state is None:
+        raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: it is of no delayed message")
     delivery = headers_.unwrap(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
     left = (due - datetime.now(timezone.utc)).total_seconds()

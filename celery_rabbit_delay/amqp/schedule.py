@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -16,15 +17,20 @@ from .. import upstream
 from ..core import headers as headers_
 from ..core import journal
 from ..core.errors import DelayError
-from ..core.journal import Changes, Keys, Record
+from ..core.journal import Changes, Keys, Record, Unreadable
 from ..core.topology import Stream
 from .streams import StreamReader
+
+logger = logging.getLogger(__name__)
 
 #: (exchange, routing key) -> the name of the queue that it leads to.
 QueueNames = Mapping[tuple[str, str], str]
 
 #: Is told how many messages of streams were read, of how many.
 Progress = Callable[[int, int], None]
+
+#: Is told of something in the journal that nobody can read.
+Report = Callable[[str], object]
 
 
 class Scheduled(NamedTuple):
@@ -52,19 +58,20 @@ class Scheduled(NamedTuple):
     retries: int
 
 
+@journal.reading
 def to_message(record: Record) -> Message:
-    """Return a message as it was put into the cascade."""
+    """Return a message as it was put into the cascade. Raises `Unreadable`."""
     message = Message(record.body)
-    upstream.deserialize(message, record.properties)
+    try:
+        upstream.deserialize(message, record.properties)
+    except (AMQPError, OSError) as exc:  # OSError: no such time
+        raise ValueError(exc) from exc
     return message
 
 
-def _scheduled(record: Record, queues: QueueNames) -> Scheduled:
-    return describe(record, to_message(record).headers, queues)
-
-
+@journal.reading
 def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> Scheduled:
-    """Return what a record and its message's headers say of a message that waits."""
+    """Return what a record and its message's headers say of a message that waits. Raises `Unreadable`."""
     state = headers_.read_state(headers)
     exchange, routing_key = (state.exchange if state else ""), str(headers["CC"][0])
     texts = [None if headers.get(name) is None else str(headers[name]) for name in ("task", "argsrepr", "kwargsrepr")]
@@ -88,6 +95,7 @@ def scheduled(
     limit: int | None = None,
     queues: QueueNames | None = None,
     progress: Progress | None = None,
+    report: Report = logger.warning,
 ) -> Iterator[Scheduled]:
     """Yield what waits and is in the journal, the soonest first: of a task, for a queue, due until an aware datetime.
 
@@ -96,19 +104,26 @@ def scheduled(
     names = queues or {}
     latest = None if until is None else headers_.milliseconds(until)
 
+    def shown(record: Record) -> Scheduled | None:
+        try:
+            return describe(record, to_message(record).headers, names)
+        except Unreadable as exc:
+            report(f"The record of message {record.number}, of the id {record.id!r}, is skipped: {exc}")
+            return None
+
     def chosen(record: Record) -> bool:
         if latest is not None and record.due > latest:
             return False
-        if task is None and queue is None:
+        if task is None and queue is None and limit is None:
             return True
-        shown = _scheduled(record, names)
-        return task in (None, shown.task) and queue in (None, shown.queue)
+        one = shown(record)
+        return one is not None and task in (None, one.task) and queue in (None, one.queue)
 
     soonest = _Soonest(limit)
-    for record in waiting(connection, progress):
+    for record in waiting(connection, progress, report):
         if soonest.wants(record) and chosen(record):
             soonest.add(record)
-    return (_scheduled(record, names) for record in soonest.records())
+    return filter(None, map(shown, soonest.records()))
 
 
 class _Soonest:
@@ -138,7 +153,9 @@ class _Soonest:
         return (record for *_, record in sorted(self._heap, reverse=True))
 
 
-def waiting(connection: kombu.Connection, progress: Progress | None = None) -> Iterator[Record]:
+def waiting(
+    connection: kombu.Connection, progress: Progress | None = None, report: Report = logger.warning
+) -> Iterator[Record]:
     """Yield the journal's records of messages that wait, in no order; of one that was published again, two."""
     cascade = connection.transport.delay_options.cascade
     changes, keys = Changes(), Keys()
@@ -156,11 +173,14 @@ def waiting(connection: kombu.Connection, progress: Progress | None = None) -> I
                     oldest = journal.published(entry.body)
                 if progress:
                     progress(min(done, total), total)
-                changes.apply(entry.body)
-                keys.apply(entry.body)
-                for record in journal.unpack_records(entry.body):
-                    if _waits(record, changes, keys):
-                        yield record
+                try:
+                    changes.apply(entry.body)
+                    keys.apply(entry.body)
+                    records = [one for one in journal.unpack_records(entry.body) if _waits(one, changes, keys)]
+                except Unreadable as exc:
+                    report(f"Message {entry.offset} of the stream {stream.name!r} is skipped: {exc}")
+                    continue
+                yield from records
             if oldest is not None and oldest < _now() - stream.max_age * 1000:
                 stale.append(stream)
     for stream in stale:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,11 +16,14 @@ from .. import upstream
 from ..core import journal
 from ..core.errors import CascadeMissing, StreamUnavailable
 from ..core.frames import Deliveries, UnexpectedMethod
+from ..core.journal import Unreadable
 from ..core.options import Options
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
 from .create import ensure_stream
+
+logger = logging.getLogger(__name__)
 
 #: Messages that the broker sends ahead of their acknowledgements.
 _PREFETCH = 2000
@@ -155,9 +159,15 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
 
 def _received(connection: Any) -> Iterator[Entry]:
     """Yield what an `amqp.Connection` receives from now on, which may be nothing but messages of one stream."""
-    deliveries = Deliveries()
+    deliveries = Deliveries(_parse_offset)
     while True:
         yield from map(Entry._make, deliveries.feed(upstream.receive(connection, SILENCE)))
+
+
+def _parse_offset(properties: bytes) -> int:
+    message = Message()
+    upstream.deserialize(message, properties)
+    return int(message.headers["x-stream-offset"])
 
 
 def consume(
@@ -179,6 +189,14 @@ def entry_of(message: Any) -> Entry:
     """Return what an `amqp.Message` of a stream is."""
     body = message.body  # py-amqp makes "" of an empty one
     return Entry(message.headers["x-stream-offset"], body.encode() if isinstance(body, str) else bytes(body))
+
+
+def apply_readable(apply: Callable[[bytes], object], stream: Stream, entry: Entry) -> None:
+    """Call a function with a message of a stream; warn if it is none that this package wrote."""
+    try:
+        apply(entry.body)
+    except Unreadable as exc:
+        logger.warning("Message %d of the stream %r is skipped: %s", entry.offset, stream.name, exc)
 
 
 def _announce_close(connection: Any) -> None:

@@ -70,6 +70,10 @@ class Allowed:
         return f"queue {others[0]!r} is none of those that were named" if others else None
 
 
+#: Allows any destination.
+ANYWHERE = Allowed(None)
+
+
 def replay(
     connection: Any,
     cascade: Cascade,

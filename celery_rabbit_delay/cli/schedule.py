@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.text import escape
-from .common import connected, target_of
+from .common import EXIT_PROBLEMS, allowed, any_queue_option, connected, target_of
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     import kombu
 
-    from ..operate import Progress, Scheduled
+    from ..operate import Progress, Report, Scheduled
 
 
 def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,8 +44,9 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
     Shows only what is in the journal: see the option `journal` of install().
     """
     found = False
+    problems: list[str] = []
     with connected(target_of(obj)) as connection:
-        waiting = _found(obj, connection, limit=limit, **filters)
+        waiting = _found(obj, connection, problems.append, limit=limit, **filters)
         lines = (json.dumps(_as_data(one)) if as_json else format_scheduled(one) for one in waiting)
         while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
             found = True
@@ -56,6 +57,7 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
             "from then on",
             err=True,
         )
+    _tell(problems)
 
 
 @click.command(short_help="Cancel tasks that wait.")
@@ -72,49 +74,63 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
     from .. import operate
 
     chosen = everything or any(filters.values())
+    problems: list[str] = []
     if bool(ids) == bool(chosen):
         raise click.UsageError("name ids, or use --task, --queue, --until or --all")
     with connected(target_of(obj)) as connection:
         if not ids:
-            ids = tuple(waiting.id for waiting in _found(obj, connection, **filters) if waiting.id)
+            ids = tuple(waiting.id for waiting in _found(obj, connection, problems.append, **filters) if waiting.id)
         operate.cancel(connection, ids)
         click.echo(f"{len(ids):,} cancelled")
+    _tell(problems)
 
 
 @click.command(short_help="Change the due time of a task.")
 @click.argument("id_", metavar="ID")
 @click.option("--eta", metavar="TIME", help="The new due time: 2030-01-31T12:00:00+01:00.")
 @click.option("--countdown", metavar="SECONDS", help="Seconds from now to the new due time.")
+@any_queue_option
 @click.pass_obj
-def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None) -> None:
+def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
     """Give a task that `list` shows another due time, earlier or later."""
-    _move(obj, id_, eta, countdown)
+    _move(obj, id_, eta, countdown, any_queue)
 
 
 @click.command("run-now")
 @click.argument("id_", metavar="ID")
+@any_queue_option
 @click.pass_obj
-def run_now(obj: Any, /, id_: str) -> None:
+def run_now(obj: Any, /, id_: str, any_queue: bool) -> None:
     """Make a task that `list` shows due at once."""
-    _move(obj, id_, None, "0")
+    _move(obj, id_, None, "0", any_queue)
 
 
-def _move(obj: Any, id_: str, eta: str | None, countdown: str | None) -> None:
+def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
     from datetime import datetime, timezone
 
     from .. import operate
     from ..core.due import due_at
 
-    with connected(target_of(obj)) as connection:
+    target = target_of(obj)
+    with connected(target) as connection:
         zone = connection.transport.delay_options.naive_timezone
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
-        operate.reschedule(connection, id_, due)
+        operate.reschedule(connection, id_, due, allowed(target, any_queue))
         click.echo(f"due {due.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z")
+
+
+def _tell(problems: list[str]) -> None:
+    """Show what in the journal nobody can read; the exit code says so as well."""
+    for problem in problems:
+        click.echo(escape(problem), err=True)
+    if problems:
+        raise SystemExit(EXIT_PROBLEMS)
 
 
 def _found(
     obj: Any,
     connection: kombu.Connection,
+    report: Report,
     task: str | None,
     only_queue: str | None,
     until: str | None,
@@ -125,7 +141,7 @@ def _found(
     names = operate.queue_names(target_of(obj).queues())
     latest = None if until is None else _moment(until, connection)
     with _progress() as progress:
-        return operate.scheduled(connection, task, only_queue, latest, limit, names, progress)
+        return operate.scheduled(connection, task, only_queue, latest, limit, names, progress, report)
 
 
 def _moment(text: str, connection: kombu.Connection) -> datetime:

@@ -5,6 +5,7 @@ py-amqp decodes each of a message's three frames in some fifty calls; of a strea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 
 _FRAME = Struct(">BHI")  # type, channel, length
@@ -24,17 +25,16 @@ class UnexpectedMethod(Exception):
 class Deliveries:
     """Takes bytes as they arrive, and gives the messages that are complete."""
 
-    def __init__(self) -> None:
+    def __init__(self, parse_offset: Callable[[bytes], int]) -> None:
+        """`parse_offset` finds a message's offset in its properties (clause 4.2.6.1) where this does not know it."""
+        self._parse_offset = parse_offset
         self._buffer = b""
         self._offset = 0
         self._missing = 0  # bytes of the body
         self._parts: list[bytes] = []
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Return (offset, body) of each message that these bytes complete.
-
-        Raises `UnexpectedMethod`; `ValueError` for a message that is not of a stream.
-        """
+        """Return (offset, body) of each message that these bytes complete. Raises `UnexpectedMethod`."""
         buffer = self._buffer + data
         found = []
         at = 0
@@ -50,7 +50,7 @@ class Deliveries:
                 continue
             if kind == _HEADER:
                 self._missing = _CONTENT.unpack_from(buffer, start)[2]
-                self._offset = _offset(buffer[start:end])
+                self._offset = self._find_offset(buffer[start:end])
                 self._parts = []
             elif kind == _BODY:
                 self._missing -= length
@@ -62,9 +62,8 @@ class Deliveries:
         self._buffer = buffer[at:]
         return found
 
-
-def _offset(header: bytes) -> int:
-    at = header.index(_NAME) + len(_NAME)
-    if header[at : at + 1] not in (b"l", b"L"):
-        raise ValueError(f"the offset of a message is of the type {header[at : at + 1]!r}")
-    return int(_OFFSET.unpack_from(header, at + 1)[0])
+    def _find_offset(self, header: bytes) -> int:
+        at = header.find(_NAME) + len(_NAME)
+        if header.count(_NAME) == 1 and header[at : at + 1] in (b"l", b"L"):
+            return int(_OFFSET.unpack_from(header, at + 1)[0])
+        return self._parse_offset(header[_CONTENT.size :])  # somebody else wrote the name into a header

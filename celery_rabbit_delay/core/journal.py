@@ -14,10 +14,11 @@ import json
 import os
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
-from .errors import InvalidDelay
+from .errors import DelayError, InvalidDelay
 from .topology import Cascade, Stream
 
 _DAY = 24 * 3600
@@ -47,6 +48,35 @@ _RECORD, _MARKER, _FILLER, _UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"r", b"m", b"f"
 _HEAD = struct.Struct(">QQHHII")  # due, number, length of id, of key, of properties, of body
 _TIME = struct.Struct(">Q")
 _MARKER_LENGTH = 16
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MALFORMED = (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
+
+class Unreadable(DelayError):
+    """What is in a stream was not written by this package: whoever may publish to ingest can do so."""
+
+
+def reading(function: F) -> F:
+    """Make `Unreadable` of what a function raises because bytes are not what they should be."""
+
+    @wraps(function)
+    def wrapper(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except (
+            struct.error,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as exc:
+            raise Unreadable(f"it is not what this package writes ({exc})") from exc
+
+    return wrapper  # type: ignore[return-value]
 
 
 def _stream(cascade: Cascade, name: str, max_age: int, segment: int) -> Stream:
@@ -124,10 +154,12 @@ def pack_records(records: Iterable[Record], now: int) -> bytes:
     return b"".join(parts)
 
 
-def unpack_records(message: bytes) -> Iterator[Record]:
-    """Yield the records in a message of a journal; none if it is something else."""
+@reading
+def unpack_records(message: bytes) -> list[Record]:
+    """Return the records in a message of a journal; none if it is something else. Raises `Unreadable`."""
+    records: list[Record] = []
     if message[:1] != _RECORD:
-        return
+        return records
     at = 1 + _TIME.size
     while at < len(message):
         due, number, *lengths = _HEAD.unpack_from(message, at)
@@ -137,7 +169,12 @@ def unpack_records(message: bytes) -> Iterator[Record]:
             parts.append(message[at : at + length])
             at += length
         id_, key, properties, body = parts
-        yield Record(due, number, id_.decode(errors="replace"), key.decode(errors="replace"), properties, body)
+        records.append(
+            Record(due, number, id_.decode(errors="replace"), key.decode(errors="replace"), properties, body)
+        )
+    if at > len(message):
+        raise ValueError(f"it ends {at - len(message)} bytes too soon")
+    return records
 
 
 def published(message: bytes) -> int | None:
@@ -194,20 +231,23 @@ class Changes:
         self._stamps: dict[str, set[Any]] = {}
         self._voids: set[int] = set()
 
+    @reading
     def apply(self, message: bytes) -> list[str]:
-        """Take note of what a message says; return the ids that it cancels."""
+        """Take note of what a message says; return the ids that it cancels. Raises `Unreadable`."""
         kind, content = message[:1], message[1:]
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
+            ids = [str(uuid.UUID(bytes=one)) for one in whole]
             self._uuids.update(whole)
-            return [str(uuid.UUID(bytes=one)) for one in whole]
+            return ids
         if kind == _IDS:
             ids = [str(id_) for id_ in json.loads(content)]
             self._ids.update(ids)
             return ids
         if kind == _STAMPS:
-            for name, values in json.loads(content).items():
-                self._stamps.setdefault(name, set()).update(map(str, values))
+            stamps = {name: set(map(str, values)) for name, values in json.loads(content).items()}
+            for name, values in stamps.items():
+                self._stamps.setdefault(name, set()).update(values)
         elif kind == _VOID:
             self._voids.update(_TIME.unpack(content))
         return []
@@ -249,8 +289,9 @@ class Keys:
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
 
+    @reading
     def apply(self, message: bytes) -> None:
-        """Take note of what a message says."""
+        """Take note of what a message says. Raises `Unreadable`."""
         if message[:1] == _KEY:
             self._last[message[1 + _TIME.size :].decode()] = _TIME.unpack_from(message, 1)[0]
 

@@ -5,7 +5,17 @@ Every function takes a `kombu.Connection` with our transport, whose options say 
 
 from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark
 from ..amqp.reschedule import moving, reschedule
-from ..amqp.schedule import Progress, QueueNames, Scheduled, cancel, describe, queue_names, scheduled, to_message
+from ..amqp.schedule import (
+    Progress,
+    QueueNames,
+    Report,
+    Scheduled,
+    cancel,
+    describe,
+    queue_names,
+    scheduled,
+    to_message,
+)
 from ..amqp.streams import Entry
 from ..core.journal import Record
 from .cascades import cascades, earlier_layout, existing
@@ -33,6 +43,7 @@ __all__ = [
     "Progress",
     "QueueNames",
     "Record",
+    "Report",
     "Scheduled",
     "Status",
     "StreamReplaced",

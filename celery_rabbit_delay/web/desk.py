@@ -98,7 +98,7 @@ class Desk:
             # What another has moved meanwhile must not be moved again: it would be delivered twice.
             self._indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
-            with operate.moving(connection) as move:
+            with operate.moving(connection, self._allowed) as move:
                 for row in found:
                     try:
                         with reading(self._path) as db:
@@ -131,6 +131,10 @@ class Desk:
                 return record
         raise NotWaiting("the journal no longer has its record")
 
+    @property
+    def _allowed(self) -> Allowed:
+        return Allowed(None if self.broker.any_queue else self.broker.queues)
+
     def orphans(self) -> list[Orphan]:
         """Return the oldest orphans."""
         with self._connected() as connection:
@@ -138,9 +142,8 @@ class Desk:
 
     def replay(self, marks: Iterable[str] | None) -> Done:
         """Send orphans on, all or those with some marks."""
-        queues = None if self.broker.any_queue else self.broker.queues
         with self._acting() as connection:
-            results = list(operate.replay(connection, ORPHANS, Allowed(queues), _chosen(marks)))
+            results = list(operate.replay(connection, ORPHANS, self._allowed, _chosen(marks)))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), refused)
 

@@ -10,19 +10,16 @@ import fcntl
 import json
 import os
 import sqlite3
-import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from amqp.exceptions import AMQPError
-
 from .. import operate
 from ..core import journal
 from ..core.errors import DelayError
-from ..core.journal import Changes, Keys
+from ..core.journal import Changes, Keys, Unreadable
 from ..operate import Entry, Place, QueueNames, Record
 from .text import SEARCHED, body_text, printable
 
@@ -80,9 +77,6 @@ END;
 _INSERT = """INSERT OR IGNORE INTO message
     (number, due, state, id, task, queue, key, retries, stamps, arguments, stream, offset)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-
-#: What hostile records raise when they are read.
-_UNREADABLE = (AMQPError, struct.error, ValueError, LookupError, TypeError, OverflowError, AttributeError)
 
 
 class IndexUnusable(DelayError):
@@ -145,7 +139,7 @@ class Index:
         with self._db as db:
             for stream, entry in entries:
                 places[stream] = Place.of(entry)
-                with suppress(*_UNREADABLE):
+                with suppress(Unreadable):
                     cancelled += changes.apply(entry.body)
                     keys.apply(entry.body)
                     rows += self._rows(stream, entry, queues, now)
@@ -178,9 +172,10 @@ class Index:
     def _rows(self, stream: str, entry: Entry, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
         for record in journal.unpack_records(entry.body):
             if now < record.due <= _LATEST and record.number < _NUMBERS:
-                with suppress(*_UNREADABLE):
+                with suppress(Unreadable):
                     yield self._row(record, queues, stream, entry.offset)
 
+    @journal.reading
     def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> tuple[Any, ...]:
         headers: Mapping[str, Any] = operate.to_message(record).headers
         shown = operate.describe(record, headers, queues)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -16,6 +17,8 @@ import celery_rabbit_delay
 from celery_rabbit_delay import InvalidDelay, NotWaiting, Scheduled, TooLate, UnsupportedConfiguration, operate
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.journal import Record
 from testkit.broker import Vhost, take
 from testkit.commands import management, run
 from testkit.frames import frames
@@ -174,6 +177,64 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     assert "cannot read the eta 'tomorrow'" in failed.err
 
 
+#: What this package never writes, for each stream.
+FORGED: dict[str, list[bytes]] = {
+    "@.changes": [b"u123", b"c{", b"v1"],
+    "@.keys": [b"k1"],
+    "@.journal.600": [b"r1234567812", journal.pack_records([Record(2**63, 5, "far", "", b"\xff" * 9, b"")], 0)],
+}
+
+
+def forge(connection: Any) -> None:
+    """Write what no reader understands, as whoever may write to ingest can do."""
+    ingest = connection.transport.delay_options.cascade.ingest
+    headers = {"x-stream-offset": 10**12, "a": "\x0fx-stream-offset"}
+    for key, bodies in FORGED.items():
+        for body in bodies:
+            connection.Producer().publish(body, exchange=ingest, routing_key=key, headers=headers)
+
+
+def test_what_somebody_made_up_is_reported_and_hides_nothing_else(vhost: Vhost) -> None:
+    vhost.declare("q")
+    reports: list[str] = []
+    with vhost.connection(**RECORDED) as connection:
+        operate.cancel(connection, ["another"])
+        publish(connection, 60, correlation_id="first", headers={"x-delay-key": "k"})
+        forge(connection)
+        publish(connection, 90, correlation_id="second")
+        shown = list(operate.scheduled(connection, report=reports.append))
+        assert [one.id for one in shown] == ["first", "second"]
+        assert [one.id for one in operate.scheduled(connection, limit=1)] == ["first"]
+        streams = [re.search(r"\.(changes|keys|journal.600)'", report) for report in reports]
+        assert [found and found[1] for found in streams] == ["changes"] * 3 + ["keys", "journal.600", None]
+        operate.reschedule(connection, "second", datetime.now(timezone.utc) + timedelta(seconds=30))
+    for command in (["list"], ["cancel", "--task", "t"]):
+        result = run(vhost.url("amqp"), *command)
+        assert result.code == 3
+        assert result.err.count("is skipped") >= len(reports) - 1
+
+
+def test_what_somebody_made_up_stops_no_consumer(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection, vhost.connection() as consuming:
+        publish(connection, 0.1, headers={"x-delay-key": "k"})
+        forge(connection)
+        came: list[str] = []
+        with consuming.Consumer([Queue("q")], callbacks=[lambda body, message: came.append(body)], no_ack=True):
+            consuming.drain_events(timeout=30)
+            forge(connection)
+            numbers: list[Any] = [[], {"a": 1}, 1.5]
+            for number in numbers:  # a header that is not ours
+                header = {HEADER: {"prefix": "x", "exchange": "", "due": 1, "n": number}, "CC": ["q"]}
+                connection.Producer().publish("odd", routing_key="q", headers=header)
+            publish(connection, 0.1, headers={"x-delay-key": "k"})
+            while len(came) < 5:
+                consuming.drain_events(timeout=30)
+    assert came == ["x", "odd", "odd", "odd", "x"]
+    skipped = [record for record in caplog.messages if "is skipped" in record]
+    assert len(skipped) >= len(FORGED["@.changes"] + FORGED["@.keys"])
+
+
 def test_a_cancel_is_one_round_trip(vhost: Vhost) -> None:
     with vhost.connection() as connection:
         operate.cancel(connection, ["creates the stream"])
@@ -308,12 +369,16 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
         publish(connection, 60, correlation_id="a")
         publish(connection, 61, correlation_id="b")
     url = vhost.url("amqp")
-    assert run(url, "reschedule", "a", "--countdown", "90").out.startswith("due 2")
+    for command in (["reschedule", "a", "--countdown", "90"], ["run-now", "a"]):
+        refused = run(url, "--queue", "r", *command)  # what a record says may be made up
+        assert refused.code == 1
+        assert "queue 'q' is none of those that were named: use --any-queue" in refused.err
+    assert run(url, "--queue", "q", "reschedule", "a", "--countdown", "90").out.startswith("due 2")
     assert ids(vhost) == ["b", "a"]
     tomorrow = datetime.now(timezone.utc) + timedelta(seconds=50)
-    assert run(url, "reschedule", "a", "--eta", tomorrow.isoformat()).code == 0
+    assert run(url, "--queue", "q", "reschedule", "a", "--eta", tomorrow.isoformat()).code == 0
     assert ids(vhost) == ["a", "b"]
-    assert run(url, "run-now", "a").code == 0
+    assert run(url, "run-now", "a", "--any-queue").code == 0
     vhost.take("q", 1)
     assert ids(vhost) == ["b"]
     for wrong in ((), ("--eta", "x"), ("--countdown", "-1"), ("--countdown", "5", "--eta", tomorrow.isoformat())):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import json
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, Options
 from celery_rabbit_delay.core import journal, routing_key
-from celery_rabbit_delay.core.journal import Changes, Keys, Record
+from celery_rabbit_delay.core.journal import Changes, Keys, Record, Unreadable
 from celery_rabbit_delay.core.topology import Topology
 
 CASCADE = Options().cascade
@@ -37,7 +39,7 @@ def read(*messages: bytes) -> Changes:
 
 @given(st.lists(records, max_size=5))
 def test_records_come_out_of_a_message_as_they_went_in(wanted: list[Record]) -> None:
-    assert list(journal.unpack_records(journal.pack_records(wanted, 17))) == wanted
+    assert journal.unpack_records(journal.pack_records(wanted, 17)) == wanted
 
 
 def test_a_message_of_records_says_when_it_was_published() -> None:
@@ -47,7 +49,38 @@ def test_a_message_of_records_says_when_it_was_published() -> None:
 
 def test_what_is_no_record_holds_none() -> None:
     for other in (journal.marker(), journal.filler(10), journal.void(5), b""):
-        assert list(journal.unpack_records(other)) == []
+        assert journal.unpack_records(other) == []
+
+
+@given(st.lists(records, min_size=1, max_size=3), st.data())
+def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], data: st.DataObject) -> None:
+    whole = journal.pack_records(wanted, 17)
+    ends = [len(journal.pack_records(wanted[:count], 17)) for count in range(len(wanted))]
+    cut = data.draw(st.integers(ends[0] + 1, len(whole) - 1).filter(lambda length: length not in ends))
+    with pytest.raises(Unreadable, match="it is not what this package writes"):
+        journal.unpack_records(whole[:cut])
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [b"u123", b"c{", b"c" + b"[" * 100_000, b"c5", b"s[]", b's{"a": "b", "c": 5}', b"v1", b"k1", b"k12345678\xff"],
+    ids=lambda forged: forged[:9].decode(errors="replace"),
+)
+def test_a_change_that_somebody_made_up_is_an_error_and_changes_nothing(forged: bytes) -> None:
+    read = Keys() if forged.startswith(b"k") else Changes()
+    before = vars(copy.deepcopy(read))
+    with pytest.raises(Unreadable, match="it is not what this package writes"):
+        read.apply(forged)
+    assert vars(read) == before
+
+
+@given(
+    st.sampled_from(b"rucsvk"), st.binary() | st.recursive(st.text(), st.lists).map(lambda v: json.dumps(v).encode())
+)
+def test_nothing_in_a_stream_raises_another_error(kind: int, content: bytes) -> None:
+    for read in (Changes().apply, Keys().apply, journal.unpack_records):
+        with suppress(Unreadable):
+            read(bytes([kind]) + content)
 
 
 @given(st.floats(0.001, 10 * YEAR))
