@@ -223,7 +223,9 @@ def forged_keys(stage: Stage) -> None:
             with kombu.Connection(stage.node.url()) as plain:
                 for number in range(1000 * stage.rounds):
                     key = ("@.^5.^9", "@.^3.x", "@.^6.^2.^30")[number % 3]
-                    plain.default_channel.basic_publish(Message("forged"), cascade.ingest, key)
+                    entry = {"CC": [f"@.>{key.split('.')[1]}"]}
+                    forged = Message("forged", application_headers=entry)
+                    plain.default_channel.basic_publish(forged, cascade.ingest, key)
                     if number % 100 == 0:
                         stage.arena.wait(1)
 

@@ -94,8 +94,9 @@ class Ours(Contender):
         options: Options = self.connection.transport.delay_options
         due = datetime.now(timezone.utc) + timedelta(seconds=delay)
         headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
-        key = routing_key.encode(options.route(options.cascade, round(delay * 1_000_000)))
-        return options.cascade.ingest, key, headers_.addressed(headers, Destination("", (QUEUE,)))
+        route = options.route(options.cascade, round(delay * 1_000_000))
+        headers = dict(headers_.routed(headers_.addressed(headers, Destination("", (QUEUE,))), route))
+        return options.cascade.ingest, routing_key.encode(route), headers
 
     def burst_due_at(self, due: float, amount: int) -> None:
         """Sends messages that are all due at a `time.monotonic()`, to all shards by turns."""

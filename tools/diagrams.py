@@ -32,7 +32,10 @@ class Stop(NamedTuple):
 
 def journey(cascade: Cascade, ticks: int) -> tuple[tuple[str, ...], list[Stop]]:
     """Return the routing keys of one message for the queue `celery`, and its stops, from binding to binding."""
-    keys = routing_key.encode(cascade.route(ticks, 0)), QUEUE.outbox_address, QUEUE.address
+    route = cascade.route(ticks, 0)
+    keys = tuple(
+        dict.fromkeys((routing_key.encode(route), QUEUE.outbox_address, QUEUE.address, routing_key.entry_key(route)))
+    )
     bindings = [*cascade.bindings(), *cascade.destination_bindings(QUEUE)]
     queues = {queue.name: queue for queue in [*cascade.queues(), cascade.outbox(QUEUE)]}
     notes = {
@@ -121,6 +124,8 @@ def draw_binding(picture: Picture, binding: Binding, source: Box, target: Box, o
     """Draw a binding, and its pattern beside it, along the rows and columns of `topology`."""
     x, y = target.top
     if binding.source == CASCADE.ingest:
+        if routing_key.is_entry_key(binding.routing_key):
+            y += 13  # of two keys, one below the other
         picture.arrow([source.right, (x, source.right[1]), target.top])
         picture.note(x + 4, 88, binding.routing_key, code=True)
     elif binding.source in of_levels and binding.destination == CASCADE.done:

@@ -48,9 +48,10 @@ def message() -> dict[str, Any]:
     """Return what a message carries that was sent to "orders" with the key "new" and a delay of five ticks."""
     due = datetime(2030, 1, 1, tzinfo=timezone.utc)
     wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
+    route = QUORUM.route(5, slack=0)
     return {
-        "routing key": routing_key.encode(QUORUM.route(5, slack=0)),
-        "headers": headers.addressed(wrapped, Destination("orders", key="new")),
+        "routing key": routing_key.encode(route),
+        "headers": headers.routed(headers.addressed(wrapped, Destination("orders", key="new")), route),
     }
 
 

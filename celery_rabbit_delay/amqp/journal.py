@@ -21,7 +21,7 @@ from . import declare
 from .clients import client_of
 from .confirms import ConfirmedChannel, Outgoing
 from .create import ensure_stream
-from .pending import PendingMessage
+from .pending import Entry, PendingMessage
 
 logger = logging.getLogger(__name__)
 
@@ -46,18 +46,17 @@ class Journal:
         self._has_keys = False
         self._created: set[Stream] = set()
 
-    def records(self, messages: Iterable[PendingMessage]) -> dict[Any, Outgoing]:
-        """Return what to publish before some messages, by a name.
+    def records(self, messages: Iterable[tuple[Entry | None, Any]]) -> dict[Any, Outgoing]:
+        """Return what to publish before some messages, by a name: each an `amqp.Message`, with what is told of it.
 
         Whoever stops between the two leaves a record of a message that never comes, and not the other way round.
         """
         packs: dict[Stream, list[list[Record]]] = {}
         size = 0
-        for pending in messages:
-            entry = pending.entry
+        for entry, message in messages:
             if entry is None or entry.stream is None or self._is_paused(entry.stream):
                 continue
-            properties, body = upstream.serialize(pending.message)
+            properties, body = upstream.serialize(message)
             record = Record(entry.due, entry.number, entry.id, entry.key or "", properties, body)
             lists = packs.setdefault(entry.stream, [])
             if not lists or len(lists[-1]) >= _MAX_RECORDS or size + record.size > _MAX_BYTES:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from amqp import Message
+
+from .. import upstream
+from ..core import wire
 from ..core.destination import Destination
 from ..core.topology import Stream
 
@@ -12,6 +17,17 @@ from ..core.topology import Stream
 def now() -> int:
     """Return microseconds of a clock that nobody sets: a delay must not change with the wall clock."""
     return time.monotonic_ns() // 1000
+
+
+class OwnMessage(upstream.EncodesProperties, Message):  # type: ignore[misc]
+    """A message in the cascade."""
+
+    encode_properties = staticmethod(wire.encode_properties)
+
+
+def with_headers(msg: Any, headers: Mapping[str, Any]) -> Any:
+    """Return a copy of an `amqp.Message` with other headers; the user's own objects stay as they are."""
+    return OwnMessage(msg.body, **{**msg.properties, "application_headers": dict(headers)})
 
 
 class Entry(NamedTuple):

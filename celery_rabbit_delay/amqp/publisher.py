@@ -10,6 +10,7 @@ from typing import Any
 
 from amqp.exceptions import AccessRefused, NotFound
 
+from ..core import headers as headers_
 from ..core import routing_key
 from ..core.destination import Destination
 from ..core.errors import CascadeMissing, NotRouted
@@ -19,7 +20,7 @@ from . import declare
 from .confirms import Answered, ConfirmedChannel, Outgoing
 from .create import create_cascade
 from .journal import Journal
-from .pending import PendingMessage, now
+from .pending import PendingMessage, now, with_headers
 
 #: Destinations that a connection remembers. Reply queues may be without number.
 _MAX_BOUND = 10_000
@@ -164,11 +165,11 @@ class DelayedPublisher:
 
         Removes those from `messages` that are stored, also if it raises.
         """
-        records = self.journal.records(messages.values())
         last = next(reversed(messages.values()))
-        unsent = dict(records)
-        for name, pending in messages.items():
-            self._sent = unsent[name] = self._outgoing(pending)
+        outgoing = {name: self._outgoing(pending) for name, pending in messages.items()}
+        self._sent = outgoing[next(reversed(outgoing))]
+        records = self.journal.records((pending.entry, outgoing[name].message) for name, pending in messages.items())
+        unsent = {**records, **outgoing}
         try:
             with self.journal.recording(records):
                 self._channel.publish_all(unsent, last.timeout, last.confirm_timeout)
@@ -186,8 +187,11 @@ class DelayedPublisher:
     def _outgoing(self, pending: PendingMessage) -> Outgoing:
         """Return a message for what is left of its delay: declaring, or a batch, may have taken a while."""
         shard = self.shards[next(self._turns) % len(self.shards)]
-        key = routing_key.encode(self.options.route(self.cascade, pending.due - now(), pending.delay))
-        return Outgoing(pending.message, shard.ingest, key)
+        route = self.options.route(self.cascade, pending.due - now(), pending.delay)
+        message = pending.message
+        if len(route) > 1:
+            message = with_headers(message, headers_.routed(message.headers, route))
+        return Outgoing(message, shard.ingest, routing_key.encode(route))
 
     def _exclusively(self) -> AbstractContextManager[None]:
         exclusively: AbstractContextManager[None] = self._connection.exclusively(

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from amqp import Message
 from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .. import upstream
 from ..core import headers as headers_
-from ..core import journal, wire
+from ..core import journal
 from ..core.errors import InvalidDestination, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
@@ -24,7 +23,7 @@ from .batch import PublishBatch
 from .clients import client_of
 from .connection import Connection, server_version
 from .destinations import is_lasting
-from .pending import Entry, PendingMessage, now
+from .pending import Entry, PendingMessage, now, with_headers
 from .receiving import is_dropped
 
 #: An exchange of the delayed-message-exchange plug-in, and the argument that tells what type it is besides.
@@ -39,12 +38,6 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
         self.amqp_message = msg
         #: Until when it was in the cascade, if it was.
         self.delayed_until: datetime | None = None
-
-
-class OwnMessage(upstream.EncodesProperties, Message):  # type: ignore[misc]
-    """A message in the cascade."""
-
-    encode_properties = staticmethod(wire.encode_properties)
 
 
 class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
@@ -293,8 +286,3 @@ def _drain_once(connection: Any) -> None:
     if connection.connected:  # a loop that is closed runs what it has not run yet
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.1)
-
-
-def with_headers(msg: Any, headers: headers_.Headers) -> Any:
-    """Return a copy of an `amqp.Message` with other headers; the user's own objects stay as they are."""
-    return OwnMessage(msg.body, **{**msg.properties, "application_headers": dict(headers)})

@@ -18,9 +18,9 @@ from celery.worker import state as worker_state
 
 from .. import upstream
 from ..amqp.destinations import destinations_of
-from ..amqp.pending import PendingMessage, now
+from ..amqp.pending import PendingMessage, now, with_headers
 from ..amqp.publisher import DelayedPublisher
-from ..amqp.transport import DeliveredMessage, with_headers
+from ..amqp.transport import DeliveredMessage
 from ..core import headers as headers_
 from ..core.due import parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted

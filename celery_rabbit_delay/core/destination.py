@@ -1,14 +1,15 @@
 """Where a delayed message goes when it is due, and the addresses that lead it there. Pure.
 
-    @.+celery         the outbox of the queue "celery"
+    @.+celery         the outbox of the queue "celery", and the queue itself
     @.orders+         the outbox of the exchange "orders"
     @.orders+new      the outbox of the exchange "orders" for the routing key "new"
     @.short-lived     the outbox that short-lived queues share
-    @.=+celery        the queue "celery", through the default exchange
     @.=orders+        the exchange "orders"
+    @.=+amq.gen-1     a short-lived queue
 
-Two addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one
-from `exit` to its destination. They have nothing in common: a message enters one outbox even where others exist.
+Addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one from
+`exit` to its destination. They are the same where only one outbox leads to the destination. Otherwise they have nothing
+in common: a message enters one outbox even where others exist.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Destination(NamedTuple):
     @property
     def address(self) -> str:
         """What leads a message from `exit` to its destination."""
-        return encode(self.exchange, *(self.queues or ("",)), mark="=")
+        return encode(self.exchange, *(self.queues or ("",)), mark="=" if self.exchange or self.short_lived else "")
 
     @property
     def outbox_address(self) -> str:

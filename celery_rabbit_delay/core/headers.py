@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from .destination import SHORT_LIVED, Destination, check_key, decode, encode
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
-from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
+from .levels import Level
+from .routing_key import MAX_LENGTH, SENTINEL, entry_key, is_entry_key, is_reserved
 
 #: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "n": int, "routing_key": str,
 #: "CC": list (see `State`).
@@ -166,6 +167,13 @@ def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
     return {**wrapped, "CC": [*wrapped["CC"], *addresses]}
 
 
+def routed(addressed: Headers, route: tuple[Level, ...]) -> Headers:
+    """Return the headers of an addressed message with what else ingest needs to lead it to its first level."""
+    if len(route) == 1:
+        return addressed
+    return {**addressed, "CC": [*addressed["CC"], entry_key(route)]}
+
+
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:
     """Return the routing keys in a sender's own CC or BCC header. Raises `InvalidDestination` where RabbitMQ would."""
     value = headers.get(name)
@@ -250,7 +258,7 @@ def _is_plausible(state: State, headers: Headers) -> bool:
         return False
     exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
     for address in cc:
-        if not is_reserved(address) or address == SHORT_LIVED:
+        if not is_reserved(address) or address == SHORT_LIVED or is_entry_key(address):
             continue
         mark = "=" if address.startswith(f"{SENTINEL}.=") else ""
         names = decode(address)

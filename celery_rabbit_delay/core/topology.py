@@ -223,7 +223,7 @@ class Cascade:
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
         # What no level takes is returned to the publisher (mandatory), for ingest has no alternate exchange.
-        yield Exchange(self.ingest)
+        yield Exchange(self.ingest, "direct")
         way_out: dict[str, str] = {"alternate-exchange": self.lost}
         for level in self.levels:
             yield Exchange(level.done, arguments=way_out)  # a key that somebody made up may lead to no other level
@@ -270,7 +270,8 @@ class Cascade:
     def bindings(self) -> Iterator[Binding]:
         for levels in (self.levels[: self.powers], self.levels[self.powers :]):
             for index, level in enumerate(levels):
-                yield Binding(self.ingest, level.queue, "queue", routing_key.entry_pattern(level))
+                for key in routing_key.entry_keys(level):
+                    yield Binding(self.ingest, level.queue, "queue", key)
                 for lower in levels[:index]:
                     yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
                 if level.is_lane:

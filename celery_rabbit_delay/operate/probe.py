@@ -17,7 +17,7 @@ from ..amqp.streams import StreamReader
 from ..core import routing_key
 from ..core.destination import Destination
 from ..core.errors import CascadeMissing, StreamUnavailable
-from ..core.headers import addressed
+from ..core.headers import addressed, routed
 from ..core.levels import Level
 from ..core.topology import Cascade, Stream
 
@@ -60,7 +60,8 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     channel.basic_consume(queue, no_ack=True, callback=on_message)
     sent: dict[int, float] = {}
     for number, way in enumerate(ways):
-        message = Message(str(number), application_headers=addressed({"CC": []}, destination))
+        headers = routed(addressed({"CC": []}, destination), way.levels)
+        message = Message(str(number), application_headers=dict(headers))
         sent[number] = time.monotonic()
         with declare.translate_errors(cascade):
             returned = confirmed.publish(message, way.exchange, way.key, confirm_timeout=timeout)

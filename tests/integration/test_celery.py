@@ -123,8 +123,8 @@ def test_a_task_for_an_exchange_that_does_not_exist_is_an_error(make_app: MakeAp
 @pytest.mark.parametrize(
     ("options", "exchange", "key", "queue", "addresses"),
     [
-        ({}, "", "celery", "celery", ["@.+celery", "@.=+celery"]),
-        ({"queue": "mail"}, "", "mail", "mail", ["@.+mail", "@.=+mail"]),
+        ({}, "", "celery", "celery", ["@.+celery"]),
+        ({"queue": "mail"}, "", "mail", "mail", ["@.+mail"]),
         (
             {"routing_key": "mail.urgent", "exchange": "mails"},
             "mails",
@@ -146,7 +146,7 @@ def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
     app.send_task("t", countdown=0.5, **options)
     [message] = vhost.take(queue, 1)
     assert message.headers[HEADER]["exchange"] == exchange
-    assert message.headers["CC"] == [key, *addresses]
+    assert [one for one in message.headers["CC"] if not one.startswith("@.>")] == [key, *addresses]
 
 
 @pytest.mark.parametrize("exchange_type", ["direct", "topic"])

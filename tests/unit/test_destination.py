@@ -30,8 +30,9 @@ addresses = st.lists(names, min_size=1, max_size=4).map(tuple)
 
 
 def test_addresses_can_be_read() -> None:
-    assert Destination("", ("celery",)).address == "@.=+celery"
-    assert Destination("", ("a.b", "c")).address == "@.=+a%2Eb+c"
+    assert Destination("", ("celery",)).address == "@.+celery"
+    assert Destination("", ("celery",), short_lived=True).address == "@.=+celery"
+    assert Destination("", ("a.b", "c")).address == "@.+a%2Eb+c"
     assert Destination("orders").address == Destination("orders", key="new").address == "@.=orders+"
 
 
@@ -78,7 +79,7 @@ def test_an_address_can_be_decoded_unless_it_is_a_hash(pair: tuple[str, str]) ->
 def test_no_level_takes_an_address_for_a_delay(destination: tuple[str, ...], level: int, lower: int) -> None:
     for address in (encode(*destination), SHORT_LIVED):
         for pattern in (
-            routing_key.entry_pattern(LEVELS[level]),
+            *routing_key.entry_keys(LEVELS[level]),
             routing_key.next_pattern(LEVELS[level], LEVELS[lower]),
             routing_key.exit_pattern(LEVELS[level]),
         ):

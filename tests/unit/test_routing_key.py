@@ -31,7 +31,9 @@ def test_lanes_come_first_and_a_separator_stands_before_powers_that_follow() -> 
     assert routing_key.encode((level[960],)) == "@.~960"
     assert routing_key.encode((level[960], level[120])) == "@.~960.~120"
     assert routing_key.encode((level[960], level[120], level[64], level[8])) == "@.~960.~120.-.^6.^3"
-    assert routing_key.entry_pattern(level[960]) == "@.~960.#"
+    assert routing_key.entry_keys(level[960]) == ("@.~960", "@.>~960")
+    assert routing_key.entry_key((level[960],)) == "@.~960"
+    assert routing_key.entry_key((level[960], level[8])) == "@.>~960"
     assert routing_key.next_pattern(level[960], level[120]) == "@.#.~960.~120.#"
     assert routing_key.powers_pattern(level[120]) == "@.#.~120.-.#"
     assert routing_key.first_power_pattern(level[8]) == "@.#.-.^3.#"
@@ -44,14 +46,14 @@ def test_the_longest_key_fits_into_amqp() -> None:
 
 
 def test_patterns_read_one_bit_and_the_next() -> None:
-    assert routing_key.entry_pattern(LEVELS[2]) == "@.^2.#"
+    assert routing_key.entry_keys(LEVELS[2]) == ("@.^2", "@.>^2")
     assert routing_key.next_pattern(LEVELS[13], LEVELS[0]) == "@.#.^13.^0.#"
     assert routing_key.exit_pattern(LEVELS[3]) == "@.#.^3"
 
 
 def test_patterns_of_any_level_are_short_for_a_restarted_broker_brings_them_back_word_by_word() -> None:
     patterns = [
-        routing_key.entry_pattern(LEVELS[39]),
+        *routing_key.entry_keys(LEVELS[39]),
         routing_key.next_pattern(LEVELS[39], LEVELS[38]),
         routing_key.exit_pattern(LEVELS[39]),
     ]

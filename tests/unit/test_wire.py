@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay.amqp.transport import OwnMessage
+from celery_rabbit_delay.amqp.pending import OwnMessage
 from celery_rabbit_delay.core import wire
 
 short_strings = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
