@@ -124,10 +124,8 @@ def draw_binding(picture: Picture, binding: Binding, source: Box, target: Box, o
     """Draw a binding, and its pattern beside it, along the rows and columns of `topology`."""
     x, y = target.top
     if binding.source == CASCADE.ingest:
-        if routing_key.is_entry_key(binding.routing_key):
-            y += 13  # of two keys, one below the other
         picture.arrow([source.right, (x, source.right[1]), target.top])
-        picture.note(x + 4, 88, binding.routing_key, code=True)
+        picture.note(x + 4, 88 if routing_key.is_entry_key(binding.routing_key) else 74, binding.routing_key, code=True)
     elif binding.source in of_levels and binding.destination == CASCADE.done:
         picture.arrow([source.bottom, (source.bottom[0], 300), (x, 300), target.top])
         picture.note(source.bottom[0] + 4, 272, binding.routing_key, code=True)
