@@ -215,6 +215,10 @@ def classic_node_down(stage: Stage) -> None:
         node.start()
 
 
+#: Steps between levels that do not exist, or are in the wrong order.
+FORGED = (("@.>^5", "@.^5>^9"), ("@.>^3", "@.^3>x"), ("@.>^6", "@.^6>^2", "@.^2>^30"))
+
+
 def forged_keys(stage: Stage) -> None:
     """Somebody who may write to ingest publishes routing keys that he made up."""
     with ours(stage) as connection:
@@ -222,10 +226,9 @@ def forged_keys(stage: Stage) -> None:
             cascade = connection.transport.delay_options.cascade
             with kombu.Connection(stage.node.url()) as plain:
                 for number in range(1000 * stage.rounds):
-                    key = ("@.^5.^9", "@.^3.x", "@.^6.^2.^30")[number % 3]
-                    entry = {"CC": [f"@.>{key.split('.')[1]}"]}
-                    forged = Message("forged", application_headers=entry)
-                    plain.default_channel.basic_publish(forged, cascade.ingest, key)
+                    first, *others = FORGED[number % len(FORGED)]
+                    forged = Message("forged", application_headers={"CC": others})
+                    plain.default_channel.basic_publish(forged, cascade.ingest, first)
                     if number % 100 == 0:
                         stage.arena.wait(1)
 

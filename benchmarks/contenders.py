@@ -96,7 +96,7 @@ class Ours(Contender):
         headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
         route = options.route(options.cascade, round(delay * 1_000_000))
         headers = dict(headers_.routed(headers_.addressed(headers, Destination("", (QUEUE,))), route))
-        return options.cascade.ingest, routing_key.encode(route), headers
+        return options.cascade.ingest, routing_key.steps(route)[0], headers
 
     def burst_due_at(self, due: float, amount: int) -> None:
         """Sends messages that are all due at a `time.monotonic()`, to all shards by turns."""

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from celery_rabbit_delay.core import routing_key
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Binding, Cascade, Topology
-from testkit.broker_model import topic_matches
 from tools.svg import HEIGHT, Box, Picture
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "diagrams"
@@ -33,14 +32,12 @@ class Stop(NamedTuple):
 def journey(cascade: Cascade, ticks: int) -> tuple[tuple[str, ...], list[Stop]]:
     """Return the routing keys of one message for the queue `celery`, and its stops, from binding to binding."""
     route = cascade.route(ticks, 0)
-    keys = tuple(
-        dict.fromkeys((routing_key.encode(route), QUEUE.outbox_address, QUEUE.address, routing_key.entry_key(route)))
-    )
+    keys = routing_key.steps(route)
+    keys += tuple(dict.fromkeys((QUEUE.outbox_address, QUEUE.address)))
     bindings = [*cascade.bindings(), *cascade.destination_bindings(QUEUE)]
     queues = {queue.name: queue for queue in [*cascade.queues(), cascade.outbox(QUEUE)]}
     notes = {
-        cascade.lanes_done: "no lane left in the key",
-        cascade.done: "no level left in the key",
+        cascade.done: "all levels are behind it",
         cascade.outbox_name(QUEUE): "the outbox of the destination",
         cascade.exit: "passed on at once",
         "celery": "the destination, from which the worker receives the task",
@@ -48,9 +45,8 @@ def journey(cascade: Cascade, ticks: int) -> tuple[tuple[str, ...], list[Stop]]:
     stops = [Stop("exchange", cascade.ingest, "where publishers send delayed tasks to")]
     exchange = cascade.ingest
     while True:
-        [binding] = [
-            b for b in bindings if b.source == exchange and any(topic_matches(b.routing_key, key) for key in keys)
-        ]
+        [binding] = [b for b in bindings if b.source == exchange and b.routing_key in keys]
+        stops[-1] = stops[-1]._replace(note=stops[-1].note or f"leads on by {binding.routing_key}")
         name = binding.destination
         if name not in queues:
             stops.append(Stop(binding.destination_type, name, notes.get(name, "")))
@@ -61,16 +57,16 @@ def journey(cascade: Cascade, ticks: int) -> tuple[tuple[str, ...], list[Stop]]:
         seconds = queues[name].seconds
         stops.append(Stop("queue", name, notes.get(name, f"waits {seconds:g} s, then is dead-lettered"), seconds))
         exchange = str(queues[name].arguments["x-dead-letter-exchange"])
-        stops.append(Stop("exchange", exchange, notes.get(exchange, "reads the next level from the key")))
+        stops.append(Stop("exchange", exchange, notes.get(exchange, "")))
 
 
 def draw_journey(cascade: Cascade, ticks: int) -> str:
     """Draw the stops of one message, from top to bottom."""
-    (levels, *addresses), stops = journey(cascade, ticks)
+    (first, *others), stops = journey(cascade, ticks)
     picture = Picture()
     top = 78
     picture.note(20, 28, f"A task that is due in {ticks * cascade.tick.total_seconds():g} s, for the queue celery")
-    picture.note(20, 48, f"routing key {levels} · CC: celery, {', '.join(addresses)}", code=True)
+    picture.note(20, 48, f"routing key {first} · CC: celery, {', '.join(others)}", code=True)
     above: Box | None = None
     for number, stop in enumerate(stops):
         box = picture.box(stop.kind, short(cascade, stop.name), 20, top + number * 46, 190)
@@ -82,7 +78,8 @@ def draw_journey(cascade: Cascade, ticks: int) -> str:
     picture.note(
         20, height - 18, f"round: exchange · with a bar: queue · names, but for celery, begin with {cascade.root}."
     )
-    return picture.svg(f"The way of a task through the levels of {levels}", 640, height)
+    seconds = ticks * cascade.tick.total_seconds()
+    return picture.svg(f"The way of a task with a delay of {seconds:g} s", 640, height)
 
 
 def topology() -> str:
@@ -123,12 +120,13 @@ def topology() -> str:
 def draw_binding(picture: Picture, binding: Binding, source: Box, target: Box, of_levels: dict[str, int]) -> None:
     """Draw a binding, and its pattern beside it, along the rows and columns of `topology`."""
     x, y = target.top
+    step = ">" in binding.routing_key  # not the one key of a message with a single level, which has a line of its own
     if binding.source == CASCADE.ingest:
         picture.arrow([source.right, (x, source.right[1]), target.top])
-        picture.note(x + 4, 88 if routing_key.is_entry_key(binding.routing_key) else 74, binding.routing_key, code=True)
+        picture.note(x + 4, 88 if step else 74, binding.routing_key, code=True)
     elif binding.source in of_levels and binding.destination == CASCADE.done:
         picture.arrow([source.bottom, (source.bottom[0], 300), (x, 300), target.top])
-        picture.note(source.bottom[0] + 4, 272, binding.routing_key, code=True)
+        picture.note(source.bottom[0] + 4, 286 if step else 272, binding.routing_key, code=True)
     elif binding.source in of_levels:
         number = of_levels[binding.source]
         lane = 162 + 20 * number  # each exchange has a height of its own to pass the others at

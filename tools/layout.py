@@ -50,7 +50,7 @@ def message() -> dict[str, Any]:
     wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
     route = QUORUM.route(5, slack=0)
     return {
-        "routing key": routing_key.encode(route),
+        "routing key": routing_key.steps(route)[0],
         "headers": headers.routed(headers.addressed(wrapped, Destination("orders", key="new")), route),
     }
 

@@ -28,9 +28,9 @@ HEADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("ticks", [1, 8 * 90, (1 << 31) - 1])
-def test_encode(benchmark: Any, ticks: int) -> None:
+def test_steps(benchmark: Any, ticks: int) -> None:
     levels = Options().cascade.route(ticks, 0)
-    assert benchmark(routing_key.encode, levels).startswith("@.^")
+    assert benchmark(routing_key.steps, levels)[0].startswith("@.")
 
 
 @pytest.mark.parametrize("seconds", [1, 90, 86_400 * 30])

@@ -191,7 +191,7 @@ class DelayedPublisher:
         message = pending.message
         if len(route) > 1:
             message = with_headers(message, headers_.routed(message.headers, route))
-        return Outgoing(message, shard.ingest, routing_key.encode(route))
+        return Outgoing(message, shard.ingest, routing_key.steps(route)[0])
 
     def _exclusively(self) -> AbstractContextManager[None]:
         exclusively: AbstractContextManager[None] = self._connection.exclusively(

@@ -83,6 +83,11 @@ def decode(address: str) -> tuple[str, ...] | None:
     return tuple(map(unquote, text.split("+")))
 
 
+def is_address(key: str) -> bool:
+    """Return whether a routing key may lead to an outbox or a destination. No step between levels has such a form."""
+    return key.startswith(f"{SENTINEL}.") and not {"+", "!"}.isdisjoint(key)
+
+
 def is_short_lived(queue: str) -> bool:
     """Return whether a queue's name is one that is used only for a while: the broker's own choice, or with a UUID."""
     return queue.startswith("amq.") or bool(_UUID(queue))

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple
 
-from .destination import SHORT_LIVED, Destination, check_key, decode, encode
+from .destination import Destination, check_key, decode, encode, is_address
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
 from .levels import Level
-from .routing_key import MAX_LENGTH, SENTINEL, entry_key, is_entry_key, is_reserved
+from .routing_key import MAX_LENGTH, SENTINEL, is_reserved, steps
 
 #: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "n": int, "routing_key": str,
 #: "CC": list (see `State`).
@@ -168,10 +168,9 @@ def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
 
 
 def routed(addressed: Headers, route: tuple[Level, ...]) -> Headers:
-    """Return the headers of an addressed message with what else ingest needs to lead it to its first level."""
-    if len(route) == 1:
-        return addressed
-    return {**addressed, "CC": [*addressed["CC"], entry_key(route)]}
+    """Return the headers of an addressed message with the keys of its way through some levels, but for the first."""
+    _, *later = steps(route)
+    return {**addressed, "CC": [*addressed["CC"], *later]} if later else addressed
 
 
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:
@@ -258,7 +257,7 @@ def _is_plausible(state: State, headers: Headers) -> bool:
         return False
     exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
     for address in cc:
-        if not is_reserved(address) or address == SHORT_LIVED or is_entry_key(address):
+        if not is_address(address):
             continue
         mark = "=" if address.startswith(f"{SENTINEL}.=") else ""
         names = decode(address)

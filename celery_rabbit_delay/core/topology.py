@@ -41,8 +41,14 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Exchange(NamedTuple):
+    """An exchange, direct as a rule, whose bindings are in force once they exist.
+
+    RabbitMQ with Mnesia says of one to a topic exchange that somebody else is creating that it exists before it is in
+    force, and a short delay may end meanwhile.
+    """
+
     name: str
-    type: str = "topic"
+    type: str = "direct"
     arguments: Mapping[str, str] = MappingProxyType({})
 
 
@@ -223,17 +229,15 @@ class Cascade:
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
         # What no level takes is returned to the publisher (mandatory), for ingest has no alternate exchange.
-        yield Exchange(self.ingest, "direct")
+        yield Exchange(self.ingest)
         way_out: dict[str, str] = {"alternate-exchange": self.lost}
         for level in self.levels:
             yield Exchange(level.done, arguments=way_out)  # a key that somebody made up may lead to no other level
         if self.lanes:
             yield Exchange(self.lanes_done, arguments=way_out)
         yield Exchange(self.lost, "fanout")
-        # Direct ones, whose bindings are in force once they exist: RabbitMQ with Mnesia says of one to a topic exchange
-        # that somebody else is creating that it exists before it is in force, and a short delay may end meanwhile.
-        yield Exchange(self.done, "direct", way_out)
-        yield Exchange(self.exit, "direct", way_out)
+        yield Exchange(self.done, arguments=way_out)
+        yield Exchange(self.exit, arguments=way_out)
         yield Exchange(self.record, "fanout")
         yield Exchange(self.root, "fanout")
         yield Exchange(self.marker, "fanout")
@@ -273,12 +277,13 @@ class Cascade:
                 for key in routing_key.entry_keys(level):
                     yield Binding(self.ingest, level.queue, "queue", key)
                 for lower in levels[:index]:
-                    yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
+                    yield Binding(level.done, lower.queue, "queue", routing_key.next_key(level, lower))
                 if level.is_lane:
-                    yield Binding(level.done, self.lanes_done, "exchange", routing_key.powers_pattern(level))
+                    yield Binding(level.done, self.lanes_done, "exchange", routing_key.powers_key(level))
                 elif self.lanes:
-                    yield Binding(self.lanes_done, level.queue, "queue", routing_key.first_power_pattern(level))
-                yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
+                    yield Binding(self.lanes_done, level.queue, "queue", routing_key.first_power_key(level))
+                for key in routing_key.exit_keys(level):
+                    yield Binding(level.done, self.done, "exchange", key)
         yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
         yield Binding(self.lost, self.orphans, "queue", "")
         yield Binding(self.record, self.records, "queue", "")

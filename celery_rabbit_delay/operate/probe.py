@@ -17,7 +17,7 @@ from ..amqp.streams import StreamReader
 from ..core import routing_key
 from ..core.destination import Destination
 from ..core.errors import CascadeMissing, StreamUnavailable
-from ..core.headers import addressed, routed
+from ..core.headers import addressed
 from ..core.levels import Level
 from ..core.topology import Cascade, Stream
 
@@ -27,7 +27,7 @@ class Way(NamedTuple):
 
     exchange: str
     levels: tuple[Level, ...]
-    key: str
+    keys: tuple[str, ...]
 
     def __str__(self) -> str:
         return " and ".join(level.queue for level in self.levels)
@@ -48,7 +48,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     levels = [level for level in cascade.levels if level.ttl <= seconds * 1000]
     routes: list[tuple[Level, ...]] = [(level,) for level in levels]
     routes += [(second, first) for first, second in combinations(levels, 2)]
-    ways = [Way(cascade.ingest, route, routing_key.encode(route)) for route in routes]
+    ways = [Way(cascade.ingest, route, routing_key.steps(route)) for route in routes]
     if cascade.lanes:
         powers = [level for level in levels if not level.is_lane]
         ways += [Way(cascade.lanes_done, (level,), routing_key.after_lanes(level)) for level in powers]
@@ -60,11 +60,11 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     channel.basic_consume(queue, no_ack=True, callback=on_message)
     sent: dict[int, float] = {}
     for number, way in enumerate(ways):
-        headers = routed(addressed({"CC": []}, destination), way.levels)
-        message = Message(str(number), application_headers=dict(headers))
+        first, *later = way.keys
+        message = Message(str(number), application_headers=addressed({"CC": later}, destination))
         sent[number] = time.monotonic()
         with declare.translate_errors(cascade):
-            returned = confirmed.publish(message, way.exchange, way.key, confirm_timeout=timeout)
+            returned = confirmed.publish(message, way.exchange, first, confirm_timeout=timeout)
         if returned is not None:
             yield f"{way.exchange} takes no message for {way}"
             del sent[number]

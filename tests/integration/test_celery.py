@@ -87,8 +87,9 @@ def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf:
             app.tasks["t"].apply_async(countdown=countdown, connection=connection)
     [message] = waiting(vhost, 1, "celery")
     wanted = countdown * 100  # ticks of 10 ms
-    key = message.delivery_info["routing_key"]
-    [ticks] = [n for n in range(1, 12_000) if routing_key.encode(vhost.cascade.route(n, 0)) == key]
+    _, _, *later = message.headers["CC"]
+    keys = message.delivery_info["routing_key"], *later
+    [ticks] = [n for n in range(1, 12_000) if routing_key.steps(vhost.cascade.route(n, 0)) == keys]
     assert wanted <= ticks <= wanted + 1 + wanted * 0.001
 
 
@@ -146,7 +147,7 @@ def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
     app.send_task("t", countdown=0.5, **options)
     [message] = vhost.take(queue, 1)
     assert message.headers[HEADER]["exchange"] == exchange
-    assert [one for one in message.headers["CC"] if not one.startswith("@.>")] == [key, *addresses]
+    assert message.headers["CC"][: 1 + len(addresses)] == [key, *addresses]
 
 
 @pytest.mark.parametrize("exchange_type", ["direct", "topic"])
