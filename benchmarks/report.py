@@ -85,14 +85,15 @@ GOALS = [
         both(1.15),
     ),
     Goal(
-        "Declaring everything, against a cascade without lanes",
-        ratio("declaring", "lanes", "no lanes"),
-        both(1.5),
+        "Seconds for declaring everything: 1.5 times what 31 levels took before, 0.6 to 0.9",
+        lambda rows: float(rows["declaring"]["lanes"]["median"]),
+        both(0.9),
     ),
     Goal(
-        "Seconds that the last message is late after a kill, against a cascade without lanes",
-        lambda rows: float(rows["after_a_kill"]["lanes"]["most"] / rows["after_a_kill"]["no lanes"]["most"]),
-        both(1.0),
+        "Seconds that the last message is late after a kill: what it was without lanes and outboxes",
+        lambda rows: float(rows["after_a_kill"]["lanes"]["most"]),
+        {"3.10": 24, "4.3": 9},
+        form="{:.1f}",
     ),
     Goal(
         "Due in the same second, one node, four shards against one",

@@ -27,7 +27,7 @@ from .routing_key import MAX_LENGTH
 
 QueueType = Literal["quorum", "classic"]
 
-#: The version of what stands on a broker. Names, arguments and patterns change only together with it, for a broker
+#: The version of what stands on a broker. Names, arguments and keys change only together with it, for a broker
 #: keeps what an earlier release declared: raise it, describe the earlier layout in `layouts`, write an upgrade note.
 LAYOUT = 2
 
