@@ -65,15 +65,7 @@ def reading(function: F) -> F:
     def wrapper(*args: Any) -> Any:
         try:
             return function(*args)
-        except (
-            struct.error,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as exc:
+        except _MALFORMED as exc:
             raise Unreadable(f"it is not what this package writes ({exc})") from exc
 
     return wrapper  # type: ignore[return-value]

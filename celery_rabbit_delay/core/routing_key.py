@@ -14,7 +14,7 @@ being a step.
 The exchanges are direct ones. Topic exchanges with patterns would need one key instead of many, but RabbitMQ asks for
 each message to one whether its user may use its keys, and remembers twelve answers (rabbit_channel,
 check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. And a node that starts restores the bindings
-of direct exchanges four times as fast; messages that come due before it has finished are minutes late.
+of direct exchanges several times as fast; messages that come due before it has finished are minutes late.
 """
 
 from __future__ import annotations
