@@ -9,7 +9,7 @@ from .topology import Exchange, Queue, QueueType
 _LEVELS = 28
 
 #: Where messages leave the levels.
-DELIVERY = Exchange("celery_delayed_delivery")
+DELIVERY = Exchange("celery_delayed_delivery", "topic")
 
 
 def level_name(level: int) -> str:
@@ -27,4 +27,4 @@ def levels(queue_type: QueueType) -> Iterator[tuple[Exchange, Queue]]:
         }
         if queue_type == "quorum":
             arguments["x-dead-letter-strategy"] = "at-least-once"
-        yield Exchange(level_name(level)), Queue(level_name(level), arguments)
+        yield Exchange(level_name(level), "topic"), Queue(level_name(level), arguments)

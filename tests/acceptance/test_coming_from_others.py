@@ -60,7 +60,7 @@ def test_what_waits_in_native_delayed_delivery_arrives_and_then_it_can_be_remove
     ours.wait_for(4, "stubborn")
     others = not_native(vhost)
     removed = run(vhost.url("amqp"), "teardown", "--native", "--yes")
-    assert (removed.code, removed.out) == (0, "57 exchanges and queues deleted\n")
+    assert (removed.code, removed.text) == (0, "57 exchanges and queues deleted\n")
     assert not_native(vhost) == others == set(vhost.names("exchanges") + vhost.names("queues"))
     assert run(vhost.url("amqp"), "teardown", "--native", "--yes").out == "0 exchanges and queues deleted\n"
     ours.send("note", "afterwards", countdown=0.5)
