@@ -94,9 +94,9 @@ class Ours(Contender):
         options: Options = self.connection.transport.delay_options
         due = datetime.now(timezone.utc) + timedelta(seconds=delay)
         headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
-        route = options.route(options.cascade, round(delay * 1_000_000))
-        headers = dict(headers_.routed(headers_.addressed(headers, Destination("", (QUEUE,))), route))
-        return options.cascade.ingest, routing_key.steps(route)[0], headers
+        first, *later = routing_key.steps(options.route(options.cascade, round(delay * 1_000_000)))
+        addressed = headers_.addressed(headers, Destination("", (QUEUE,)))
+        return options.cascade.ingest, first, headers_.routed(addressed, later)
 
     def burst_due_at(self, due: float, amount: int) -> None:
         """Sends messages that are all due at a `time.monotonic()`, to all shards by turns."""

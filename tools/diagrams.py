@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from celery_rabbit_delay.core import routing_key
+from celery_rabbit_delay.core import headers, routing_key
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Binding, Cascade, Topology
 from tools.svg import HEIGHT, Box, Picture
@@ -31,9 +31,8 @@ class Stop(NamedTuple):
 
 def journey(cascade: Cascade, ticks: int) -> tuple[tuple[str, ...], list[Stop]]:
     """Return the routing keys of one message for the queue `celery`, and its stops, from binding to binding."""
-    route = cascade.route(ticks, 0)
-    keys = routing_key.steps(route)
-    keys += tuple(dict.fromkeys((QUEUE.outbox_address, QUEUE.address)))
+    first, *later = routing_key.steps(cascade.route(ticks, 0))
+    keys = (first, *headers.routed(headers.addressed({"CC": ["celery"]}, QUEUE), later)["CC"])
     bindings = [*cascade.bindings(), *cascade.destination_bindings(QUEUE)]
     queues = {queue.name: queue for queue in [*cascade.queues(), cascade.outbox(QUEUE)]}
     notes = {
@@ -66,7 +65,7 @@ def draw_journey(cascade: Cascade, ticks: int) -> str:
     picture = Picture()
     top = 78
     picture.note(20, 28, f"A task that is due in {ticks * cascade.tick.total_seconds():g} s, for the queue celery")
-    picture.note(20, 48, f"routing key {first} · CC: celery, {', '.join(others)}", code=True)
+    picture.note(20, 48, f"routing key {first} · CC: {', '.join(others)}", code=True)
     above: Box | None = None
     for number, stop in enumerate(stops):
         box = picture.box(stop.kind, short(cascade, stop.name), 20, top + number * 46, 190)
@@ -118,7 +117,7 @@ def topology() -> str:
 
 
 def draw_binding(picture: Picture, binding: Binding, source: Box, target: Box, of_levels: dict[str, int]) -> None:
-    """Draw a binding, and its pattern beside it, along the rows and columns of `topology`."""
+    """Draw a binding, and its key beside it, along the rows and columns of `topology`."""
     x, y = target.top
     step = ">" in binding.routing_key  # not the one key of a message with a single level, which has a line of its own
     if binding.source == CASCADE.ingest:

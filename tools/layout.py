@@ -48,11 +48,9 @@ def message() -> dict[str, Any]:
     """Return what a message carries that was sent to "orders" with the key "new" and a delay of five ticks."""
     due = datetime(2030, 1, 1, tzinfo=timezone.utc)
     wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
-    route = QUORUM.route(5, slack=0)
-    return {
-        "routing key": routing_key.steps(route)[0],
-        "headers": headers.routed(headers.addressed(wrapped, Destination("orders", key="new")), route),
-    }
+    first, *later = routing_key.steps(QUORUM.route(5, slack=0))
+    addressed = headers.addressed(wrapped, Destination("orders", key="new"))
+    return {"routing key": first, "headers": headers.routed(addressed, later)}
 
 
 def arguments(table: Any) -> Iterator[str]:

@@ -167,7 +167,7 @@ class DelayedPublisher:
         """
         last = next(reversed(messages.values()))
         outgoing = {name: self._outgoing(pending) for name, pending in messages.items()}
-        self._sent = outgoing[next(reversed(outgoing))]
+        self._sent = next(reversed(outgoing.values()))
         records = self.journal.records((pending.entry, outgoing[name].message) for name, pending in messages.items())
         unsent = {**records, **outgoing}
         try:
@@ -187,11 +187,11 @@ class DelayedPublisher:
     def _outgoing(self, pending: PendingMessage) -> Outgoing:
         """Return a message for what is left of its delay: declaring, or a batch, may have taken a while."""
         shard = self.shards[next(self._turns) % len(self.shards)]
-        route = self.options.route(self.cascade, pending.due - now(), pending.delay)
+        first, *later = routing_key.steps(self.options.route(self.cascade, pending.due - now(), pending.delay))
         message = pending.message
-        if len(route) > 1:
-            message = with_headers(message, headers_.routed(message.headers, route))
-        return Outgoing(message, shard.ingest, routing_key.steps(route)[0])
+        if later:
+            message = with_headers(message, headers_.routed(message.headers, later))
+        return Outgoing(message, shard.ingest, first)
 
     def _exclusively(self) -> AbstractContextManager[None]:
         exclusively: AbstractContextManager[None] = self._connection.exclusively(

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from .destination import Destination, check_key, decode, encode, is_address
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
-from .levels import Level
-from .routing_key import MAX_LENGTH, SENTINEL, is_reserved, steps
+from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
 
 #: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "n": int, "routing_key": str,
 #: "CC": list (see `State`).
@@ -167,10 +166,9 @@ def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
     return {**wrapped, "CC": [*wrapped["CC"], *addresses]}
 
 
-def routed(addressed: Headers, route: tuple[Level, ...]) -> Headers:
-    """Return the headers of an addressed message with the keys of its way through some levels, but for the first."""
-    _, *later = steps(route)
-    return {**addressed, "CC": [*addressed["CC"], *later]} if later else addressed
+def routed(addressed: Headers, later: Sequence[str]) -> dict[str, Any]:
+    """Return the headers of an addressed message with the keys of all steps of its way but the first."""
+    return {**addressed, "CC": [*addressed["CC"], *later]}
 
 
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:

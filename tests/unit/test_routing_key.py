@@ -35,6 +35,11 @@ def test_lanes_come_first_and_a_step_of_its_own_leads_to_powers_that_follow() ->
     )
 
 
+def test_the_longest_keys_fit_into_amqp() -> None:
+    cascade = Cascade("t", timedelta(milliseconds=1), powers=39, lanes=(10**11 + 1, 10**11 + 3, 10**11 + 5))
+    assert max(map(len, routing_key.steps(tuple(reversed(cascade.levels))))) <= MAX_LENGTH
+
+
 def test_each_level_has_bindings_for_all_steps_into_it_and_out_of_it() -> None:
     assert routing_key.entry_keys(LEVELS[2]) == ("@.^2", "@.>^2")
     assert routing_key.next_key(LEVELS[13], LEVELS[0]) == "@.^13>^0"
