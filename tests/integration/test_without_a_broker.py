@@ -35,8 +35,13 @@ def app_with(**conf: Any) -> Celery:
 
 
 @pytest.fixture(autouse=True)
-def pools() -> Iterator[None]:
+def what_the_process_has_once() -> Iterator[None]:
+    """Put back what other tests share with a worker in this process: Celery has the root logger tell errors only."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
     yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
     kombu.pools.reset()
 
 
