@@ -30,7 +30,7 @@ demo-picture: $(VENV)/ready
 	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
 test: $(VENV)/ready broker browser
-	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 # The core by its unit tests alone, then everything by all tiers.
 coverage: coverage-core

@@ -30,6 +30,11 @@ def vhost(broker: Broker) -> Iterator[Vhost]:
         wait_until(lambda: not broker.connections(), "all connections of the test are closed")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """For `pytest -n auto`: most tests wait for most of their time."""
+    return 5 * (os.cpu_count() or 1) // 2
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let tests that take a minute begin first, so that the others do not end long before them.
 

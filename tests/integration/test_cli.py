@@ -155,13 +155,13 @@ def test_status_counts_what_waits(vhost: Vhost) -> None:
         assert found["waiting"] == 5
         assert found["orphans"] == 0
         assert {level["queue"]: level["ready"] for level in found["levels"] if level["ready"]} == {
-            "celery-rabbit-delay.v2.10ms.delay.13000": 3,
-            "celery-rabbit-delay.v2.10ms.delay.9000": 1,
-            "celery-rabbit-delay.v2.10ms.high.delay.13000": 1,
+            "celery-rabbit-delay.v2.10ms.delay.81920": 3,
+            "celery-rabbit-delay.v2.10ms.delay.40960": 1,
+            "celery-rabbit-delay.v2.10ms.high.delay.81920": 1,
         }
         assert found["destinations"] == (["q"] if more else None)
     text = run(vhost.url("amqp"), "status", *management(vhost)).out
-    assert re.search(r"^ +13 s +3 +0  celery-rabbit-delay\.v2\.10ms\.delay\.13000$", text, re.MULTILINE)
+    assert re.search(r"^ +1\.37 min +3 +0  celery-rabbit-delay\.v2\.10ms\.delay\.81920$", text, re.MULTILINE)
     assert "5 wait, 0 are orphans\nleads to 'q'" in text
     assert max(map(len, text.splitlines())) <= 80
 

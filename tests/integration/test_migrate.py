@@ -124,7 +124,7 @@ def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> N
     """Found in one of some ten rounds, when RabbitMQ 3.10 and 4.0 leave such a message standing in its level."""
     vhost.declare("q")
     pause = 0.005  # s; kept at the moment of expiry by what the rounds before it met
-    with vhost.connection(max_delay=QUICK["tick"]) as source, vhost.connection(prefix="new") as target:
+    with vhost.connection(max_delay=QUICK["tick"], lanes=()) as source, vhost.connection(prefix="new") as target:
         lead(source, "q")
         for _ in range(100):
             source.Producer().publish("x", routing_key="q", headers={"x-delay": QUICK["tick"] * 1000})

@@ -59,7 +59,7 @@ def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, queue
         held.append(time.monotonic() - message.payload)
 
     queue = kombu.Queue("q", no_declare=True)
-    with vhost.connection(tick=0.01, max_delay=0.01, queue_type=queue_type) as connection:
+    with vhost.connection(tick=0.01, max_delay=0.01, lanes=(), queue_type=queue_type) as connection:
         producer = connection.Producer()
         with kombu.Consumer(connection.channel(), [queue], on_message=on_message, no_ack=True):
             for _ in range(amount):
