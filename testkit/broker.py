@@ -59,8 +59,11 @@ class Vhost:
         return kombu.Connection(self.url(user=user), transport_options=transport_options)
 
     def plain(self) -> kombu.Connection:
-        """A Kombu connection with Kombu's own transport."""
-        return kombu.Connection(self.url("amqp"))
+        """A Kombu connection with Kombu's own transport.
+
+        It confirms: what a quorum queue has been sent without a confirm may be lost when the channel is closed.
+        """
+        return kombu.Connection(self.url("amqp"), transport_options={"confirm_publish": True})
 
     def user(self, configure: str, write: str, read: str) -> str:
         name = f"u-{uuid.uuid4().hex[:8]}"
