@@ -182,7 +182,7 @@ def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) ->
 def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
     for n in range(3000):
-        others.send("note", n, countdown=30)
+        others.send("note", n, countdown=100)  # they stay where they are for a minute
     worker = shop.worker()
     wait_until(lambda: waiting(shop.vhost) > 100, "it hands on")
     os.kill(worker.process.pid, signal.SIGTERM)

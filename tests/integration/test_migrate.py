@@ -35,7 +35,7 @@ def waiting(vhost: Vhost, *cascades: Cascade) -> int:
 def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> None:
     vhost.declare("q", "bound", exchange="e", kind="topic")
     assert run(vhost.url("amqp"), "setup", "--priorities").code == 0
-    due = datetime.now(timezone.utc) + timedelta(seconds=15)
+    due = datetime.now(timezone.utc) + timedelta(seconds=20)
     headers = {"task": "t", "id": "1", "eta": due.isoformat(), "CC": ["q"]}
     with vhost.connection() as connection:
         producer = connection.Producer()
@@ -47,7 +47,7 @@ def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> Non
     moved = run(vhost.url("amqp"), "migrate", *TO_NEW)
     assert (moved.code, moved.out) == (0, "5 moved, 0 left\n")
     assert waiting(vhost, old.cascade, old.high_cascade) == 0
-    assert waiting(vhost, new.cascade, new.high_cascade) == 5
+    wait_until(lambda: waiting(vhost, new.cascade, new.high_cascade) == 5, "all wait there, none between two levels")
     with vhost.connection() as connection:
         messages = take(connection, "q", 4)
         assert time.time() >= due.timestamp()
@@ -72,7 +72,7 @@ def test_what_waits_moves_to_another_broker(vhost: Vhost) -> None:
         assert (moved.code, moved.out) == (0, "3 moved, 0 left\n")
         with other.connection() as connection:
             take(connection, "q", 1)
-        assert waiting(other, CASCADE) == 2
+        wait_until(lambda: waiting(other, CASCADE) == 2, "the others wait, none between two levels")
 
 
 @pytest.mark.parametrize("destination", ["nowhere", "short"])
