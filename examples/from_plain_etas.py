@@ -23,5 +23,5 @@ def ask_for_review(order: int) -> None:
 
 if __name__ == "__main__":
     for order in range(20):
-        old.send_task("ask_for_review", (order,), countdown=3600)
+        old.send_task("ask_for_review", (order,), countdown=4000)
     old.send_task("ask_for_review", (42,))

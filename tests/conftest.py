@@ -30,9 +30,10 @@ def vhost(broker: Broker) -> Iterator[Vhost]:
         wait_until(lambda: not broker.connections(), "all connections of the test are closed")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `pytest -n auto`: most tests wait for most of their time."""
-    return 5 * (os.cpu_count() or 1) // 2
+    """For `pytest -n auto`: tests wait for half of their time."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
