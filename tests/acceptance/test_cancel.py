@@ -107,6 +107,7 @@ def test_a_cancelled_task_takes_celerys_own_way_of_a_revoked_task(make_shop: Mak
     assert not shop.runs()
 
 
+@pytest.mark.long
 def test_a_worker_whose_stream_of_changes_does_not_answer_warns_and_runs_what_comes(make_shop: MakeShop) -> None:
     shop = make_shop({**QUICK, "max_delay": 600})
     celery_rabbit_delay.cancel(shop.app, "creates the stream")

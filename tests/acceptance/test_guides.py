@@ -23,6 +23,7 @@ def reader(vhost: Vhost, tmp_path: Path) -> Iterator[Reader]:
     reader.close()
 
 
+@pytest.mark.long
 def test_the_tutorial_from_start_to_end(reader: Reader) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
     [program] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -75,6 +75,7 @@ def run_all(vhost: Vhost, page: str) -> list[tuple[str, int]]:
     return codes
 
 
+@pytest.mark.long
 def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: Vhost) -> None:
     codes = run_all(vhost, "operations.md")
     # Before it is created, something is missing.

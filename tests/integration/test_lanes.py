@@ -160,6 +160,7 @@ def test_two_readers_of_the_records_both_see_all(vhost: Vhost) -> None:
             assert operate.existing(one)[0].lanes == operate.existing(other)[0].lanes == (50, 70)
 
 
+@pytest.mark.long
 def test_levels_of_a_cluster_are_led_by_all_nodes_and_each_shard_of_one_by_another() -> None:
     with cluster(3, plugins=("rabbitmq_management",)) as nodes:
         wait_until(lambda: len(nodes[0].api("GET", "/nodes")) == 3, "all nodes are there")

@@ -82,6 +82,7 @@ def test_native_refuses_fractions_of_a_second(vhost: Vhost, make_app: MakeApp) -
         timedelta(days=50),  # the delayed-message-exchange plug-in delivers at once beyond 2**32 - 1 ms
     ],
 )
+@pytest.mark.long
 def test_long_delays_are_as_long_as_they_say(vhost: Vhost, delay: timedelta) -> None:
     vhost.declare("q")
     options = Options(max_delay=3.1e8, slack=0)

@@ -317,6 +317,7 @@ def test_the_copy_of_a_moved_message_can_be_moved_again_and_none_of_the_others_i
     assert vhost.count("q") == 0
 
 
+@pytest.mark.long
 def test_a_move_that_is_interrupted_loses_nothing(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     vhost.declare("q")
 
