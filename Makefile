@@ -4,7 +4,7 @@
 # make coverage-core   its first half: the unit tests cover all of the core
 # make lint    ruff, the import contracts in pyproject.toml, and mypy
 # make dist-check   builds sdist and wheel, checks them, and runs the sdist's unit tests on the wheel
-# make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (two hours)
+# make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (over two hours)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, and draws docs/benchmarks.md and docs/sizing.md (two hours)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)

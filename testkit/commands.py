@@ -13,7 +13,8 @@ from testkit.broker import QUICK, Vhost, lead
 from testkit.wait import wait_until
 
 CASCADE = Options(**QUICK).cascade
-QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]), "--lanes", "1,10,60")
+_LANES = ",".join(map(str, QUICK["lanes"]))
+QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]), "--lanes", _LANES)
 
 PROGRAM = Path(sys.executable).with_name("celery-rabbit-delay")
 
