@@ -77,7 +77,8 @@ def test_an_eta_of_any_kind_means_the_same_moment(
 
 def steps_of(vhost: Vhost) -> dict[tuple[str, ...], int]:
     """The routing keys of messages with all delays up to two minutes, with the ticks of each."""
-    return {routing_key.steps(vhost.cascade.route(ticks, 0)): ticks for ticks in range(1, 12_000)}
+    cascade = vhost.cascade
+    return {routing_key.steps(cascade.route(ticks, 0)): ticks for ticks in range(1, 12_000)}
 
 
 @pytest.mark.parametrize("conf", [{}, {"timezone": "Europe/Berlin"}, {"enable_utc": False}])
