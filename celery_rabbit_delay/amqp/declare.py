@@ -36,12 +36,17 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
             return
     lacking = list(missing(channel, cascade))
     more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
-    others = other_layouts(channel, cascade)
-    if others:
+    if others := other_layouts(channel, cascade):
+        newest = others[-1]
+        advice = (
+            'which declare="passive" does not create: run `celery -A APP delay setup` of this release; `celery -A APP '
+            f"delay migrate --from-layout {newest}` then moves what waits"
+            if newest < LAYOUT
+            else "for it is older: upgrade this process"
+        )
         raise LayoutMismatch(
-            f"the broker has layout {others[0]} of the cascade {cascade.prefix!r}, and this release of "
-            f'celery-rabbit-delay needs layout {LAYOUT}, which declare="passive" does not create: run `celery -A APP '
-            "delay setup` of this release; `celery -A APP delay migrate --from-layout` then moves what waits"
+            f"the broker has layout {newest} of the cascade {cascade.prefix!r}, and this release of "
+            f"celery-rabbit-delay needs layout {LAYOUT}, {advice}"
         )
     raise CascadeMissing(
         f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery -A APP delay setup`, or '
@@ -63,7 +68,7 @@ def require_route(channel: Channel, cascade: Cascade, destination: Destination) 
 
 
 def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
-    """Return the layouts of other releases under the cascade's prefix, as far as this user may see them."""
+    """Return the layouts of other releases under the cascade's prefix, the oldest first, if this user may see them."""
     names = {1: Layout1(cascade).ingest}
     names |= {layout: cascade.root_of(layout) for layout in range(2, LAYOUT + 5) if layout != LAYOUT}
     found = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import pytest
 from amqp import Message
@@ -10,47 +12,68 @@ from amqp import Message
 from celery_rabbit_delay import LayoutMismatch
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.layouts import Layout1
+from celery_rabbit_delay.core.topology import LAYOUT
 from testkit.broker import Vhost, take
 from testkit.commands import run
 
+#: What the code at 5b6fcca, the last with layout 1, exported for the queue "q" with the options `QUICK`.
+DEFINITIONS = json.loads((Path(__file__).parent / "layout_1.json").read_text())
 
-def declare_layout_1(vhost: Vhost, delay: float, amount: int) -> Layout1:
-    """What 0.1.0 left on a broker: some messages in a level, for the queue "q"."""
+
+def declare_layout_1(vhost: Vhost, amount: int, delay: float = 100, level: int = 13) -> Layout1:
+    """Declare what an earlier version left on a broker, with some messages for the queue "q" in one of its levels."""
+    vhost.broker.api("POST", f"/definitions/{vhost.name}", DEFINITIONS)
+    ours = {"prefix": "celery-rabbit-delay", "exchange": "", "due": round((time.time() + delay) * 1000)}
+    headers = {"a": 1, "CC": ["q", "@.+q"], HEADER: ours}
     earlier = Layout1(vhost.cascade)
     with vhost.plain() as connection:
         channel = connection.default_channel
-        for name in earlier.exchange_names():
-            channel.exchange_declare(name, "topic", durable=True, auto_delete=False)
-        for name in earlier.queue_names():
-            channel.queue_declare(name, durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
-        channel.queue_bind(earlier.levels[5].queue, earlier.ingest, "@.^5")
-        ours = {"prefix": "celery-rabbit-delay", "exchange": "", "due": round((time.time() + delay) * 1000)}
-        headers = {"a": 1, "CC": ["q", "@.+q"], HEADER: ours}
         for n in range(amount):
-            channel.basic_publish(Message(str(n), application_headers=headers), earlier.ingest, "@.^5")
+            channel.basic_publish(Message(str(n), application_headers=headers), earlier.ingest, f"@.^{level}")
     return earlier
 
 
 def test_a_passive_publisher_is_told_which_layout_is_there_which_is_needed_and_what_to_do(vhost: Vhost) -> None:
     vhost.declare("q")
-    declare_layout_1(vhost, 100, 0)
-    says = r"has layout 1 .* needs layout 2, .*run `celery -A APP delay setup` .*`celery -A APP delay migrate --from-"
+    declare_layout_1(vhost, 0)
+    setup, migrate = "`celery -A APP delay setup`", "`celery -A APP delay migrate --from-layout 1`"
+    says = f"has layout 1 .* needs layout 2, .*run {setup} .*{migrate}"
     with vhost.connection(declare="passive") as connection, pytest.raises(LayoutMismatch, match=says):
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
 
 
 def test_an_upgraded_publisher_needs_nobody_to_do_anything(vhost: Vhost) -> None:
     vhost.declare("q")
-    earlier = declare_layout_1(vhost, 100, 3)
+    earlier = declare_layout_1(vhost, 3)
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
         assert len(take(connection, "q", 1)) == 1
-    assert vhost.count(earlier.levels[5].queue) == 3
+    assert vhost.count(earlier.levels[13].queue) == 3
+
+
+def test_what_waits_in_an_earlier_layout_arrives_unless_it_is_moved(vhost: Vhost) -> None:
+    vhost.declare("q")
+    declare_layout_1(vhost, 3, 0.32, level=5)
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
+        messages = take(connection, "q", 4)
+    assert sorted(str(message.headers) for message in messages) == ["{'a': 1}"] * 3 + ["{}"]
+
+
+def test_nobody_is_told_to_move_what_is_in_a_later_layout(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.plain() as connection:
+        later = vhost.cascade.root_of(LAYOUT + 1)
+        connection.default_channel.exchange_declare(later, "direct", durable=True, auto_delete=False)
+    says = f"has layout {LAYOUT + 1} .* needs layout {LAYOUT}, .*upgrade this process"
+    with vhost.connection(declare="passive") as connection, pytest.raises(LayoutMismatch, match=says):
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
 
 
 @pytest.mark.parametrize("command", ["plan", "verify"])
 def test_commands_tell_of_an_earlier_layout(vhost: Vhost, command: str) -> None:
-    declare_layout_1(vhost, 100, 3)
+    vhost.declare("q")
+    declare_layout_1(vhost, 3)
     assert run(vhost.url("amqp"), "setup").code == 0
     told = run(vhost.url("amqp"), command)
     assert told.code == 3
@@ -60,7 +83,7 @@ def test_commands_tell_of_an_earlier_layout(vhost: Vhost, command: str) -> None:
 
 def test_what_waits_in_an_earlier_layout_can_be_moved_and_the_rest_removed(vhost: Vhost) -> None:
     vhost.declare("q")
-    declare_layout_1(vhost, 8, 20)
+    declare_layout_1(vhost, 20, 8)
     due = time.time() + 7.9
     url = vhost.url("amqp")
     refused = run(url, "teardown", "--layout", "1", "--yes")
