@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from typing import Any
 
@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 #: Orphans that a worker looks through when it starts.
 MAX_ORPHANS = 10_000
+
+#: Queues that this process may not lead the cascade to, and has said so: each lost connection makes a new consumer.
+_refused: set[str] = set()
 
 
 class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
@@ -55,12 +58,11 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     def declare(self) -> None:
         super().declare()
-        for queue in self.queues:
-            self._ensure_routes(queue)
+        self._ensure_routes(self.queues)
 
     def add_queue(self, queue: kombu.Queue) -> kombu.Queue:
         added = super().add_queue(queue)
-        self._ensure_routes(added)
+        self._ensure_routes([added])
         return added
 
     @property
@@ -68,21 +70,28 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         """Whether messages come through our transport: a test suite may have none but the one in memory."""
         return isinstance(self.channel, Channel)
 
-    def _ensure_routes(self, queue: kombu.Queue) -> None:
+    def _ensure_routes(self, queues: Iterable[kombu.Queue]) -> None:
         if not self._is_ours:
             return
         publisher = self.channel.connection.publisher_for()
         if publisher.options.declare == "passive":
             return
-        try:
-            for destination in destinations_of(queue):
-                publisher.lead_back(destination)
-        except NotPermitted as exc:  # no reason not to consume
+        refused: dict[str, NotPermitted] = {}
+        for queue in queues:
+            try:
+                for destination in destinations_of(queue):
+                    publisher.lead_back(destination)
+            except NotPermitted as exc:  # no reason not to consume
+                refused[queue.name] = exc
+            else:
+                self._replay_orphans(queue, publisher.cascade)
+        if not refused.keys() <= _refused:
+            _refused.update(refused)
             logger.warning(
-                "This worker may not create the cascade or lead it to %r, so publishers have to: %s", queue.name, exc
+                "This worker may not create the cascade or lead it to %s, so publishers have to: %s",
+                ", ".join(map(repr, refused)),
+                next(iter(refused.values())),
             )
-            return
-        self._replay_orphans(queue, publisher.cascade)
 
     def _replay_orphans(self, queue: kombu.Queue, cascade: Cascade) -> None:
         """Bring what came due while the queue was deleted."""

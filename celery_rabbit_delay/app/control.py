@@ -94,6 +94,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.changes = Changes()
         self._running = False
+        self._warned = False
 
     def start(self, consumer: Any) -> None:
         connection = consumer.connection
@@ -106,7 +107,11 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             catch_up(connection.connection, stream, self._apply, PATIENCE)
         except DelayError as exc:
-            logger.warning("This worker does not know which tasks were cancelled or moved, and may run them: %s", exc)
+            if not self._warned:  # each lost connection starts this again
+                logger.warning(
+                    "This worker does not know which tasks were cancelled or moved, and may run them: %s", exc
+                )
+            self._warned = True
         self._running = True
 
     def _apply(self, message: bytes) -> None:

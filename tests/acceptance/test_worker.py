@@ -10,6 +10,7 @@ from celery import chain, chord, group
 
 from testkit.broker import QUICK
 from testkit.commands import documented_permissions as documented
+from testkit.proxy import proxy
 from testkit.wait import wait_until
 
 from .conftest import MakeShop, plain_celery_url, signature
@@ -96,14 +97,23 @@ def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -
     shop.wait_for(1, "delayed")
 
 
-def test_an_auto_worker_without_the_permission_says_what_to_do_and_works(make_shop: MakeShop) -> None:
+def test_an_auto_worker_without_the_permission_says_once_what_to_do_and_works(make_shop: MakeShop) -> None:
     shop = make_shop()
     shop.send("note", "delayed", countdown=5)
-    worker = make_shop(broker_url=plain_celery_url(shop)).worker()
-    assert "This worker may not create the cascade or lead it to 'celery'" in worker.output()
-    assert "This worker does not know which tasks were cancelled" in worker.output()
-    assert worker.output().count("grant the permission, see https://github.com") == 2
-    shop.wait_for(1, "delayed")
+    with proxy(shop.vhost.broker.node.port) as between:
+        url = between.url(plain_celery_url(shop))
+        worker = make_shop(broker_url=url).worker("-Q", "celery,celery@b,celery@c")
+        before = worker.output()
+        refused = "This worker may not create the cascade or lead it to 'celery', 'celery@b', 'celery@c'"
+        assert before.count(refused) == 1
+        assert before.count("This worker does not know which tasks were cancelled") == 1
+        assert before.count("grant the permission, see https://github.com") == 2
+        between.cut()
+        wait_until(lambda: "Connected to" in worker.output()[len(before) :], "the worker connects again")
+        shop.send("note", "immediate")
+        shop.wait_for(1, "immediate")
+        shop.wait_for(1, "delayed")
+    assert "grant the permission" not in worker.output()[len(before) :]
 
 
 def test_an_auto_worker_needs_no_more_than_the_documentation_says(make_shop: MakeShop) -> None:
