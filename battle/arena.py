@@ -67,7 +67,7 @@ class Arena:
         self.workers = [self._start_worker(number) for number in range(self.amount)]
 
     def stop_workers(self) -> None:
-        """In order: they give back what they hold."""
+        """Stop all workers gracefully: they give back what they hold."""
         stopped, self.workers = self.workers, []
         for worker in stopped:
             worker.terminate()
@@ -75,7 +75,7 @@ class Arena:
             worker.wait()
 
     def ready(self) -> None:
-        """Returns when all workers are."""
+        """Wait until all workers are ready."""
         logs = self.logs[-self.amount :]
         self.until(lambda: all(" ready." in log.read_text() for log in logs), "all workers are ready")
 
@@ -88,7 +88,7 @@ class Arena:
         mode: str = "plain",
         options: Mapping[str, Any] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Starts a publisher, if it is ours with some options. See `battle.publisher`."""
+        """Start a publisher; `options` are for ours only. See `battle.publisher`."""
         number = len(self.publishers)
         numbers = map(str, (amount, rate, shortest, longest))
         command = [sys.executable, "-m", "battle.publisher", str(self.published), f"p{number}", *numbers, mode]
@@ -97,7 +97,7 @@ class Arena:
         return self.publishers[-1]
 
     def cancel(self) -> None:
-        """Starts a process that cancels tasks. See `battle.canceller`. One that runs is killed."""
+        """Start a process that cancels tasks, after killing the one before. See `battle.canceller`."""
         if self.canceller is not None:
             with self.fault("canceller killed"):
                 kill(self.canceller)
@@ -106,31 +106,31 @@ class Arena:
 
     @contextmanager
     def fault(self, name: str) -> Iterator[None]:
-        """Around what is done to somebody, and its mending."""
+        """Record a fault, from when the block begins until it ends."""
         began = time.time()
         yield
         self.faults.append(Fault(name, began, time.time()))
 
     def kill_publisher(self, publisher: subprocess.Popen[bytes]) -> None:
-        """SIGKILL to a publisher, in the middle of whatever it does."""
+        """Send SIGKILL to a publisher, in the middle of whatever it does."""
         with self.fault("publisher killed"):
             kill(publisher)
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL to a worker and its pool, in the middle of whatever they do."""
+        """Send SIGKILL to a worker and its pool, in the middle of whatever they do, and start another."""
         with self.fault("worker killed"):
             kill(self.workers[number])
             self.workers[number] = self._start_worker(number)
 
     def wait(self, seconds: float) -> None:
-        """For a battle to go on; workers that died are started again."""
+        """Let the battle go on for so many seconds; workers that died are started again."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._supervise()
             time.sleep(0.05)
 
     def finish(self, patience: float) -> Verdict:
-        """Waits until the publishers end and all that was confirmed has run, or nothing has for `patience` seconds."""
+        """Wait until the publishers end and all that was confirmed has run, or nothing has for `patience` seconds."""
         self.wait_for_publishers()
         last_due = max(entry["due"] for entry in ledger.read(self.published) if "due" in entry)
         lost, last = self.verdict().lost, time.monotonic()
@@ -142,11 +142,11 @@ class Arena:
         return self.verdict()
 
     def verdict(self) -> Verdict:
-        """As the ledgers are now: what is still to come counts as lost."""
+        """Judge the ledgers as they are now: what is still to come counts as lost."""
         return judge(ledger.read(self.published), ledger.read(self.ran), self.faults, patience=self.patience)
 
     def wait_for_publishers(self, patience: float = 300) -> None:
-        """Returns when all have ended. Kills those that write nothing for so long: what they send is not confirmed."""
+        """Wait until all publishers have ended; kill them once nothing has been confirmed for `patience` seconds."""
         size, last = -1, time.monotonic()
         while any(publisher.poll() is None for publisher in self.publishers):
             self.wait(0.2)
@@ -178,7 +178,7 @@ class Arena:
         return start(command, log, self.directory, {**self.environment, **settings})
 
     def until(self, predicate: Callable[[], Any], what: str, timeout: float = 120) -> None:
-        """Waits for it. Raises `TimeoutError`."""
+        """Wait until a predicate is true. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout
         while not predicate():
             if time.monotonic() > deadline:

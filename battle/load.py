@@ -34,7 +34,7 @@ NOTHING = "no delay"  # only in a burst: what is due in that second is sent in t
 
 @contextmanager
 def arena_of(node: Node, contender: str) -> Iterator[Arena]:
-    """Its directory stays, with the logs, after an error."""
+    """Yield an arena on a node. Its directory stays, with the logs, after an error."""
     arena = Arena(
         contender, node.url(), Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-load-")), Clocks(), workers=1, work=0.0
     )
@@ -47,7 +47,7 @@ def arena_of(node: Node, contender: str) -> Iterator[Arena]:
 
 
 def immediate(arena: Arena) -> list[float]:
-    """Milliseconds until half and 99 % of undelayed tasks ran, 20 a second; infinite if they did not."""
+    """Return the milliseconds until half and 99 % of undelayed tasks ran, 20 a second; infinite if they did not."""
     before = ledger.count(arena.ran)
     arena.publish(300, 20, 0, 0)
     arena.wait_for_publishers()
@@ -59,7 +59,7 @@ def immediate(arena: Arena) -> list[float]:
 
 
 def rate(arena: Arena, publishers: int, amount: int) -> float:
-    """Delayed tasks a second that so many processes send, each confirmed before the next."""
+    """Return how many delayed tasks a second so many processes send, each confirmed before the next."""
     known = ledger.count(arena.published)
     for _ in range(publishers):
         arena.publish(amount // publishers, math.inf, *HOURS)
@@ -73,7 +73,7 @@ def rate(arena: Arena, publishers: int, amount: int) -> float:
 
 
 def waiting(node: Node, contender: str, amount: int) -> dict[str, Any]:
-    """Memory in bytes for each task that waits, of the broker and of the worker; latency in milliseconds."""
+    """Measure bytes of memory for each waiting task, of broker and worker, and how fast others are sent and run."""
     with arena_of(node, contender) as arena:
         found: dict[str, Any] = {"alone": immediate(arena)}
         found |= {"rate of one": rate(arena, 1, 3000), "rate of eight": rate(arena, 8, 8000)}
@@ -92,7 +92,7 @@ def waiting(node: Node, contender: str, amount: int) -> dict[str, Any]:
 
 
 def settled(measure: Callable[[], int]) -> int:
-    """The least in ten seconds, after five."""
+    """Return the least of what is measured in ten seconds, after a pause of five."""
     time.sleep(5)
     values = []
     for _ in range(20):
@@ -102,7 +102,7 @@ def settled(measure: Callable[[], int]) -> int:
 
 
 def burst(node: Node, contender: str, amount: int) -> float:
-    """Seconds from the second in which `amount` tasks are due until the last has run."""
+    """Return the seconds from when `amount` tasks are due until the last has run."""
     with arena_of(node, OURS if contender == NOTHING else contender) as arena:
         due = time.time() + (0 if contender == NOTHING else 60 + amount / 400)
         for _ in range(FILLERS):

@@ -52,12 +52,12 @@ def add(path: Path, broker: str, row: str, contender: str, figures: dict[str, An
 
 
 def cells(figures: dict[str, Any]) -> list[str]:
-    """A battle's, under `TITLES`."""
+    """Return the cells of a battle, under `TITLES`."""
     return [*(f"{figures.get(name, 0):,}" for name in COUNTS), ", ".join(f"{figures[name]:.1f}" for name in LATENESS)]
 
 
 def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Each scenario, or kind of load, with a RabbitMQ, a contender and the figures."""
+    """Yield each scenario, or kind of load, with a RabbitMQ, a contender and the figures."""
     for broker, found in results.items():
         for row, contenders in found.items():
             for contender, figures in contenders.items():
@@ -65,12 +65,12 @@ def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
 
 
 def brokers(results: Results) -> list[dict[str, Any]]:
-    """Figures of one battle on each RabbitMQ."""
+    """Return the figures of one battle on each RabbitMQ."""
     return list({broker: figures for _, broker, _, figures in rows(results)}.values())
 
 
 def answers(results: Results, loads: Results) -> str:
-    """What a reader wants to know first."""
+    """Return what a reader wants to know first."""
 
     def total(contender: str, figure: str) -> int:
         return sum(figures[figure] for *_, who, figures in rows(results) if who == contender)
@@ -124,7 +124,7 @@ def scenarios() -> str:
 
 
 def load(results: Results) -> str:
-    """What waiting tasks cost."""
+    """Return the table of what waiting tasks cost."""
     lines = []
     for *who, figures in rows(results):
         if "broker" in figures:
@@ -161,7 +161,7 @@ def page(text: str) -> str:
 
 
 def draw(results: Results, file: Path) -> None:
-    """How late tasks were: half of them, and the last; and how many were lost or early. Needs matplotlib."""
+    """Plot how late tasks were: half of them, and the last; and how many were lost or early. Needs matplotlib."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 

@@ -53,7 +53,7 @@ class Stage(NamedTuple):
 
 
 def crash(stage: Stage, node: Node) -> None:
-    """SIGKILL to a broker, and a restart."""
+    """Send SIGKILL to a broker, and start it again."""
     with stage.arena.fault("broker killed"):
         node.kill()
         stage.arena.wait(1)
@@ -164,7 +164,7 @@ def queue_gone(stage: Stage) -> None:
 
 @contextmanager
 def ours(stage: Stage) -> Iterator[kombu.Connection | None]:
-    """A connection with our transport and the contender's options; None if the contender is not us."""
+    """Yield a connection with our transport and the contender's options; None if the contender is not us."""
     options = CONTENDERS[stage.arena.contender]
     if options is None:
         yield None
@@ -187,7 +187,7 @@ def orphans_beside(stage: Stage) -> None:
 
 
 def stuck(stage: Stage, queue: str, amount: int, arguments: dict[str, Any], url: str | None = None) -> None:
-    """Tasks for a queue that will not take them, due while the others are."""
+    """Send tasks to a queue that will not take them, due while the others are."""
     with ours(stage) as connection:
         if connection is not None:
             with kombu.Connection(url or stage.node.url()) as plain:
@@ -265,7 +265,7 @@ def node_partitioned(stage: Stage) -> None:
 
 
 def heal(stage: Stage) -> None:
-    """What an operator does when nodes stay apart, as those of RabbitMQ 3.10 do at times: starts all of them again."""
+    """Restart all nodes if they stay apart, as an operator would; those of RabbitMQ 3.10 do at times."""
     if not all(map(is_whole, stage.nodes)):
         with stage.arena.fault("nodes restarted"):
             for node in stage.nodes:
@@ -274,7 +274,7 @@ def heal(stage: Stage) -> None:
 
 
 def is_whole(node: Node) -> bool:
-    """Whether a node sees all others of its cluster."""
+    """Return whether a node sees all others of its cluster."""
     try:
         status = json.loads(node.ctl("cluster_status", "--formatter", "json"))
     except NodeFailed:
@@ -366,7 +366,7 @@ def brokers(server: Path, amount: int, again: int) -> Iterator[list[Node]]:
 
 
 def leave_evidence(nodes: list[Node], directory: Path) -> None:
-    """What each node says of the queues, and its log."""
+    """Write down what each node says of the queues, and keep its log."""
     for number, node in enumerate(nodes):
         shutil.copy(node.log, directory / f"node-{number}.log")
         with contextlib.suppress(NodeFailed):
@@ -375,7 +375,7 @@ def leave_evidence(nodes: list[Node], directory: Path) -> None:
 
 
 def fight(name: str, contender: str, server: Path, directory: Path, rounds: int) -> tuple[Verdict, dict[str, Any]]:
-    """One battle from beginning to end: how it ended, and what was in it."""
+    """Fight one battle from beginning to end; return how it ended, and what was in it."""
     scenario = SCENARIOS[name]
     with brokers(server, scenario.nodes, scenario.again) as nodes, proxy(nodes[0].port) as between:
         ports = [between.port, *(node.port for node in nodes[1:])]

@@ -36,7 +36,7 @@ class Verdict:
         return not (self.lost or self.early or self.expired or self.revoked or self.late)
 
     def figures(self) -> dict[str, Any]:
-        """Numbers of tasks, and seconds of lateness."""
+        """Return numbers of tasks, and seconds of lateness."""
         names = ("lost", "early", "expired", "duplicated", "unexplained", "cancelled", "revoked")
         counts = {name: len(getattr(self, name)) for name in names}
         late = {f"p{percent}": percentile(self.lateness or [math.nan], percent) for percent in (50, 99, 100)}
@@ -50,11 +50,15 @@ def judge(
     tolerance: float = 0.0,
     patience: float = math.inf,
 ) -> Verdict:
-    """`published` has {"id", "sent", "due"}, perhaps "expires", for each task and {"id", "confirmed"} for each that the
-    broker confirmed, perhaps {"id", "cancelling"} and {"id", "cancelled"} before and after it was cancelled; `ran` has
-    {"id", "at"} for each run. A task is lost that was confirmed and never ran, unless it expired before it was due or
-    somebody tried to cancel it; cancelled in time a second or more before it was due; early that ran more than
-    `tolerance` seconds before it was due, and late that first ran more than `patience` seconds after.
+    """Judge what was published by what ran.
+
+    `published` has {"id", "sent", "due"}, perhaps "expires", for each task, {"id", "confirmed"} for each that the
+    broker confirmed, and {"id", "cancelling"} and {"id", "cancelled"} before and after one was cancelled. `ran` has
+    {"id", "at"} for each run.
+
+    A task is lost if it was confirmed and never ran, unless it expired before it was due or somebody tried to cancel
+    it. It was cancelled in time if that was a second or more before it was due. It is early if it ran more than
+    `tolerance` seconds before it was due, and late if it first ran more than `patience` seconds after.
     """
     tasks: dict[str, dict[str, Any]] = {}
     for entry in published:

@@ -33,7 +33,7 @@ class Quiet(Ours):
 
 
 def send(url: str, dues: Sequence[float], shards: int, size: int) -> None:
-    """Publishes confirmed, in batches, in a process of its own. A body begins with the moment when it is due."""
+    """Publish confirmed, in batches, in a process of its own. A body begins with the moment when it is due."""
     contender = Quiet(url, shards=shards)
     with batch(contender.producer, max_size=500):
         for due in dues:
@@ -42,7 +42,7 @@ def send(url: str, dues: Sequence[float], shards: int, size: int) -> None:
 
 
 def send_all(url: str, dues: Sequence[float], shards: int = 1, processes: int = 3, size: int = 200) -> None:
-    """Publishes by some processes side by side."""
+    """Publish from some processes side by side."""
     context = multiprocessing.get_context("spawn")
     senders = [
         context.Process(target=send, args=(url, dues[number::processes], shards, size)) for number in range(processes)
@@ -55,7 +55,7 @@ def send_all(url: str, dues: Sequence[float], shards: int = 1, processes: int = 
 
 
 def receive(url: str, amount: int, lateness: Any) -> None:
-    """In a process of its own: how late messages are whose bodies are when they are due."""
+    """Measure, in a process of its own, how late messages are whose bodies begin with when they are due."""
     late: list[float] = []
     with kombu.Connection(url) as connection:
         channel = connection.default_channel
@@ -70,7 +70,7 @@ def receive(url: str, amount: int, lateness: Any) -> None:
 
 
 def lateness(url: str, dues: Sequence[float], shards: int = 1, processes: int = 3) -> list[float]:
-    """Publishes messages that are due at some `time.time()`, and returns how late they come."""
+    """Publish messages that are due at some `time.time()`, and return how late they come."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
     consumer = multiprocessing.get_context("spawn").Process(target=receive, args=(url, len(dues), sending))
     consumer.start()
@@ -87,7 +87,7 @@ def show(late: Sequence[float]) -> None:
 
 
 def a_month(server: Any, amount: int) -> None:
-    """A million wait: memory, disk, what others notice of it, and a restart."""
+    """Let a million wait, and print what that takes: memory, disk, what others notice of it, and a restart."""
     chosen = random.Random(1)
     with Node(server) as node:
         Ours(node.url()).close()
@@ -117,7 +117,7 @@ def a_month(server: Any, amount: int) -> None:
 
 
 def a_minute(server: Any, amount: int) -> None:
-    """100,000 due in one minute in a cluster of three nodes."""
+    """Let 100,000 be due in one minute in a cluster of three nodes, and print how late they are."""
     chosen = random.Random(1)
     shards = 3
     with cluster(3, server=server) as nodes:

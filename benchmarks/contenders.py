@@ -53,14 +53,14 @@ class Contender:
         return {}
 
     def prepare(self) -> None:
-        """Declares what it needs besides the queue."""
+        """Declare what it needs besides the queue."""
 
     def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
-        """As a user does."""
+        """Publish a message as a user does."""
         self.producer.publish(body, routing_key=QUEUE, **options)
 
     def burst(self, delays: Sequence[float], body: str = BODY) -> None:
-        """Sends messages as fast as py-amqp can: what Python does for each, it does beforehand, once for each delay."""
+        """Send messages as fast as py-amqp can: what Python does for each delay, it does once, beforehand."""
         wires = {delay: self.wire(delay) for delay in set(delays)}
         channel = self.connection.connection.channel()  # stays open: nobody waits for a confirm
         for delay in delays:
@@ -69,7 +69,7 @@ class Contender:
             channel._basic_publish(sent, exchange, key)
 
     def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
-        """Exchange, routing key and headers of a message."""
+        """Return exchange, routing key and headers of a message."""
         return "", QUEUE, {}
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Ours(Contender):
         return options.cascade.ingest, first, headers_.routed(addressed, later)
 
     def burst_due_at(self, due: float, amount: int) -> None:
-        """Sends messages that are all due at a `time.monotonic()`, to all shards by turns."""
+        """Send messages that are all due at a `time.monotonic()`, to all shards by turns."""
         options: Options = self.connection.transport.delay_options
         shards = options.shards_of(options.cascade)
         channel = self.connection.connection.channel()
@@ -166,7 +166,7 @@ class Native(Contender):
 
     @staticmethod
     def lead_to(connection: kombu.Connection, queue: kombu.Queue, queue_type: str) -> None:
-        """What a worker does at its start."""
+        """Do what a worker does at its start."""
         from kombu.transport import native_delayed_delivery as native
 
         native.declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type)
@@ -198,7 +198,7 @@ class QueuePerDelay(Contender):
         return "", self.declared_for(delay), {}
 
     def declared_for(self, delay: float) -> str:
-        """The queue for a delay."""
+        """Declare the queue for a delay, once, and return its name."""
         seconds = round(delay)
         if seconds not in self.declared:
             self.declared.add(seconds)
@@ -259,13 +259,13 @@ class MessageTTL(QueuePerDelay):
 
 @contextmanager
 def vhost(node: Node) -> Iterator[str]:
-    """The URL of a fresh vhost."""
+    """Yield the URL of a fresh vhost."""
     with Broker(node).vhost() as fresh:
         yield fresh.url("amqp")
 
 
 def take(connection: kombu.Connection, amount: int, timeout: float = 60) -> int:
-    """Consumes so many messages from `QUEUE`, without acknowledging them, which would cost all contenders the same.
+    """Consume so many messages from `QUEUE`, without acknowledging them, which would cost all contenders the same.
 
     Returns how many came: fewer where a contender has lost some, of which nobody asked for a confirm.
     """

@@ -48,7 +48,7 @@ _DUE = 1_999_999_999_500
 
 
 def records(amount: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """Messages of the journal, each with the routing key of its stream: about tasks that are due in 1 to 50 days."""
+    """Yield messages of the journal, about tasks due in 1 to 50 days, each with the routing key of its stream."""
     dice = random.Random(seed)
     cascade = Options().cascade
     templates = [_template(kind, queue, dice.randrange(20)) for kind in _KINDS for queue in _QUEUES for _ in range(9)]
@@ -91,7 +91,7 @@ def _template(kind: str, queue: str, number: int) -> journal.Record:
 
 
 def _record(dice: random.Random, due: int, template: journal.Record) -> journal.Record:
-    """A template with an id, a due time and arguments of its own."""
+    """Return a copy of a template with an id, a due time and arguments of its own."""
     due = due // 1000 * 1000 + 500
     id_ = str(uuid.UUID(int=dice.getrandbits(128), version=4))
     number = dice.getrandbits(journal.NUMBER_BITS - 1) | _NUMBER
@@ -128,14 +128,14 @@ class Memory:
         self.most = 0
 
     def now(self) -> float:
-        """Resident megabytes."""
+        """Return the resident megabytes."""
         resident: float = self._process.memory_info().rss / 1e6
         self.most = max(self.most, int(resident))
         return resident
 
 
 def ready(site: Site, memory: Memory) -> float:
-    """Seconds until the index has all of the journal."""
+    """Return the seconds until the index has all of the journal."""
     began = time.monotonic()
     while 'class="pill good">live' not in site.ask("/").text:
         memory.now()
@@ -144,7 +144,7 @@ def ready(site: Site, memory: Memory) -> float:
 
 
 def median(site: Site, path: str, repeats: int = 9) -> float:
-    """Milliseconds of a page. What is remembered of the whole is asked for anew in between, as for a viewer."""
+    """Return the milliseconds of a page. Some of its numbers are asked for anew in between, as for a viewer."""
     taken = []
     for _ in range(repeats):
         began = time.monotonic()
@@ -155,7 +155,7 @@ def median(site: Site, path: str, repeats: int = 9) -> float:
 
 
 def in_the_browser(site: Site, directory: Path, cancelled: str, moved: str) -> dict[str, float]:
-    """Seconds from a click to what it has done, as somebody sees it."""
+    """Return the seconds from a click to what it has done, as somebody sees it."""
     seconds = {}
     with browser.browsing(directory) as chrome:
 

@@ -161,7 +161,7 @@ GOALS = [
 
 
 def answers(results: dict[str, Any]) -> str:
-    """What a reader wants to know first, on each RabbitMQ."""
+    """Return what a reader wants to know first, on each RabbitMQ."""
 
     def on_each(figure: Callable[[Rows], str]) -> str:
         return ", ".join(f"{figure(found['rows'])} on RabbitMQ {broker}" for broker, found in results.items())
@@ -198,7 +198,7 @@ def pairs(row: str, kind: str) -> Callable[[Rows], float]:
 
 
 def more(what: str, unit: float) -> Callable[[Rows], float]:
-    """What a worker's start takes more with 100,000 cancelled ids than with none."""
+    """Return a figure: how much more a worker's start takes with 100,000 cancelled ids than with none."""
 
     def figure(rows: Rows) -> float:
         row = rows["cancelled"]
@@ -245,7 +245,7 @@ def goals(results: dict[str, Any], chosen: Iterable[Goal] = GOALS) -> str:
 
 
 def medians(results: dict[str, Any], row: str, form: str = "{:,.0f}") -> str:
-    """A row's medians, with the lowest and the highest of the runs."""
+    """Return a table of a row's medians, with the lowest and the highest of the runs."""
     names = dict.fromkeys(name for found in results.values() for name in found["rows"][row])
 
     def cell(found: dict[str, Any]) -> str:
@@ -283,7 +283,7 @@ def hops(results: dict[str, Any]) -> str:
 
 
 def per_hop(results: dict[str, Any]) -> str:
-    """Microseconds of the broker's CPU that a message costs more than without a delay, for each of its hops."""
+    """Return a table of the broker's CPU microseconds for each hop: what a message costs more than without a delay."""
 
     def ours(rows: Rows, kind: str) -> float:
         row = rows["broker_cpu"]
@@ -303,7 +303,7 @@ def per_hop(results: dict[str, Any]) -> str:
 
 
 def journal(results: dict[str, Any], row: str) -> str:
-    """Microseconds without and with a record, and the median of the ratios of neighbouring runs."""
+    """Return a table of microseconds without and with a record, and the median of the ratios of neighbouring runs."""
 
     def cell(rows: Rows, name: str) -> str:
         kind, which = name.split(", ")
@@ -380,7 +380,7 @@ SCHEDULE_SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def read() -> dict[str, Any]:
-    """The results of the brokers that all has been measured on."""
+    """Return the results of the brokers that all has been measured on."""
     results = json.loads(RESULTS.read_text())
     return {broker: results[broker] for broker in sorted(results) if results[broker]["rows"].keys() >= ROWS.keys()}
 
@@ -393,7 +393,7 @@ def page(text: str, results: dict[str, Any]) -> str:
 
 
 def plots(results: dict[str, Any]) -> None:
-    """Needs matplotlib."""
+    """Draw the plots. Needs matplotlib."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
@@ -402,7 +402,7 @@ def plots(results: dict[str, Any]) -> None:
     directory.mkdir(exist_ok=True)
 
     def draw(file: str, row: str, label: str, bars: Callable[[Any, dict[str, Any]], None]) -> None:
-        """One chart of bars for each broker, side by side."""
+        """Draw one chart of bars for each broker, side by side."""
         figure, [axes] = plt.subplots(1, len(results), figsize=(9, 2.6), sharey=True, squeeze=False)
         for axis, (broker, found) in zip(axes, results.items(), strict=True):
             bars(axis, found["rows"][row])

@@ -57,7 +57,7 @@ def transit(
     confirm: bool = False,
     **options: Any,
 ) -> float:
-    """The broker's CPU microseconds for a message, from the first publish until the last is delivered."""
+    """Return the broker's CPU microseconds for a message, from the first publish until the last is delivered."""
     chosen = random.Random(1)
     with vhost(node) as url:
         contender = make(url, queue_type, confirm, **options)
@@ -79,7 +79,7 @@ WHOLE_SECONDS = range(1, 16)
 
 
 def broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Messages with delays of 1 to 15 whole seconds, sent as fast as they can be."""
+    """Measure the broker's CPU for delays of 1 to 15 whole seconds, sent as fast as they can be."""
     amount = max(50, int(20_000 * scale))
     runs: dict[str, Callable[[], float]] = {}
     for queue_type in ("quorum", "classic"):
@@ -89,7 +89,7 @@ def broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
 
 
 def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """The same, each message confirmed before the next is sent."""
+    """Measure the same, each message confirmed before the next is sent."""
     amount = max(50, int(3000 * scale))
     runs = {
         make.name: partial(transit, node, make, amount, WHOLE_SECONDS, confirm=True)
@@ -99,7 +99,7 @@ def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> di
 
 
 def everyday_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Messages with everyday delays, sent as fast as they can be; no queue holds them for more than a second."""
+    """Measure it for everyday delays, sent as fast as they can be; no queue holds them for more than a second."""
     amount = max(62, int(12_000 * scale))
     runs = {
         make.name: partial(transit, node, make, amount, EVERYDAY)
@@ -109,7 +109,7 @@ def everyday_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, 
 
 
 def one_hop(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """What RabbitMQ takes for a single hop: from a classic queue with a TTL straight into the next queue."""
+    """Measure a single hop of RabbitMQ: from a classic queue with a TTL straight into the next queue."""
     amount = max(50, int(20_000 * scale))
     runs = {
         make.name: partial(transit, node, make, amount, WHOLE_SECONDS, "classic") for make in (Contender, QueuePerDelay)
@@ -129,7 +129,7 @@ SLACKS: dict[str, Any] = {"none": 0.0, "default": (0.001, 1.0), "1 %, no cap": 0
 
 
 def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Mean hops for delays spread evenly up to a horizon; computed."""
+    """Compute the mean hops for delays spread evenly up to a horizon."""
     found: dict[str, Any] = {}
     for slack, value in SLACKS.items():
         options = Options(slack=value)
@@ -144,7 +144,7 @@ def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, A
 
 
 def hops_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """What the hops of delays up to an hour cost, at 1/125 of the time: ticks of 1 ms, the slack's cap of 8 ms."""
+    """Measure the hops of delays up to an hour, at 1/125 of the time: ticks of 1 ms, the slack's cap of 8 ms."""
     amount, limit = max(50, int(4000 * scale)), 3600 // 125 * 1000
     slacks = {"none": 0.0, "default": (0.001, 0.008), "1 %, no cap": 0.01}
     runs = {
@@ -158,7 +158,7 @@ def hops_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
 
 
 def publish_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Messages a second with a delay of 64 s, unconfirmed, until the broker has the last one in its queue."""
+    """Measure messages a second with a delay of 64 s, unconfirmed, until the broker has the last one in its queue."""
     amount = max(50, int(10_000 * scale))
     waits_in = {Contender: QUEUE, Ours: Options().cascade.levels[9].queue, Native: "celery_delayed_6"}
 
@@ -184,7 +184,7 @@ def publish_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, 
 
 
 def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> Celery:
-    """With `options`, installed with them. `native`: set up so that native delayed delivery works."""
+    """Return an app, installed with `options` if there are any. `native`: set up for native delayed delivery."""
     app = Celery("bench", broker=url, set_as_current=False)
     app.conf.update(task_default_queue=QUEUE, task_ignore_result=True)
     if native:
@@ -199,7 +199,7 @@ def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> 
 
 @contextmanager
 def running_app(url: str, options: dict[str, Any] | None, native: bool = False) -> Iterator[Celery]:
-    """As `make_app` makes it, closed afterwards with all of its connections."""
+    """Yield what `make_app` makes, and close it afterwards with all of its connections."""
     app = make_app(url, options, native)
     try:
         yield app
@@ -209,7 +209,7 @@ def running_app(url: str, options: dict[str, Any] | None, native: bool = False) 
 
 
 def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """CPU microseconds of the publishing process for each call of `apply_async`."""
+    """Measure CPU microseconds of the publishing process for each call of `apply_async`."""
     amount = max(5, int(60 * scale))  # in small turns, for the machine's speed changes
     with (
         vhost(node) as url,
@@ -250,7 +250,7 @@ def _quiet(text: str) -> None:
 
 
 def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Confirmed tasks a second from one process: a group, sent one by one and as a batch."""
+    """Measure confirmed tasks a second from one process: a group, sent one by one and as a batch."""
     amount = max(50, int(10_000 * scale))
     with vhost(node) as url, running_app(url, {}) as app:
         app.send_task("bench.nothing", countdown=3600)
@@ -286,7 +286,7 @@ def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
 
 
 def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Answers that a process waits for before its first message is sent, the cascade being there."""
+    """Count the answers that a process waits for before its first message is sent, if the cascade is there."""
     with vhost(node) as url:
         Ours(url, confirm=True).close()
         with kombu.Connection(url.replace("amqp", "rabbit-delay", 1)) as connection:
@@ -299,7 +299,7 @@ def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
 
 
 def declaring(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Seconds that the first delayed message of all takes, which declares everything."""
+    """Measure the seconds of the first delayed message of all, which declares everything."""
 
     def run(lanes: Sequence[float]) -> float:
         with vhost(node) as url:
@@ -329,14 +329,14 @@ AT_ONCE: dict[str, tuple[type[Ours], int]] = {
 
 
 def due_at_once(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Messages a second that reach their queue, all of them due in the same moment."""
+    """Measure messages a second that reach their queue, all of them due in the same moment."""
     amount = max(100, int(50_000 * scale))
     runs = {name: partial(drain_rate, node, make, shards, amount, 4000) for name, (make, shards) in AT_ONCE.items()}
     return meter.interleaved(runs, repeats, log)
 
 
 def due_at_once_in_a_cluster(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """The same, in a cluster of three nodes on this machine."""
+    """Measure the same in a cluster of three nodes on this machine."""
     amount = max(100, int(20_000 * scale))
     with cluster(3, node.conf, server=node.server, plugins=node.plugins) as nodes:
         deadline = time.monotonic() + 60
@@ -350,7 +350,7 @@ def due_at_once_in_a_cluster(node: Node, scale: float, repeats: int, log: Log) -
 
 
 def drain_rate(node: Node, make: type[Ours], shards: int, amount: int, publish_rate: float) -> float:
-    """Messages a second, from when they are due until all of them are in their queue.
+    """Return messages a second, from when they are due until all of them are in their queue.
 
     `publish_rate` is one at which the broker surely takes them before.
     """
@@ -377,7 +377,7 @@ def drain_rate(node: Node, make: type[Ours], shards: int, amount: int, publish_r
 
 
 def bodies(connection: kombu.Connection, patience: float, wanted: Callable[[], bool]) -> Iterator[str]:
-    """The bodies of messages as they come, and, once no more are wanted, of those that come within two seconds."""
+    """Yield the bodies of messages as they come, until no more are wanted and none has come for two seconds."""
     found: list[str] = []
     channel = connection.default_channel
     channel.basic_consume(QUEUE, callback=lambda message: found.append(message.body), no_ack=True)
@@ -394,7 +394,7 @@ def bodies(connection: kombu.Connection, patience: float, wanted: Callable[[], b
 
 
 def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """How late messages are, in seconds, of which some are due while a node that was killed starts again."""
+    """Measure the seconds that messages are late, if some are due while a node that was killed starts again."""
     amount = max(50, int(1500 * scale))
 
     def run(lanes: Sequence[float]) -> list[float]:
@@ -430,7 +430,7 @@ def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, 
 
 
 def _consume(url: str, amount: int, lateness: Any) -> None:
-    """In a process of its own: how late each message is, whose body is when it is due."""
+    """Measure, in a process of its own, how late each message is, whose body is when it is due."""
     late = []
     with kombu.Connection(url) as connection:
         channel = connection.default_channel
@@ -449,7 +449,7 @@ def _consume(url: str, amount: int, lateness: Any) -> None:
 def lateness_at(
     node: Node, make: type[Contender], rate: int, seconds: float, delays: tuple[float, float], whole: bool = False
 ) -> dict[str, float]:
-    """Publishes at a steady rate, confirmed, in batches of a twentieth of a second."""
+    """Publish at a steady rate, confirmed, in batches of a twentieth of a second; return how late messages are."""
     chosen = random.Random(1)
     with vhost(node) as url:
         contender = make(url, confirm=True)
@@ -490,7 +490,7 @@ def _batch(contender: Contender) -> Iterator[None]:
 
 
 def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Milliseconds, at 200 messages a second with delays of 1 to 15 s."""
+    """Measure milliseconds, at 200 messages a second with delays of 1 to 15 s."""
     seconds = max(1.0, 20 * scale)
     found = {}
     for make in (Ours, Native, QueuePerDelay, MessageTTL):
@@ -500,7 +500,7 @@ def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
 
 
 def lateness_fast(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Milliseconds, at 2,000 messages a second with delays of 1 to 60 s."""
+    """Measure milliseconds, at 2,000 messages a second with delays of 1 to 60 s."""
     found = {Ours.name: lateness_at(node, Ours, 2000, max(1.0, 40 * scale), (1, max(2.0, 60 * scale)))}
     log(f"  {found}")
     return found
@@ -518,20 +518,20 @@ WORKERS: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
 
 
 def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """A worker's CPU microseconds for each task that waits in its queue and is due."""
+    """Measure a worker's CPU microseconds for each task that waits in its queue and is due."""
     amount = max(50, int(3000 * scale))
     return meter.interleaved({name: partial(worker_cpu, node, amount, name) for name in WORKERS}, repeats, log)
 
 
 def prefetch(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """How often a worker tells the broker its prefetch count, for each such task."""
+    """Count how often a worker tells the broker its prefetch count, for each such task."""
     amount = max(50, int(300 * scale))
     return {name: worker_qos(node, amount, name) for name in WORKERS}
 
 
 @contextmanager
 def running_worker(url: str, kind: str, directory: Path, *arguments: str) -> Iterator[int]:
-    """A solo worker that consumes nothing yet; its process id."""
+    """Start a solo worker that consumes nothing yet, and yield its process id."""
     log = directory / "worker.log"
     log.unlink(missing_ok=True)  # of the worker before
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.worker_app"]
@@ -554,7 +554,7 @@ def running_worker(url: str, kind: str, directory: Path, *arguments: str) -> Ite
 
 @contextmanager
 def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
-    """The URL of a vhost whose queue holds so many tasks, all of them due, and the app that sent them."""
+    """Fill the queue of a vhost with so many tasks, all of them due; yield its URL and the app that sent them."""
     options, native, delay = WORKERS[kind]
     with vhost(node) as url, running_app(url, options, native) as app:
         with app.connection_for_write() as connection:
@@ -571,7 +571,7 @@ def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
 
 
 def consume(app: Celery) -> None:
-    """Lets the worker begin, and returns when it has run all."""
+    """Let the worker begin, and return when it has run all."""
     with app.connection_for_read() as connection:
         done = kombu.Queue("done", durable=True)(connection.default_channel)
         done.declare()
@@ -612,7 +612,7 @@ _EMPTY_LOG = "ra_log_wal:force_roll_over(ra_log_wal)."
 
 
 def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Bytes that a waiting message of 1 KiB takes on a fresh node, before and after it empties its write-ahead log.
+    """Measure bytes of memory for a waiting message of 1 KiB, before and after the write-ahead log is emptied.
 
     RabbitMQ keeps in memory what is in that log (https://www.rabbitmq.com/docs/quorum-queues#resource-use).
     """

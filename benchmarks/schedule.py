@@ -32,7 +32,7 @@ LIMIT = 10
 
 
 def _pairs(turns: Mapping[str, Callable[[], float]], repeats: int, log: Log) -> dict[str, Any]:
-    """Two kinds of turns, one after the other again and again, and the ratio of the second to the first in each pair.
+    """Measure two kinds of turns, one after the other again and again, and the ratio of second to first in each pair.
 
     The machine's speed changes from turn to turn, so that a ratio of two medians says less.
     """
@@ -47,7 +47,7 @@ def _pairs(turns: Mapping[str, Callable[[], float]], repeats: int, log: Log) -> 
 
 
 def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """The broker's CPU microseconds for a task, from the first publish until the last is delivered."""
+    """Measure the broker's CPU microseconds for a task, from the first publish until the last is delivered."""
     found = {}
     with vhost(node) as one, vhost(node) as two:
         contenders = {"without": Ours(one, confirm=True), "with": Ours(two, confirm=True, journal=0)}
@@ -73,7 +73,7 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
 
 
 def journal_client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """CPU microseconds of the publishing process for each `apply_async`, in turns of 10, or of a batch of 100."""
+    """Measure the publisher's CPU microseconds for each `apply_async`, in turns of 10, or of a batch of 100."""
     found = {}
     with vhost(node) as url, running_app(url, {"journal": None}) as off, running_app(url, {"journal": 60}) as on:
         tasks = {
@@ -101,7 +101,7 @@ def _nothing() -> None:
 
 
 def schedule_list(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Seconds and bytes of `celery-rabbit-delay list` for 100,000 tasks sent one by one, and for a million."""
+    """Measure seconds and bytes of `celery-rabbit-delay list` for 100,000 tasks sent one by one, and for a million."""
     found: dict[str, dict[str, float]] = {}
     with vhost(node) as url, running_app(url, {"journal": 60}) as app:
         app.send_task("bench.nothing", (1,), countdown=7200)
@@ -121,7 +121,7 @@ _COMMAND = [str(Path(sys.executable).with_name("celery-rabbit-delay")), "--broke
 
 
 def _run(command: list[str]) -> tuple[float, float, int]:
-    """Seconds, CPU seconds and most resident bytes of a program."""
+    """Run a program; return its seconds, CPU seconds and most resident bytes."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -133,7 +133,7 @@ def _run(command: list[str]) -> tuple[float, float, int]:
 
 
 def _record(app: Any, amount: int) -> None:
-    """Copies of the record of the one task that waits, each in a message of its own, due in the next hours."""
+    """Copy the record of the one task that waits, each copy in a message of its own, due in the next hours."""
     with app.connection_for_write() as connection:
         record = next(waiting(connection))
         writer = connection.connection.publisher_for().journal
@@ -152,7 +152,7 @@ def _record(app: Any, amount: int) -> None:
 
 
 def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """A worker's seconds, CPU seconds and bytes until it is ready: without `install`, with no cancelled id, many."""
+    """Measure seconds, CPU seconds and bytes of a worker's start: without `install`, with no cancelled id, and many."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     with vhost(node) as none, vhost(node) as many:
         for url, amount in ((none, 0), (many, int(100_000 * scale))):
@@ -182,7 +182,7 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
 
 
 def cancel(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Answers that a cancel waits for, over a connection that has been used."""
+    """Count the answers that a cancel waits for, over a connection that has been used."""
     with vhost(node) as url, running_app(url, {}) as app, app.connection_for_write() as connection:
         write_changes(connection, journal.cancelled([str(uuid.uuid4())]))
         with frames(connection) as (_, answers):

@@ -22,7 +22,7 @@ celery_rabbit_delay.install(app)
 
 @app.task(name="bench.count")
 def count(seconds: float) -> None:
-    """Takes so long, and adds a byte to the file that counts."""
+    """Take so long, and add a byte to the file that counts."""
     time.sleep(seconds)
     file = os.open(os.environ["BENCH_COUNT"], os.O_WRONLY | os.O_APPEND)
     os.write(file, b".")

@@ -22,12 +22,12 @@ from testkit import meter
 from testkit.node import Node, find_server
 from testkit.page import fill, machine, markdown
 
+from .__main__ import CONF, log
 from .contenders import QUEUE, Ours
 from .rows import bodies, drain_rate
 
 RESULTS = Path(__file__).with_name("sizing.json")
 PAGE = Path(__file__).parents[1] / "docs" / "sizing.md"
-CONF = "management_agent.disable_metrics_collector = true"
 
 AGAIN = "{dead_letter_worker_publisher_confirm_timeout, 10000}"
 
@@ -36,10 +36,10 @@ SETTINGS = {f"{unsettled}, {shards}": (unsettled, shards) for unsettled in (32, 
 
 
 def handing_on(server: Path, scale: float, repeats: int, log: Callable[[str], None]) -> dict[str, Any]:
-    """What `dead_letter_worker_consumer_prefetch` does: messages a second that are due in the same moment.
+    """Measure messages a second that are due in the same moment, with each of `SETTINGS`.
 
-    With the MB by which a fresh node's memory grows meanwhile at most, and how many messages of each thousand come
-    twice if it is killed in the middle.
+    Also the most MB by which a fresh node's memory grows meanwhile, and how many messages of each thousand come twice
+    if it is killed in the middle.
     """
     amount = max(100, int(12_000 * scale))
     grown: dict[str, list[float]] = {name: [] for name in SETTINGS}
@@ -66,7 +66,7 @@ def handing_on(server: Path, scale: float, repeats: int, log: Callable[[str], No
 
 
 def doubled(node: Node, shards: int, amount: int) -> int:
-    """Messages that come twice, the node being killed while it hands on what is due in the same moment."""
+    """Return how many messages come twice, the node being killed while it hands on what is due in the same moment."""
     contender = Ours(node.url(), confirm=True, shards=shards)
     with celery_rabbit_delay.batch(contender.producer, max_size=500):
         due = time.monotonic() + 4 + amount / 1500
@@ -89,7 +89,7 @@ def doubled(node: Node, shards: int, amount: int) -> int:
 
 
 def table(results: dict[str, Any]) -> str:
-    """What the setting of RabbitMQ's and shards do to what is due in the same moment."""
+    """Return the table of what RabbitMQ's setting and shards do to what is due in the same moment."""
 
     def cell(found: dict[str, Any]) -> str:
         grown, twice = found["grown"]["median"], found["twice"]["median"]
@@ -123,10 +123,6 @@ def main() -> None:
         arguments.out.write_text(json.dumps(results, indent=2) + "\n")
     if arguments.out == RESULTS:
         PAGE.write_text(page(PAGE.read_text()))
-
-
-def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ CASES = {
 
 @contextmanager
 def far_away(port: int, seconds: float) -> Iterator[int]:
-    """The port of a proxy that holds everything back for so long, in either direction."""
+    """Yield the port of a proxy that holds everything back for so long, in either direction."""
     loop = asyncio.new_event_loop()
 
     async def held_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,7 +90,7 @@ def far_away(port: int, seconds: float) -> Iterator[int]:
 
 @contextmanager
 def worker(name: str, directory: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """A worker of two processes that consumes nothing yet."""
+    """Run a worker of two processes that consumes nothing yet."""
     log_file = directory / f"{name}.log"
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.settings_app", "worker"]
     command += ["-c", "2", "-Q", f"idle.{name}", "-n", f"{name}@localhost", "-l", "INFO"]
@@ -106,7 +106,7 @@ def worker(name: str, directory: Path, environment: Mapping[str, str]) -> Iterat
 
 
 def seconds_for(node: Node, settings: Mapping[str, str], scale: float, case: tuple[int, float, float, int]) -> float:
-    """Seconds from when the first worker may fetch delayed tasks that are due until all have run."""
+    """Return the seconds from when the first worker may fetch delayed tasks that are due until all have run."""
     amount, length, distance, workers = case
     amount = max(20, int(amount * scale))
     with vhost(node) as url, far_away(node.port, distance) as port, ExitStack() as stack:
@@ -129,7 +129,7 @@ def seconds_for(node: Node, settings: Mapping[str, str], scale: float, case: tup
 
 
 def fill_and_begin(amount: int, length: float, names: list[str]) -> None:
-    """In a process of its own: sends the tasks, waits until all are due, and lets the workers begin, one by one."""
+    """Send the tasks, wait until all are due, and let the workers begin, one by one: in a process of its own."""
     from .settings_app import app
 
     with app.connection_for_write() as connection:
@@ -156,7 +156,7 @@ def measure(node: Node, scale: float, repeats: int) -> dict[str, Any]:
 
 
 def page(text: str, results: dict[str, Any]) -> str:
-    """The page with its table drawn anew."""
+    """Return the page with its table drawn anew."""
 
     def table() -> str:
         lines = []

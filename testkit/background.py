@@ -13,8 +13,9 @@ from pathlib import Path
 def start(
     command: Sequence[str], log: Path, directory: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that `kill` reaches its children. What it prints goes to the end of `log`, and what a
-    killed process leaves of temporary files is beside it.
+    """Start a program in a session of its own, so that `kill` reaches its children.
+
+    What it prints goes to the end of `log`. What it leaves of temporary files when it is killed is beside that.
     """
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -29,7 +30,7 @@ def start(
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to it and its children, if there are any left."""
+    """Send SIGKILL to a process and its children, if there are any left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -54,12 +54,12 @@ class Vhost:
         return f"{scheme}://{user}:{user}@127.0.0.1:{self.broker.node.port}/{self.name}"
 
     def connection(self, user: str = "guest", confirm_publish: bool = False, **options: Any) -> kombu.Connection:
-        """A Kombu connection with our transport and quick options."""
+        """Return a Kombu connection with our transport and quick options."""
         transport_options = {"rabbit_delay": QUICK | options, "confirm_publish": confirm_publish}
         return kombu.Connection(self.url(user=user), transport_options=transport_options)
 
     def plain(self) -> kombu.Connection:
-        """A Kombu connection with Kombu's own transport.
+        """Return a Kombu connection with Kombu's own transport.
 
         It confirms: what a quorum queue has been sent without a confirm may be lost when the channel is closed.
         """
@@ -75,7 +75,7 @@ class Vhost:
         return name
 
     def declare(self, *queues: str, exchange: str = "", kind: str = "direct") -> None:
-        """Durable queues, each bound by its name to an exchange if one is named."""
+        """Declare durable queues, each bound by its name to an exchange if one is named."""
         with self.plain() as connection:
             channel = connection.default_channel
             if exchange:
@@ -85,13 +85,25 @@ class Vhost:
                 if exchange:
                     channel.queue_bind(queue, exchange, queue)
 
+    def publish(self, queue: str, *delays: float, **options: Any) -> None:
+        """Publish messages to a queue, with delays in seconds."""
+        with self.connection() as connection:
+            lead(connection, queue, options.get("priority"))
+            for delay in delays:
+                publish(connection, delay, queue, **options)
+
+    def publish_one(self, user: str = "guest", **options: Any) -> None:
+        """Publish a message to the queue "q", delayed by 20 ms, over a connection with options of its own."""
+        with self.connection(user, **options) as connection:
+            publish(connection, 0.02)
+
     def names(self, kind: str) -> list[str]:
-        """Names of "queues" or "exchanges", without those that RabbitMQ makes itself."""
+        """Return the names of "queues" or "exchanges", without those that RabbitMQ makes itself."""
         rows = self.broker.api("GET", f"/{kind}/{self.name}?columns=name")
         return sorted(row["name"] for row in rows if row["name"] and not row["name"].startswith("amq."))
 
     def bindings(self) -> set[tuple[str, str, str, str]]:
-        """(source, destination, kind, routing key), without those of the default exchange."""
+        """Return (source, destination, kind, routing key) of each binding, without those of the default exchange."""
         rows = self.broker.api("GET", f"/bindings/{self.name}")
         return {(r["source"], r["destination"], r["destination_type"], r["routing_key"]) for r in rows if r["source"]}
 
@@ -100,7 +112,7 @@ class Vhost:
         return found
 
     def policy(self, name: str, definition: dict[str, Any], pattern: str = ".*", priority: int = 0) -> None:
-        """For queues. The broker takes a while to put it in force."""
+        """Set a policy for queues. The broker takes a while to put it in force."""
         policy = {"pattern": pattern, "priority": priority, "apply-to": "queues", "definition": definition}
         self.broker.api("PUT", f"/policies/{self.name}/{name}", policy)
 
@@ -111,12 +123,12 @@ class Vhost:
         self.broker.api("DELETE", f"/queues/{self.name}/{quote(name, safe='')}")
 
     def count(self, queue: str) -> int:
-        """Messages ready in a queue."""
+        """Return how many messages are ready in a queue."""
         with self.plain() as connection:
             return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
 
     def take(self, queue: str, amount: int, timeout: float = 60) -> list[Any]:
-        """So many raw messages, as Kombu's own transport sees them."""
+        """Take so many raw messages, as Kombu's own transport sees them."""
         with self.plain() as connection:
             return take(connection, queue, amount, timeout)
 
@@ -125,8 +137,14 @@ class Vhost:
         return Options(**QUICK).cascade
 
 
+def publish(connection: Any, delay: float, routing_key: str = "q", headers: Any = None, **options: Any) -> None:
+    """Publish a message with a delay in seconds."""
+    headers = {"x-delay": delay * 1000, **(headers or {})}
+    connection.Producer().publish("x", routing_key=routing_key, headers=headers, **options)
+
+
 def take(connection: kombu.Connection, queue: str | list[str], amount: int, timeout: float = 60) -> list[Any]:
-    """Messages from queues through a connection, acknowledged: so many, or more if more came along with the last."""
+    """Take so many messages from queues, or more if more came along with the last, and acknowledge them."""
     messages: list[Any] = []
     channel = connection.channel()
 
@@ -146,5 +164,5 @@ def take(connection: kombu.Connection, queue: str | list[str], amount: int, time
 
 
 def lead(connection: kombu.Connection, queue: str, priority: int | None = None) -> None:
-    """The first message of a connection waits for this, and has fewer ticks left then: it might take another way."""
+    """Lead to a queue. A connection's first message waits for this, and with fewer ticks left may take another way."""
     connection.connection.publisher_for(priority).bind(Destination("", (queue,)))

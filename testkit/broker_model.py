@@ -14,7 +14,7 @@ from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue
 
 @functools.cache
 def topic_matches(pattern: str, key: str) -> bool:
-    """`*` is exactly one word, `#` any number of words."""
+    """Return whether a key matches a pattern: `*` is exactly one word, `#` any number of words."""
     return _words_match(tuple(pattern.split(".")), tuple(key.split(".")))
 
 
@@ -52,7 +52,7 @@ class BrokerModel:
             bindings[:] = [b for b in bindings if b.destination != name]
 
     def route(self, exchange: str, keys: tuple[str, ...]) -> set[str]:
-        """The queues that a message reaches, with every exchange on its way visited once."""
+        """Return the queues that a message reaches, with every exchange on its way visited once."""
         queues: set[str] = set()
         seen, todo = {exchange}, [exchange]
         while todo:
@@ -74,7 +74,7 @@ class BrokerModel:
         return source.type == "fanout" or binding.routing_key == key
 
     def publish(self, exchange: str, *keys: str) -> tuple[list[tuple[int, str]], list[str]]:
-        """(milliseconds after publishing, queue) of every copy that stays somewhere, and the levels it went through."""
+        """Return (milliseconds, queue) of every copy that stays somewhere, and the levels that copies went through."""
         arrived, visited = [], []
         moving = [(0, queue) for queue in self.route(exchange, keys)]
         while moving:

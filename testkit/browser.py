@@ -17,7 +17,7 @@ class NoBrowser(RuntimeError):
 
 
 def find() -> tuple[str, str]:
-    """The paths of a browser and its driver, installed if need be. Raises `NoBrowser`."""
+    """Return the paths of a browser and its driver, installed if need be. Raises `NoBrowser`."""
     done = subprocess.run([str(TOOL)], capture_output=True, text=True)
     if done.returncode:
         raise NoBrowser(done.stderr.strip())
@@ -26,13 +26,13 @@ def find() -> tuple[str, str]:
 
 
 def must_exist() -> bool:
-    """Whether a machine without a browser is a mistake: on one that checks what is sent in, nothing may be left out."""
+    """Return whether to fail without a browser: where CI checks what is sent in, nothing may be left out."""
     return os.environ.get("CI", "").lower() in ("1", "true")
 
 
 @contextmanager
 def browsing(directory: Path, width: int = 1280, height: int = 1000, zone: str = "Europe/Berlin") -> Iterator[Any]:
-    """A browser with a profile of its own in a directory, which looks for nothing on the network."""
+    """Yield a browser with a profile of its own in a directory, which looks for nothing on the network."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from celery_rabbit_delay import Options
 from testkit.broker import QUICK, Vhost, lead
@@ -33,15 +33,14 @@ def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result
     return Result(subprocess.run(command, capture_output=True, text=True, timeout=120))
 
 
+def celery(*arguments: str, directory: Path | None = None, **environment: str) -> Result:
+    command = [sys.executable, "-m", "celery", *arguments]
+    variables = {**os.environ, **environment}
+    return Result(subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=120))
+
+
 def management(vhost: Vhost) -> tuple[str, str]:
     return "--management-url", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
-
-
-def publish(vhost: Vhost, queue: str, *delays: float, **options: Any) -> None:
-    with vhost.connection() as connection:
-        lead(connection, queue, options.get("priority"))
-        for delay in delays:
-            connection.Producer().publish("x", routing_key=queue, headers={"x-delay": delay * 1000}, **options)
 
 
 def make_orphans(vhost: Vhost, amount: int) -> None:
@@ -57,7 +56,7 @@ def make_orphans(vhost: Vhost, amount: int) -> None:
 
 
 def documented_permissions(who: str) -> dict[str, str]:
-    """The row of a role in the table of permissions in docs/operations.md, for the queues "q" and "gone"."""
+    """Return a role's row of the table of permissions in docs/operations.md, for the queues "q" and "gone"."""
     rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in OPERATIONS.read_text().splitlines() if line.startswith("|")]
     [cells] = [cells for cells in rows if cells[0].strip() == who]
     patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", "(q|gone)") for cell in cells[1:]]

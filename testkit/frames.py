@@ -15,7 +15,7 @@ from celery_rabbit_delay.amqp.writing import MessageWriter
 
 @contextmanager
 def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
-    """The AMQP methods that a connection sends and receives while the block runs."""
+    """Yield the AMQP methods that a connection sends and receives while the block runs."""
     sent: list[tuple[int, int]] = []
     received: list[tuple[int, int]] = []
     amqp = connection.connection

@@ -8,17 +8,17 @@ from typing import Any
 
 
 def append(path: str | Path, entry: Any) -> None:
-    """In one write, so that lines of several processes do not mix."""
+    """Append an entry in one write, so that lines of several processes do not mix."""
     with open(path, "ab", buffering=0) as ledger:
         ledger.write(json.dumps(entry, default=str).encode() + b"\n")
 
 
 def read(path: str | Path) -> list[Any]:
-    """All entries so far, without one that is just being written."""
+    """Return all entries so far, without one that is just being written."""
     complete, _, _ = Path(path).read_text().rpartition("\n")
     return [json.loads(line) for line in complete.splitlines()]
 
 
 def count(path: str | Path) -> int:
-    """How many entries there are so far, without parsing them."""
+    """Return how many entries there are so far, without parsing them."""
     return Path(path).read_bytes().count(b"\n")

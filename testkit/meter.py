@@ -20,14 +20,14 @@ from testkit.node import Node
 
 
 def processes(pid: int) -> Iterator[psutil.Process]:
-    """A process and all below it."""
+    """Yield a process and all below it."""
     top = psutil.Process(pid)
     yield top
     yield from top.children(recursive=True)
 
 
 def cpu(pid: int) -> float:
-    """Seconds of CPU, user and system, that a process and those below it have used so far."""
+    """Return the seconds of CPU, user and system, that a process and those below it have used so far."""
     used = 0.0
     for process in processes(pid):
         with suppress(psutil.NoSuchProcess):
@@ -37,7 +37,7 @@ def cpu(pid: int) -> float:
 
 
 def memory(pid: int) -> int:
-    """Resident bytes of a process and those below it."""
+    """Return the resident bytes of a process and those below it."""
     resident = 0
     for process in processes(pid):
         with suppress(psutil.NoSuchProcess):
@@ -46,7 +46,7 @@ def memory(pid: int) -> int:
 
 
 def is_busy(pid: int, seconds: float = 3) -> bool:
-    """Whether a process, and those below it, use more than a fifth of a CPU for a while."""
+    """Return whether a process, and those below it, use more than a fifth of a CPU for a while."""
     before = cpu(pid)
     time.sleep(seconds)
     return cpu(pid) - before > seconds / 5
@@ -60,7 +60,7 @@ class Peak:
 
 @contextmanager
 def peak_memory(pid: int) -> Iterator[Peak]:
-    """Watches a process and those below it while the block runs."""
+    """Watch a process and those below it while the block runs."""
     peak, before, ended = Peak(), memory(pid), threading.Event()
 
     def watch() -> None:
@@ -82,7 +82,7 @@ def pid(node: Node) -> int:
 
 
 def about(node: Node) -> dict[str, Any]:
-    """When and with what it was measured."""
+    """Return when and with what something is measured."""
     with kombu.Connection(node.url()) as connection:
         rabbitmq = connection.connection.server_properties["version"]
     return {
@@ -95,7 +95,7 @@ def about(node: Node) -> dict[str, Any]:
 
 
 def interleaved(runs: Mapping[str, Callable[[], float]], repeats: int, log: Callable[[str], None]) -> dict[str, Any]:
-    """Each of `runs` in turn, `repeats` times over: {name: {"median", "low", "high"}}."""
+    """Run each of `runs` in turn, `repeats` times over; return {name: {"median", "low", "high"}}."""
     values: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats):
         for name, run in runs.items():

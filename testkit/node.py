@@ -33,7 +33,7 @@ GET_RABBITMQ = Path(__file__).parents[1] / "tools" / "get-rabbitmq"
 
 @functools.cache
 def find_server(name: str | None = None) -> Path:
-    """The `rabbitmq-server` to run: what tools/get-rabbitmq gives for a name, or for that in `RABBITMQ`."""
+    """Return the `rabbitmq-server` to run: what tools/get-rabbitmq gives for a name, or for that in `RABBITMQ`."""
     name = os.environ.get("RABBITMQ", "") if name is None else name
     answer = subprocess.run([GET_RABBITMQ, name], capture_output=True, text=True)
     if answer.returncode:
@@ -45,9 +45,10 @@ _reservations: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Not of those that the system gives to clients: one might sit on it while a node is down.
+    """Return a port for a node.
 
-    Nor one that another process has chosen for a node that does not listen yet.
+    It is none of those that the system gives to clients: one might sit on it while the node is down. Nor has another
+    process chosen it for a node that does not listen yet.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_000)
@@ -72,7 +73,7 @@ def reserve(port: int) -> bool:
 
 
 def speaks_amqp(port: int) -> bool:
-    """An open port is not enough: send the protocol header, expect connection.start (AMQP 0-9-1, 4.2.2)."""
+    """Return whether a port answers the protocol header (AMQP 0-9-1, 4.2.2): that it is open is not enough."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
             sock.sendall(b"AMQP\x00\x00\x09\x01")
@@ -82,7 +83,7 @@ def speaks_amqp(port: int) -> bool:
 
 
 def dead_letters_again(seconds: int) -> str:
-    """An advanced.config: how soon what could not be dead-lettered is tried again (docs/operations.md, Restarts)."""
+    """Return an advanced.config that says how soon dead-lettering is tried again (docs/operations.md, Restarts)."""
     return f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {seconds * 1000}}}]}}]."
 
 
@@ -173,7 +174,7 @@ class Node:
             time.sleep(0.05)
 
     def has_registered(self, queue: str) -> bool:
-        """Whether the node has written down that it has a quorum queue.
+        """Return whether the node has written down that it has a quorum queue.
 
         RabbitMQ does so about half a second after it has said that the queue exists. Before 4.3, a queue of a node that
         is killed in between never elects a leader again.
@@ -181,7 +182,7 @@ class Node:
         return any(queue.encode() in file.read_bytes() for file in self.data.rglob("names.dets"))
 
     def _starts(self) -> int:
-        """How often the node has started completely. It speaks AMQP a little earlier.
+        """Return how often the node has started completely. It speaks AMQP a little earlier.
 
         In a cluster, a virtual host that is made in between stays down on the node that is starting.
         """
@@ -191,13 +192,13 @@ class Node:
         return speaks_amqp(self.port) and ("rabbitmq_management" not in self.plugins or self.manages())
 
     def manages(self) -> bool:
-        """Whether the HTTP API answers; it opens its port before it can."""
+        """Return whether the HTTP API answers; it opens its port before it can."""
         with contextlib.suppress(OSError):
             return bool(self.api("GET", "/overview"))
         return False
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
-        """A request to the HTTP API, with JSON in and out. Raises `urllib.error.HTTPError`, an `OSError`."""
+        """Send a request to the HTTP API, with JSON in and out. Raises `urllib.error.HTTPError`, an `OSError`."""
         try:
             return self._request(method, path, body)
         except urllib.error.HTTPError as exc:
@@ -221,7 +222,7 @@ class Node:
         return json.loads(text) if text else None
 
     def ctl(self, *arguments: str) -> str:
-        """What `rabbitmqctl` prints. Raises `NodeFailed`."""
+        """Return what `rabbitmqctl` prints. Raises `NodeFailed`."""
         program = self.server.with_name("rabbitmqctl")
         command = [str(program)]
         if not program.exists() and self.process is not None:  # in the root directory of the node's own
@@ -238,12 +239,12 @@ class Node:
         return answer.stdout
 
     def suspend(self, suspended: bool) -> None:
-        """SIGSTOP or SIGCONT: to the others of a cluster, a node that the network has lost."""
+        """Send SIGSTOP or SIGCONT: to the others of a cluster, a node that the network has lost."""
         assert self.process is not None
         os.killpg(self.process.pid, signal.SIGSTOP if suspended else signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would: nothing is flushed, `start()` recovers from the disk."""
+        """Send SIGKILL, as a crash would: nothing is flushed, `start()` recovers from the disk."""
         if self.process is not None:
             background.kill(self.process)
             self.process = None
@@ -252,7 +253,7 @@ class Node:
                 subprocess.run([kill], capture_output=True)
 
     def stop(self, timeout: float = 20) -> None:
-        """SIGTERM, then SIGKILL: the whole process group, so that nothing is left running."""
+        """Send SIGTERM, then SIGKILL, to the whole process group, so that nothing is left running."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGTERM)
@@ -267,14 +268,14 @@ class Node:
 
 
 def start_all(nodes: list[Node]) -> None:
-    """At the same time: the nodes of a cluster wait for each other."""
+    """Start nodes at the same time: those of a cluster wait for each other."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(Node.start, nodes))
 
 
 @contextlib.contextmanager
 def cluster(amount: int, conf: str = "", **options: Any) -> Iterator[list[Node]]:
-    """So many nodes that know each other. Whoever has no majority stops, as quorum queues would have it."""
+    """Yield so many nodes that know each other. Whoever has no majority stops, as quorum queues would have it."""
     nodes = [Node(conf=conf, **options) for _ in range(amount)]
     cookie = secrets.token_hex(16)
     peers = [f"cluster_formation.classic_config.nodes.{n} = {node.name}" for n, node in enumerate(nodes, start=1)]
@@ -294,7 +295,7 @@ def cluster(amount: int, conf: str = "", **options: Any) -> Iterator[list[Node]]
 
 
 def kill_epmd(port: int) -> None:
-    """Erlang's port mapper detaches itself; ours has a port of its own and is asked to leave.
+    """Ask Erlang's port mapper to leave: it detaches itself, and ours has a port of its own.
 
     It refuses (KILL_REQ) until it has noticed that the node is gone, so ask until nobody answers.
     """

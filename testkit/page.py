@@ -8,12 +8,12 @@ from typing import Any
 
 
 def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
-    """A table."""
+    """Return a table."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines])
 
 
 def machine(done: str, about: list[dict[str, Any]]) -> str:
-    """When and with what something was `done`: one sentence for results, by RabbitMQ (`testkit.meter.about`)."""
+    """Return a sentence, when and with what something was `done`, for results by RabbitMQ (`testkit.meter.about`)."""
     brokers = " and ".join(one["rabbitmq"] for one in about)
     last = about[-1]
     return (
@@ -23,7 +23,7 @@ def machine(done: str, about: list[dict[str, Any]]) -> str:
 
 
 def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
-    """The text with what is between each `<!-- results: NAME -->` and the next `<!-- end -->` drawn anew."""
+    """Return the text with what is between each `<!-- results: NAME -->` and the next `<!-- end -->` drawn anew."""
 
     def section(match: re.Match[str]) -> str:
         return f"<!-- results: {match[1]} -->\n{sections[match[1]]()}\n<!-- end -->"
@@ -32,5 +32,5 @@ def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
 
 
 def drawn(text: str) -> set[str]:
-    """The names that are to be filled in."""
+    """Return the names that are to be filled in."""
     return set(re.findall(r"<!-- results: (\w+) -->", text))

@@ -54,11 +54,11 @@ class Proxy:
             sock.close()
 
     def url(self, url: str) -> str:
-        """The URL of the broker, by way of this proxy."""
+        """Return the URL of the broker, by way of this proxy."""
         return url.replace(str(self.target), str(self.port))
 
     def cut(self) -> None:
-        """All connections that there are."""
+        """Cut all connections that there are."""
         connections, self.connections = self.connections, []
         for client in connections:
             with contextlib.suppress(OSError):

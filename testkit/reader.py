@@ -33,7 +33,7 @@ LEVEL = re.compile(r" *[\d.]+ \w+ +(\d+) .*\.delay\.\d+")
 
 
 def commands(page: str) -> list[tuple[str, list[str]]]:
-    """What stands after the prompts of a page in docs/, each with the lines of output below it."""
+    """Return what stands after the prompts of a page in docs/, each with the lines of output below it."""
     found: list[tuple[str, list[str]]] = []
     for block in re.findall(r"```console\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
         for line in block.splitlines():
@@ -45,7 +45,7 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
 
 
 def pattern(line: str) -> str:
-    """What a line of documented output matches: ids, times, hosts and levels are others each time."""
+    """Return what a line of documented output matches: ids, times, hosts and levels are others each time."""
     if level := LEVEL.fullmatch(line):  # a delay that began a little earlier takes other levels
         return rf" *[\d.]+ \w+ +{level[1]} .*"
     made, position = "", 0
@@ -56,7 +56,7 @@ def pattern(line: str) -> str:
 
 
 def shows(documented: list[str], output: str) -> bool:
-    """Whether the output is that of a page, but for empty lines. `…` is for any lines; a page may also show none."""
+    """Return whether the output is that of a page, but for empty lines. `…` is any lines; a page may also show none."""
     wanted = "".join(r"(?:.*\n)*" if line == "…" else rf"{pattern(line)} *\n" for line in documented)
     seen = "".join(f"{line.rstrip()}\n" for line in output.splitlines() if line.strip())
     return not documented or bool(re.fullmatch(wanted, seen))
@@ -87,7 +87,7 @@ class Reader:
         return shlex.split(self.with_broker(command))
 
     def run(self, command: str, code: int = 0) -> str:
-        """What a command prints."""
+        """Run a command, and return what it prints."""
         if command.startswith("rabbitmqctl import_definitions "):  # it may see another file system
             definitions = json.loads((self.directory / self.words(command)[-1]).read_text())
             self.vhost.broker.api("POST", "/definitions", definitions)
@@ -109,7 +109,7 @@ class Reader:
         return done.stdout
 
     def start(self, command: str) -> None:
-        """In a terminal of its own. What runs there by the same command is ended first, as by Ctrl-C."""
+        """Start a command in a terminal of its own. If it runs already, it is ended first, as by Ctrl-C."""
         self.stop(command)
         log = self.examples.parent / f"terminal-{len(list(self.examples.parent.glob('terminal-*')))}.log"
         log.touch()
@@ -120,11 +120,11 @@ class Reader:
             assert process.poll() is None, log.read_text()
 
     def controlled(self) -> bool:
-        """Whether a worker is up: its queue for remote control is what it declares last, and goes with it."""
+        """Return whether a worker is up: its queue for remote control is what it declares last, and goes with it."""
         return any(name.endswith(".pidbox") for name in self.vhost.names("queues"))
 
     def prefetch_counts(self) -> dict[str, int]:
-        """Those of consumers of queues for tasks, by queue."""
+        """Return the prefetch counts of consumers of queues for tasks, by queue."""
         rows = self.vhost.broker.api("GET", f"/consumers/{self.vhost.name}")
         ours = ("celery", "amq.")  # celery@….pidbox, celeryev.…, celery-rabbit-delay.…
         return {r["queue"]["name"]: r["prefetch_count"] for r in rows if not r["queue"]["name"].startswith(ours)}
@@ -141,7 +141,7 @@ class Reader:
             background.kill(process)
 
     def terminals(self) -> str:
-        """What all that runs has printed."""
+        """Return what all that runs has printed."""
         return "".join(path.read_text() for path in sorted(self.examples.parent.glob("terminal-*.log")))
 
     def sees(self, *texts: str, timeout: float = 60) -> None:
@@ -156,7 +156,7 @@ class Reader:
         before: Mapping[str, Callable[[], object]] | None = None,
         then: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
-        """Types the commands of a page, one after the other, and looks for the output that it shows.
+        """Type the commands of a page, one after the other, and look for the output that it shows.
 
         Workers, and commands in `beside`, go on beside the others. What begins as in `skip` is not typed. `before` and
         `then` have what is done before and after a command.
@@ -174,7 +174,7 @@ class Reader:
                 then[command]()
 
     def check(self, command: str, documented: list[str]) -> None:
-        """Types a command; fails unless it shows what the page shows."""
+        """Type a command; fail unless it shows what the page shows."""
         deadline = time.monotonic() + 60
         while True:
             try:

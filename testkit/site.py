@@ -41,7 +41,7 @@ class Site:
         return self.log.read_text()
 
     def ask(self, path: str, fields: Mapping[str, Any] | None = None, **headers: str) -> Answer:
-        """GET, or POST with fields. Redirects are not followed."""
+        """Send a GET, or a POST with fields. Redirects are not followed."""
         data = None if fields is None else urlencode(fields, doseq=True).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(self.url + path, data, named)
@@ -58,13 +58,13 @@ class Site:
         return found[1]
 
     def post(self, path: str, page: str = "/", **fields: Any) -> str:
-        """Send a form with the token of a page; what the next page says."""
+        """Send a form with the token of a page; return what the next page says."""
         answer = self.ask(path, {"token": self.token(page), "back": page, **fields})
         assert answer.status == 303, answer.text
         return self.ask(answer.headers["Location"]).text
 
     def numbers(self, path: str = "/") -> list[int]:
-        """The numbers of the rows of the table."""
+        """Return the numbers of the rows of the table."""
         return [int(number) for number in re.findall(r'id="row-(\d+)"', self.ask(path).text)]
 
     def metric(self, name: str) -> float:
@@ -78,7 +78,7 @@ class Site:
 
 @contextmanager
 def serving(command: list[str], directory: Path, **environment: str) -> Iterator[Site]:
-    """The command for the page, on any port, until it has printed its address."""
+    """Run the command for the page, on any port; yield once it has printed its address."""
     log = directory / f"page-{len(list(directory.glob('page-*.log')))}.log"
     process = background.start([*command, "--port", "0"], log, directory, {**os.environ, **environment})
     site = Site(process, log)

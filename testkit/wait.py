@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def wait_until(predicate: Callable[[], T], description: str, timeout: float = 60) -> T:
-    """The first true value of `predicate`; fails with `description` after `timeout` seconds."""
+    """Return the first true value of `predicate`; fail with `description` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):
         if time.monotonic() > deadline:

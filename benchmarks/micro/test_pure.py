@@ -49,8 +49,8 @@ def test_delay_of(benchmark: Any) -> None:
 
 
 def test_wrap(benchmark: Any) -> None:
-    diverted = benchmark(headers_.wrap, HEADERS, "celery-rabbit-delay", "", "celery", NOW)
-    assert diverted["CC"] == ["celery"]
+    wrapped = benchmark(headers_.wrap, HEADERS, "celery-rabbit-delay", "", "celery", NOW)
+    assert wrapped["CC"] == ["celery"]
 
 
 def test_unwrap(benchmark: Any) -> None:

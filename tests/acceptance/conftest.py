@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -114,6 +115,10 @@ class Worker:
 
     def output(self) -> str:
         return self.log.read_text()
+
+    def stop(self) -> int:
+        os.kill(self.process.pid, signal.SIGTERM)
+        return self.process.wait(30)
 
 
 def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:

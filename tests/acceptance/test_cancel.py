@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +16,25 @@ from celery.result import AsyncResult
 import celery_rabbit_delay
 from testkit import background
 from testkit.broker import QUICK, Broker
+from testkit.commands import celery
 from testkit.node import Node
 from testkit.wait import wait_until
 
-from .conftest import MakeShop, Shop, Worker
+from .conftest import MakeShop, Shop
 
 CHANGES = "celery-rabbit-delay.v2.10ms.changes"
 
 
-def stop(worker: Worker) -> None:
-    os.kill(worker.process.pid, signal.SIGTERM)
-    worker.process.wait(60)
-
-
-def celery(shop: Shop, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", *arguments],
-        env={**os.environ, **shop.environment},
-        cwd=shop.directory,
-        capture_output=True,
-        text=True,
-    )
-    assert "Traceback" not in done.stderr
-    return done.stdout
-
-
 def cancel_one(shop: Shop, id_: str, how: str) -> None:
+    command = partial(celery, "-A", "tests.acceptance.shop", directory=shop.directory, **shop.environment)
     if how == "AsyncResult":
         AsyncResult(id_, app=shop.app).revoke()
     elif how == "control":
         shop.app.control.revoke([id_])
     elif how == "celery control":
-        celery(shop, "control", "revoke", id_)
+        command("control", "revoke", id_)
     elif how == "celery delay cancel":
-        assert "1 cancelled" in celery(shop, "delay", "cancel", id_)
+        assert "1 cancelled" in command("delay", "cancel", id_).out
     else:
         celery_rabbit_delay.cancel(shop.app, id_)
 
@@ -79,7 +61,7 @@ def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_
     ids = [shop.send("note", "cancelled", countdown=seconds) for seconds in (3, 20)]
     celery_rabbit_delay.cancel(shop.app, *ids)
     wait_until(lambda: AsyncResult(ids[0], app=shop.app).state == "REVOKED", "the first is revoked")
-    stop(worker)
+    worker.stop()
     shop.worker(name="two")
     wait_until(lambda: AsyncResult(ids[1], app=shop.app).state == "REVOKED", "the second is revoked")
     assert not shop.runs()
@@ -128,7 +110,7 @@ def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
     at_once = shop.send("stubborn", 1_000_000, 0, "at once")
     shop.wait_for(1, "delayed")
     wait_until(lambda: shop.runs("at once"), "it is a retry that waits")
-    stop(worker)  # so that only what is kept in RabbitMQ counts
+    worker.stop()  # so that only what is kept in RabbitMQ counts
     celery_rabbit_delay.cancel(shop.app, delayed, at_once)
     runs = len(shop.runs("at once"))
     worker = shop.worker(name="two")

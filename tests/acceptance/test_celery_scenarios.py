@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -101,8 +99,7 @@ def test_a_task_revoked_before_the_worker_restarts_does_not_run_with_a_state_dat
     task_id = shop.send("note", "revoked", countdown=12)
     shop.send("note", "not revoked", countdown=12)
     assert shop.app.control.revoke(task_id, reply=True, timeout=30)
-    os.kill(worker.process.pid, signal.SIGTERM)
-    assert worker.process.wait(30) == 0
+    assert worker.stop() == 0
     again = shop.worker(*arguments, name="w")
     shop.wait_for(1, "not revoked")
     wait_until(lambda: "Discarding revoked task" in again.output(), "the worker discards it")

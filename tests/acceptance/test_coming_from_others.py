@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +14,7 @@ from testkit.broker import Vhost
 from testkit.commands import management, run
 from testkit.wait import wait_until
 
-from .conftest import MakeShop, Shop, Worker
+from .conftest import MakeShop, Shop
 
 TOPIC = {"queues": "quorum by default, topic exchange", "task_default_routing_key": "celery"}
 
@@ -33,11 +31,6 @@ def not_native(vhost: Vhost) -> set[str]:
     }
 
 
-def stop(worker: Worker) -> None:
-    os.kill(worker.process.pid, signal.SIGTERM)
-    assert worker.process.wait(30) == 0
-
-
 @pytest.mark.skipif(celery.VERSION < (5, 5), reason="native delayed delivery came with Celery 5.5")
 def test_what_waits_in_native_delayed_delivery_arrives_and_then_it_can_be_removed(make_shop: MakeShop) -> None:
     ours, before = make_shop(**TOPIC), make_shop(None, **TOPIC)
@@ -46,7 +39,7 @@ def test_what_waits_in_native_delayed_delivery_arrives_and_then_it_can_be_remove
     for n in range(20):
         before.send("note", n, countdown=15)
     before.send("stubborn", 3, 0.5, countdown=12)
-    stop(old)
+    assert old.stop() == 0
     assert not ours.runs()
     ours.worker(name="new")
     ours.send("note", "ours", countdown=1)
@@ -106,13 +99,13 @@ def test_it_is_rolled_out_beside_running_workers_and_taken_back_in_any_order(
         wait_until(lambda: seen_by_plain(ours), "a worker without this package retries a task that came delayed")
         workers.append(ours.worker(name="ours"))
     send(ours, plain)
-    stop(workers.pop(0))  # rolled out
+    assert workers.pop(0).stop() == 0  # rolled out
     send(ours, plain)
     ours.send("note", "immediate")
     ours.wait_for(1, "immediate")
     workers.append(plain.worker(name="again"))  # and back
     send(ours, plain)
-    stop(workers.pop(0))
+    assert workers.pop(0).stop() == 0
     send(plain)
     for name, times in sent.items():
         ours.wait_for(times, name)

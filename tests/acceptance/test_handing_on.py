@@ -185,8 +185,7 @@ def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on
         others.send("note", n, countdown=100)  # they stay where they are for a minute
     worker = shop.worker()
     wait_until(lambda: waiting(shop.vhost) > 100, "it hands on")
-    os.kill(worker.process.pid, signal.SIGTERM)
-    assert worker.process.wait(30) == 0
+    assert worker.stop() == 0
     assert waiting(shop.vhost) + shop.vhost.count("celery") == 3000
     assert f"{waiting(shop.vhost)} tasks came before they were due: handed on" in worker.output()
 

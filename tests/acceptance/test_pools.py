@@ -71,8 +71,7 @@ def test_a_warm_shutdown_leaves_what_is_still_to_come_in_the_broker(make_shop: M
     worker = shop.worker()
     for _ in range(10):
         shop.send("note", "delayed", countdown=6)
-    os.kill(worker.process.pid, signal.SIGTERM)
-    assert worker.process.wait(30) == 0
+    assert worker.stop() == 0
     assert not shop.runs()
     shop.worker(name="two")
     assert not [run for run in shop.wait_for(10, "delayed") if run["delivery_info"]["redelivered"]]

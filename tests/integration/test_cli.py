@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from testkit.broker import Vhost
-from testkit.commands import CASCADE, PROGRAM, QUICKLY, Result, make_orphans, management, publish, run
+from testkit.commands import CASCADE, PROGRAM, QUICKLY, celery, make_orphans, management, run
 from testkit.wait import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -146,8 +146,8 @@ def put_in_force(vhost: Vhost, name: str, definition: dict[str, Any], **policy: 
 
 def test_status_counts_what_waits(vhost: Vhost) -> None:
     vhost.declare("q")
-    publish(vhost, "q", 100, 100, 100, 50)
-    publish(vhost, "q", 100, priority=9)
+    vhost.publish("q", 100, 100, 100, 50)
+    vhost.publish("q", 100, priority=9)
     for more in ((), management(vhost)):
         asked = run(vhost.url("amqp"), "status", "--json", *more)
         assert asked.code == 0
@@ -173,7 +173,7 @@ def test_status_warns_of_orphans(vhost: Vhost) -> None:
     assert "0 wait, 1 are orphans" in asked.out
 
 
-def test_orphans_are_listed_as_often_as_one_likes(vhost: Vhost) -> None:
+def test_listing_orphans_leaves_them_in_place(vhost: Vhost) -> None:
     """RabbitMQ 4 drops what was put back into a quorum queue for the 21st time, unless the queue says otherwise."""
     make_orphans(vhost, 3)
     listed = run(vhost.url("amqp"), "orphans", "list").out
@@ -251,9 +251,9 @@ def test_orphans_are_removed_only_when_told_twice(vhost: Vhost) -> None:
 
 def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
     vhost.declare("q")
-    publish(vhost, "q", 0.01)
+    vhost.publish("q", 0.01)
     vhost.delete_exchange(CASCADE.levels[3].done)
-    publish(vhost, "q", *[0.08] * 40)
+    vhost.publish("q", *[0.08] * 40)
 
     def blocked() -> bool:
         found = json.loads(run(vhost.url("amqp"), "status", "--json", *management(vhost)).out)
@@ -267,13 +267,13 @@ def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
 
 def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(vhost: Vhost) -> None:
     vhost.declare("q")
-    publish(vhost, "q", 0.01)
+    vhost.publish("q", 0.01)
     vhost.take("q", 1)
     vhost.delete_exchange(CASCADE.levels[3].done)
-    publish(vhost, "q", *[0.08] * 40)
+    vhost.publish("q", *[0.08] * 40)
     wait_until(lambda: vhost.count(CASCADE.levels[3].queue) == 0, "all are due")
     assert run(vhost.url("amqp"), "setup").code == 0
-    assert vhost.count("q") == 0
+    assert vhost.count("q") < 32  # what was slow to be published has taken shorter levels
     vhost.policy("again", {"delivery-limit": 1_000_000}, r"^celery-rabbit-delay\.")
     vhost.take("q", 40)  # by itself within three minutes
 
@@ -313,7 +313,7 @@ def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost:
         vhost.broker.api("POST", "/definitions", json.loads(exported.out))
     assert run(vhost.url("amqp"), "verify", "--priorities", *management(vhost)).code == 0
     vhost.declare("q")
-    publish(vhost, "q", 0.05)
+    vhost.publish("q", 0.05)
     vhost.take("q", 1)
 
 
@@ -365,23 +365,17 @@ def test_a_user_without_permission_is_told_which(vhost: Vhost) -> None:
         assert "ACCESS_REFUSED" in run(vhost.url("amqp", user), command).text, command
 
 
-def celery(vhost: Vhost, *arguments: str) -> Result:
-    command = [sys.executable, "-m", "celery", "-A", "shop", "delay", *arguments]
-    environment = {**os.environ, "CELERY_BROKER_URL": vhost.url("amqp")}
-    return Result(subprocess.run(command, cwd=EXAMPLE, env=environment, capture_output=True, text=True, timeout=120))
-
-
 def test_the_commands_of_an_app(vhost: Vhost) -> None:
-    assert celery(vhost, "plan").code == 3
-    assert "58 levels exist" in celery(vhost, "setup").out
-    assert celery(vhost, "verify").code == 0
-    assert "0 wait" in celery(vhost, "status").out
-    assert json.loads(celery(vhost, "export").out)["vhosts"] == [{"name": vhost.name}]
+    delay = partial(celery, "-A", "shop", "delay", directory=EXAMPLE, CELERY_BROKER_URL=vhost.url("amqp"))
+    assert delay("plan").code == 3
+    assert "58 levels exist" in delay("setup").out
+    assert delay("verify").code == 0
+    assert "0 wait" in delay("status").out
+    assert json.loads(delay("export").out)["vhosts"] == [{"name": vhost.name}]
 
 
 def test_an_app_without_install_is_told_to_install() -> None:
-    command = [sys.executable, "-m", "celery", "-b", "amqp://127.0.0.1:1//", "delay", "status"]
-    done = Result(subprocess.run(command, capture_output=True, text=True, timeout=60))
+    done = celery("-b", "amqp://127.0.0.1:1//", "delay", "status")
     assert done.code == 1
     assert "call celery_rabbit_delay.install(app)" in done.err
 
@@ -389,7 +383,9 @@ def test_an_app_without_install_is_told_to_install() -> None:
 def test_other_commands_of_celery_import_nothing_heavy() -> None:
     code = "import sys, celery.bin.celery; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = {name.removeprefix("celery_rabbit_delay.") for name in done.stdout.split()}
-    assert "cli" in imported
-    heavy = {"transport", "publish", "declare", "operate", "management", "export", "kombu.transport.pyamqp"}
-    assert not imported & heavy
+    imported = set(done.stdout.split())
+    assert "celery_rabbit_delay.cli.plugin" in imported
+    rooms = ("amqp", "app", "operate", "web")
+    ours = {name.removeprefix("celery_rabbit_delay.") for name in imported if name.startswith("celery_rabbit_delay.")}
+    assert {name for name in ours if name.split(".")[0] in rooms} == {"amqp", "amqp.schemes", "app", "app.signals"}
+    assert "kombu.transport.pyamqp" not in imported

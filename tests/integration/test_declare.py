@@ -14,13 +14,6 @@ from celery_rabbit_delay.core.destination import Destination
 from testkit.broker import QUICK, Vhost, take
 from testkit.frames import frames
 
-
-def publish(vhost: Vhost, queue: str = "q", user: str = "guest", **options: Any) -> None:
-    """One delayed message, from a connection of its own."""
-    with vhost.connection(user, **options) as connection:
-        connection.Producer().publish("x", routing_key=queue, headers={"x-delay": 20})
-
-
 Q = Destination("", ("q",))
 
 
@@ -31,7 +24,7 @@ def q(vhost: Vhost) -> str:
 
 
 def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> None:
-    publish(vhost)
+    vhost.publish_one()
     cascade = vhost.cascade
     exchanges = {e.name: e for e in cascade.exchanges()}
     queues = {queue.name: queue for queue in cascade.queues()}
@@ -49,13 +42,13 @@ def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> N
 
 
 def test_everything_we_create_carries_the_prefix(vhost: Vhost, q: str) -> None:
-    publish(vhost, prefix="shop.delays")
+    vhost.publish_one(prefix="shop.delays")
     created = vhost.names("queues") + vhost.names("exchanges")
     assert [name for name in created if not name.startswith("shop.delays.")] == ["q"]
 
 
 def test_an_existing_cascade_costs_one_round_trip(vhost: Vhost, q: str) -> None:
-    publish(vhost)
+    vhost.publish_one()
     with vhost.connection() as connection:
         connection.default_channel  # noqa: B018
         with frames(connection) as (sent, received):
@@ -75,12 +68,12 @@ def test_a_second_message_costs_nothing_but_itself(vhost: Vhost, q: str) -> None
 
 
 def test_declaring_half_a_cascade_again_completes_it(vhost: Vhost, q: str) -> None:
-    publish(vhost)
+    vhost.publish_one()
     cascade = vhost.cascade
     vhost.delete_exchange(cascade.marker)
     vhost.delete_queue(cascade.levels[3].queue)
     vhost.delete_exchange(cascade.levels[5].done)
-    publish(vhost)
+    vhost.publish_one()
     assert {
         (b.source, b.destination, b.destination_type, b.routing_key) for b in cascade.bindings()
     } <= vhost.bindings()
@@ -93,7 +86,7 @@ def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
     def run() -> None:
         start.wait()
         try:
-            publish(vhost)
+            vhost.publish_one()
         except BaseException as exc:
             failures.append(exc)
 
@@ -111,7 +104,7 @@ def test_a_queue_that_somebody_else_is_just_creating(vhost: Vhost, q: str, monke
     node = vhost.broker.node
     if vhost.broker.version >= (4, 2):
         pytest.skip("RabbitMQ keeps queues in one table, with Khepri")
-    publish(vhost)
+    vhost.publish_one()
     vhost.delete_exchange(vhost.cascade.marker)
     name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{vhost.cascade.levels[3].queue}">>),'
     node.ctl("eval", f"{name} ok = mnesia:dirty_delete(rabbit_queue, Name).")
@@ -128,18 +121,18 @@ def test_a_queue_that_somebody_else_is_just_creating(vhost: Vhost, q: str, monke
             raise
 
     monkeypatch.setattr(declare, "_declare", moment)
-    publish(vhost)
+    vhost.publish_one()
     assert [" is down or inaccessible" in answer for answer in answers] == [True]
     assert len(vhost.take("q", 2)) == 2
 
 
 @pytest.mark.parametrize("other", [{"tick": 0.02}, {"max_delay": 5}, {"queue_type": "classic"}])
 def test_cascades_with_other_options_stand_side_by_side(vhost: Vhost, q: str, other: dict[str, Any]) -> None:
-    publish(vhost)
+    vhost.publish_one()
     before = vhost.bindings()
-    publish(vhost, **other)
+    vhost.publish_one(**other)
     assert before <= vhost.bindings()
-    publish(vhost)
+    vhost.publish_one()
     assert len(vhost.take("q", 3)) == 3
 
 
@@ -147,36 +140,36 @@ def test_something_else_with_a_name_of_ours_is_an_error(vhost: Vhost, q: str) ->
     with vhost.plain() as connection:
         connection.default_channel.exchange_declare(vhost.cascade.ingest, "fanout", durable=True, auto_delete=False)
     with pytest.raises(CascadeConflict, match=r"something else has the name .*use another prefix"):
-        publish(vhost)
-    publish(vhost, prefix="other")
+        vhost.publish_one()
+    vhost.publish_one(prefix="other")
 
 
 def test_passive_creates_nothing_and_says_what_is_missing_and_what_to_do(vhost: Vhost, q: str) -> None:
     with pytest.raises(
         CascadeMissing, match=r"lacks celery-rabbit-delay\.v2\.10ms\.ingest, .* more: run `celery -A APP delay setup`"
     ):
-        publish(vhost, declare="passive")
+        vhost.publish_one(declare="passive")
     assert vhost.names("queues") == ["q"]
     assert vhost.names("exchanges") == []
 
 
 def test_passive_uses_what_is_there(vhost: Vhost, q: str) -> None:
-    publish(vhost)
+    vhost.publish_one()
     before = vhost.bindings()
-    publish(vhost, declare="passive")
+    vhost.publish_one(declare="passive")
     assert vhost.bindings() == before
     assert len(vhost.take("q", 2)) == 2
 
 
 def test_passive_names_the_one_part_that_is_missing(vhost: Vhost, q: str) -> None:
-    publish(vhost)
+    vhost.publish_one()
     vhost.delete_queue(vhost.cascade.levels[4].queue)
     vhost.delete_exchange(vhost.cascade.marker)
     with pytest.raises(
         CascadeMissing,
         match=r"lacks celery-rabbit-delay\.v2\.10ms\.ingest\.14\.\w+, celery-rabbit-delay\.v2\.10ms\.delay\.160",
     ):
-        publish(vhost, declare="passive")
+        vhost.publish_one(declare="passive")
 
 
 def test_no_permission_to_create_is_an_error_that_says_so(vhost: Vhost, q: str) -> None:
@@ -184,26 +177,26 @@ def test_no_permission_to_create_is_an_error_that_says_so(vhost: Vhost, q: str) 
     with pytest.raises(
         NotPermitted, match=r"access to exchange 'celery-rabbit-delay\.v2\.10ms\.ingest.*grant the permission"
     ):
-        publish(vhost, user=user)
+        vhost.publish_one(user=user)
 
 
 def test_a_passive_publisher_needs_only_to_write_to_ingest(vhost: Vhost, q: str) -> None:
-    publish(vhost)
+    vhost.publish_one()
     user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.v2\.10ms\.(ingest|out\.)", read="^$")
-    publish(vhost, user=user, declare="passive")
+    vhost.publish_one(user=user, declare="passive")
     assert len(vhost.take("q", 2)) == 2
 
 
 def test_a_passive_publisher_that_may_see_no_more_than_ingest_is_told_what_is_missing(vhost: Vhost, q: str) -> None:
-    publish(vhost)
+    vhost.publish_one()
     vhost.delete_exchange(vhost.cascade.marker)
     user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.v2\.10ms\.(ingest|out\.)", read="^$")
     with pytest.raises(CascadeMissing, match=r"lacks .*celery-rabbit-delay\.v2\.10ms\.ingest\.14\."):
-        publish(vhost, user=user, declare="passive")
+        vhost.publish_one(user=user, declare="passive")
 
 
 def test_classic_levels_deliver_too(vhost: Vhost, q: str) -> None:
-    publish(vhost, queue_type="classic")
+    vhost.publish_one(queue_type="classic")
     assert (
         vhost.arguments("queues", Options(**QUICK, queue_type="classic").cascade.levels[0].queue)["x-queue-type"]
         == "classic"
@@ -213,7 +206,7 @@ def test_classic_levels_deliver_too(vhost: Vhost, q: str) -> None:
 
 def test_levels_for_the_longest_possible_delay_can_be_declared(vhost: Vhost, q: str) -> None:
     longest = QUICK | {"tick": 0.001, "max_delay": 10 * 365 * 24 * 3600}
-    publish(vhost, **longest)
+    vhost.publish_one(**longest)
     assert len(vhost.take("q", 1)) == 1
 
 

@@ -19,7 +19,7 @@ from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade
 from testkit.broker import QUICK, Vhost, lead, take
-from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, publish, run
+from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from testkit.wait import wait_until
 
 NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
@@ -65,7 +65,7 @@ def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> Non
 
 def test_what_waits_moves_to_another_broker(vhost: Vhost) -> None:
     vhost.declare("q")
-    publish(vhost, "q", 100, 100, 20)
+    vhost.publish("q", 100, 100, 20)
     with vhost.broker.vhost() as other:
         other.declare("q")
         moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-broker", other.url("amqp"))
@@ -78,7 +78,7 @@ def test_what_waits_moves_to_another_broker(vhost: Vhost) -> None:
 @pytest.mark.parametrize("destination", ["nowhere", "short"])
 def test_what_cannot_move_stays(vhost: Vhost, destination: str) -> None:
     vhost.declare("q")
-    publish(vhost, "q", 100)
+    vhost.publish("q", 100)
     with vhost.broker.vhost() as other:
         where = ["--to-broker", other.url("amqp")]  # without the queue
         if destination == "short":
@@ -148,7 +148,7 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
 
 def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost) -> None:
     vhost.declare("q")
-    publish(vhost, "q", 100)
+    vhost.publish("q", 100)
     short = ("--tick", str(QUICK["tick"]), "--max-delay", "1")
     assert "1 wait" in run(vhost.url("amqp"), "status", options=short).out
     moved = run(vhost.url("amqp"), "migrate", "--any-queue", *TO_NEW[1:3], "--to-max-delay", "120", options=short)
@@ -163,7 +163,7 @@ def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost
 
 def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
     vhost.declare("q")
-    publish(vhost, "q", 100)
+    vhost.publish("q", 100)
     before = vhost.names("queues"), vhost.names("exchanges")
     for command in (("teardown", "--yes"), ("migrate", *TO_NEW), ("status",)):
         run(vhost.url("amqp"), *command, options=("--tick", "0.5"))
@@ -175,7 +175,7 @@ def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
 def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> None:
     if held == "waiting":
         vhost.declare("q")
-        publish(vhost, "q", 100)
+        vhost.publish("q", 100)
     else:
         make_orphans(vhost, 1)
     before = vhost.names("queues"), vhost.names("exchanges")

@@ -1,4 +1,4 @@
-"""What nobody can take is kept, or dropped as without a delay, and holds nobody up."""
+"""What nobody can take is kept, or dropped as without a delay, and blocks no other message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testkit.broker import Vhost, take
 SLOW = {"x-delay": 3000}  # long enough to delete something meanwhile
 
 
-def test_orphans_are_kept_readable_and_hold_nobody_up(vhost: Vhost) -> None:
+def test_orphans_block_no_other_message(vhost: Vhost) -> None:
     vhost.declare("gone", "good")
     with vhost.connection() as connection:
         producer = connection.Producer()
@@ -32,7 +32,7 @@ def test_orphans_are_kept_readable_and_hold_nobody_up(vhost: Vhost) -> None:
 
 
 @pytest.mark.parametrize("kind", ["direct", "topic"])
-def test_what_an_exchange_cannot_route_waits_and_holds_nobody_up(vhost: Vhost, kind: str) -> None:
+def test_what_an_exchange_cannot_route_waits_and_blocks_no_other_message(vhost: Vhost, kind: str) -> None:
     """As Celery publishes: with the queue that the message is meant for declared beforehand."""
     exchange = kombu.Exchange("orders", kind)
     gone, good = (kombu.Queue(name, exchange, routing_key=name) for name in ("gone", "good"))
@@ -59,7 +59,7 @@ def test_messages_of_a_deleted_exchange_are_orphans(vhost: Vhost) -> None:
     assert message.headers[HEADER]["exchange"] == "orders"
 
 
-def test_what_no_queue_wants_any_more_holds_nobody_up(vhost: Vhost) -> None:
+def test_what_no_queue_wants_any_more_blocks_no_other_message(vhost: Vhost) -> None:
     """A fanout exchange without listeners: without a delay, RabbitMQ would drop the messages as well."""
     news = kombu.Exchange("news", "fanout")
     vhost.declare("good")

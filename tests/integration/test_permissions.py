@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
@@ -25,15 +24,10 @@ def refused(vhost: Vhost, permission: str) -> str:
     return rf"{which}access to \w+ '[^']+'"
 
 
-def publish(vhost: Vhost, user: str, **options: Any) -> None:
-    with vhost.connection(user, **options) as connection:
-        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
-
-
 def test_a_publisher(vhost: Vhost) -> None:
     vhost.declare("q")
     permissions = documented("publisher")
-    publish(vhost, vhost.user(**permissions))
+    vhost.publish_one(vhost.user(**permissions))
     vhost.take("q", 1)
 
 
@@ -41,19 +35,19 @@ def test_a_publisher(vhost: Vhost) -> None:
 def test_a_publisher_who_lacks_one_is_told_which(vhost: Vhost, lacking: str) -> None:
     vhost.declare("q")
     with pytest.raises(NotPermitted, match=refused(vhost, lacking) + ".*grant the permission"):
-        publish(vhost, vhost.user(**documented("publisher") | {lacking: NOTHING}))
+        vhost.publish_one(vhost.user(**documented("publisher") | {lacking: NOTHING}))
 
 
 def test_a_passive_publisher(vhost: Vhost) -> None:
     vhost.declare("q")
     assert run(vhost.url("amqp"), "--queue", "q", "setup", "--priorities").code == 0
     user = vhost.user(**documented('publisher, `declare="passive"`'))
-    publish(vhost, user, declare="passive")
+    vhost.publish_one(user, declare="passive")
     with vhost.connection(user, declare="passive") as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30}, priority=9)
     vhost.take("q", 2)
     with pytest.raises(DelayError, match=r"celery-rabbit-delay\.v2\.10ms\.ingest"):
-        publish(vhost, vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
+        vhost.publish_one(vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
 
 
 def test_an_operator(vhost: Vhost) -> None:

@@ -66,7 +66,7 @@ def test_a_bad_header_is_an_error_even_beside_a_good_one() -> None:
         headers_.delay_of({**TASK, "x-delay": "soon"}, NOW, timezone.utc)
 
 
-def test_a_diverted_message_says_where_it_goes_and_when() -> None:
+def test_a_wrapped_message_has_its_destination_and_due_time() -> None:
     headers = headers_.wrap({"a": 1, "x-delay": 500}, "p", "orders", "new", NOW + timedelta(seconds=1))
     assert headers == {
         "a": 1,
@@ -95,7 +95,7 @@ keys = st.text(max_size=20).filter(lambda k: not k.startswith("@"))
 
 
 @given(users_headers, st.text(max_size=20), keys, st.lists(keys, max_size=3), st.integers(1, 5))
-def test_restore_undoes_divert_and_every_death_in_our_levels(
+def test_unwrap_undoes_wrap_and_drops_deaths_in_levels(
     users: dict[str, Any], exchange: str, key: str, cc: list[str], hops: int
 ) -> None:
     sent = {**users, **({"CC": cc} if cc else {})}
@@ -126,8 +126,8 @@ def test_a_message_that_comes_back_to_its_queue_is_as_the_queue_delivered_it(
 def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays() -> None:
     delivered = Delivery("orders", "new", {"a": 1})
     wrapped = headers_.wrap_for_return(delivered, "p", "shop", NOW)
-    restored = headers_.unwrap(Delivery("failed", "dead", wrapped))
-    assert (restored.exchange, restored.routing_key) == ("failed", "dead")
+    unwrapped = headers_.unwrap(Delivery("failed", "dead", wrapped))
+    assert (unwrapped.exchange, unwrapped.routing_key) == ("failed", "dead")
 
 
 def test_a_message_without_a_queue_of_its_own_is_sent_again_as_it_was_sent() -> None:
@@ -157,7 +157,7 @@ LONG = "x" * 200  # its address is a hash
         (LONG, LONG, Destination(LONG, key=LONG)),
     ],
 )
-def test_a_message_whose_addresses_lead_to_where_it_says_is_restored(
+def test_a_message_whose_addresses_lead_to_where_it_says_is_unwrapped(
     exchange: str, key: str, destination: Destination
 ) -> None:
     sent = {"CC": list(destination.queues[1:])} if LONG in destination.queues else {}
@@ -192,9 +192,9 @@ def test_nor_is_one_by_hand_that_pretends_to_come_back_to_its_queue(cc: list[str
 
 def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
     earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
-    diverted = headers_.addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
-    assert not [key for key in diverted if "death" in key]
-    on_the_way = diverted | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
+    wrapped = headers_.addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
+    assert not [key for key in wrapped if "death" in key]
+    on_the_way = wrapped | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
     assert headers_.unwrap(Delivery("p.delay.10.done", "@.^1", on_the_way)) == ("", "q", {"a": 1, **earlier})
 
 
@@ -246,9 +246,9 @@ names_of_ours = st.sampled_from([HEADER, "CC", "x-death", "x-first-death-queue",
 @given(st.dictionaries(names_of_ours, values), st.text(), st.text())
 def test_no_message_whatever_its_headers_stops_a_consumer(headers: dict[str, Any], exchange: str, key: str) -> None:
     for routing_key in (key, "@.^1"):
-        restored = headers_.unwrap(Delivery(exchange, routing_key, headers))
-        assert isinstance(restored.exchange, str)
-        assert isinstance(restored.routing_key, str)
+        unwrapped = headers_.unwrap(Delivery(exchange, routing_key, headers))
+        assert isinstance(unwrapped.exchange, str)
+        assert isinstance(unwrapped.routing_key, str)
 
 
 def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
@@ -266,10 +266,10 @@ def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
         "x-first-death-reason": "expired",
     }
     del headers["CC"]
-    restored = headers_.unwrap(Delivery("failed", "dead", headers))
-    assert restored.exchange == "failed"
-    assert restored.routing_key == "dead"
-    assert restored.headers == {
+    unwrapped = headers_.unwrap(Delivery("failed", "dead", headers))
+    assert unwrapped.exchange == "failed"
+    assert unwrapped.routing_key == "dead"
+    assert unwrapped.headers == {
         "a": 1,
         "x-death": [death("shop", **{"exchange": "orders", "routing-keys": ["new"], "reason": "rejected"})],
         "x-first-death-queue": "shop",

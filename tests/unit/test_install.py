@@ -305,7 +305,7 @@ def test_prefetch_is_per_consumer_where_the_broker_or_the_queues_know_no_other(
     assert app.connection_for_read().transport.qos_semantics_matches_spec(Amqp) is per_consumer
 
 
-def test_nothing_of_celery_or_kombu_is_patched() -> None:
+def test_install_replaces_no_function_of_celery_or_kombu() -> None:
     """Their functions and classes are the same objects after everything of ours is in use as before."""
     code = """
 import importlib, kombu.connection, kombu.messaging, kombu.transport.pyamqp, amqp, celery.app.base, celery.app.amqp
