@@ -116,7 +116,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
                 click.echo(problem)
                 lost.append(problem)
             if not lost:
-                click.echo("probe: all messages on time")
+                click.echo("probe: all messages on time, in the levels of up to 2 s")
         if probing and management:
             for text in operate.advice(management, operate.cascades(connection, priorities)):
                 click.echo(text)
