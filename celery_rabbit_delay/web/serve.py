@@ -15,11 +15,12 @@ from .. import operate
 from ..core.errors import UnsupportedConfiguration
 from . import safety
 from .desk import Broker, Desk
+from .forms import FORM
 from .gauges import exposition
 from .index import Index
 from .indexer import Indexer, indexed
 from .overview import Overview
-from .site import FORM, Setting, create
+from .site import Setting, create
 
 #: Requests that are answered at the same time.
 _THREADS = 8

@@ -7,37 +7,25 @@ import binascii
 import json
 import secrets
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
-from flask import Flask, Response, abort, flash, g, redirect, render_template, request, session, url_for
+from flask import Flask, Response, abort, flash, redirect, render_template, request, session, url_for
 from werkzeug.exceptions import HTTPException
 
 from .. import operate
 from ..core import headers as headers_
-from ..core import journal
-from ..core.due import due_at
 from ..core.errors import DelayError
 from ..core.headers import Delivery
-from . import plot, safety, search
+from . import forms, plot, safety, search
 from .desk import FAILURES, ORPHANS, Broker, Desk, Done, Verified, mark
 from .gauges import exposition
 from .index import now, reading
 from .indexer import Indexer
 from .overview import Overview
-from .search import Filter, Row
+from .search import Row
 from .text import body_text, printable, reason
-
-#: Most messages that one form may name, and bytes that a form may have.
-SELECTED, FORM = 1000, 200_000
-
-#: Numbers of messages lie below.
-_MOST = 1 << journal.NUMBER_BITS
-
-#: What a moved message may be given instead of a moment: what it is called, and seconds.
-DELAYS = {"in 1 minute": 60, "in 10 minutes": 600, "in 1 hour": 3600, "in 1 day": 86_400, "in 1 week": 604_800}
 
 
 class Setting(NamedTuple):
@@ -59,9 +47,9 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
         SESSION_COOKIE_NAME=f"celery-rabbit-delay-{setting.port}",  # a cookie is for all ports of a host
         SESSION_COOKIE_SAMESITE="Strict",
         SESSION_COOKIE_HTTPONLY=True,
-        MAX_CONTENT_LENGTH=FORM,
-        MAX_FORM_MEMORY_SIZE=FORM,
-        MAX_FORM_PARTS=SELECTED + 20,
+        MAX_CONTENT_LENGTH=forms.FORM,
+        MAX_FORM_MEMORY_SIZE=forms.FORM,
+        MAX_FORM_PARTS=forms.SELECTED + 20,
     )
     desk = Desk(broker, indexer, path)
     overview = Overview(path, indexer, desk)
@@ -77,9 +65,9 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
             "broker": broker.name,
             "token": _token,
             "now": now(),
-            "zone": _zone(),
+            "zone": forms.zone(),
             "progress": indexer.progress,
-            "delays": DELAYS,
+            "delays": forms.DELAYS,
         }
 
     return site
@@ -169,24 +157,12 @@ def _basic() -> str | None:
         return ""
 
 
-def _zone() -> tzinfo:
-    """Return the viewer's zone, which the browser tells in a cookie; UTC until it does."""
-    if "zone" not in g:
-        name = request.cookies.get("zone", "")
-        try:
-            g.zone = ZoneInfo(name) if 0 < len(name) < 64 else timezone.utc
-        except (OSError, ValueError, LookupError):
-            g.zone = timezone.utc
-    zone: tzinfo = g.zone
-    return zone
-
-
 def _filters(site: Flask) -> None:
-    site.jinja_env.filters["moment"] = lambda value: plot.text(value, _zone())
+    site.jinja_env.filters["moment"] = lambda value: plot.text(value, forms.zone())
     site.jinja_env.filters["until"] = lambda value: plot.until(value - now())
     site.jinja_env.filters["printable"] = printable
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
-    site.jinja_env.filters["local"] = lambda value: plot.text(value, _zone(), "%Y-%m-%dT%H:%M")
+    site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M")
     site.jinja_env.filters["duration"] = lambda value: plot.until(value).removeprefix("in ")
     site.jinja_env.filters["mark"] = mark
     site.jinja_env.filters["milliseconds"] = headers_.milliseconds
@@ -200,14 +176,14 @@ def _show(site: Flask, setting: Setting, desk: Desk, overview: Overview, path: P
 
     @site.get("/")
     def schedule() -> str:
-        wanted, moment = _filter(), now()
+        wanted, moment = forms.wanted(), now()
         name = request.args.get("range", "hour")
         range_ = plot.RANGES.get(name, plot.RANGES["hour"])
-        edges = plot.edges(range_, moment, _zone())
+        edges = plot.edges(range_, moment, forms.zone())
         plotted = wanted._replace(text="", since=None, until=None)
-        drawn = plot.plot(range_, edges, overview.bars(plotted, edges), _zone())
+        drawn = plot.plot(range_, edges, overview.bars(plotted, edges), forms.zone())
         back = "before" in request.args
-        place = _place(request.args.get("before" if back else "after"))
+        place = forms.place(request.args.get("before" if back else "after"))
         with reading(path) as db:
             rows = search.page(db, wanted, moment, place, back and place is not None)
         more = len(rows) > search.PAGE
@@ -228,13 +204,13 @@ def _show(site: Flask, setting: Setting, desk: Desk, overview: Overview, path: P
             range=range_,
             ranges=plot.RANGES,
             size=(plot.WIDTH, plot.HEIGHT, plot.LEFT, plot.BOTTOM),
-            link=_link,
+            link=forms.link,
         )
 
     @site.get("/task/<int:number>")
     def task(number: int) -> Any:
         with reading(path) as db:
-            rows = search.find(db, [number]) if number < _MOST else []
+            rows = search.find(db, [number]) if number < forms.MOST else []
         if not rows:
             abort(404, "It no longer waits: it was delivered or moved.")
         try:
@@ -312,37 +288,37 @@ def _act(site: Flask, setting: Setting, desk: Desk, overview: Overview) -> None:
         except FAILURES as exc:
             flash(printable(reason(exc), 500), "bad")
         overview.forget()
-        return redirect(_back(), 303)
+        return redirect(forms.back(), 303)
 
     @site.post("/cancel")
     def cancel() -> Any:
-        numbers = _numbers()
+        numbers = forms.numbers()
         return answer(lambda: desk.cancel(numbers), "cancelled")
 
     @site.post("/run-now")
     def run_now() -> Any:
-        numbers = _numbers()
+        numbers = forms.numbers()
         return answer(lambda: desk.move(numbers, datetime.now(timezone.utc)), "due at once")
 
     @site.post("/reschedule")
     def reschedule() -> Any:
-        numbers = _numbers()
+        numbers = forms.numbers()
         try:
-            due = _due()
+            due = forms.due()
         except DelayError as exc:
             flash(printable(str(exc), 300), "bad")
-            return redirect(_back(), 303)
-        shown = plot.text(headers_.milliseconds(due), _zone())
+            return redirect(forms.back(), 303)
+        shown = plot.text(headers_.milliseconds(due), forms.zone())
         return answer(lambda: desk.move(numbers, due), f"moved to {shown}")
 
     @site.post("/orphans/replay")
     def replay() -> Any:
-        marks = _marks()
+        marks = forms.marks()
         return answer(lambda: desk.replay(marks), "sent on")
 
     @site.post("/orphans/remove")
     def remove() -> Any:
-        marks = _marks()
+        marks = forms.marks()
         return answer(lambda: desk.remove(marks), "removed")
 
     @site.post("/health/verify")
@@ -353,77 +329,3 @@ def _act(site: Flask, setting: Setting, desk: Desk, overview: Overview) -> None:
             flash(printable(reason(exc), 500), "bad")
         overview.forget()
         return redirect(url_for("health"), 303)
-
-
-def _numbers() -> list[int]:
-    chosen = [number for number in request.form.getlist("number", type=int) if 0 <= number < _MOST]
-    if not chosen:
-        abort(400, "Nothing was selected: go back, and select a task.")
-    return chosen[:SELECTED]
-
-
-def _marks() -> list[str] | None:
-    """Return what tells the orphans that were selected; None for all."""
-    if request.form.get("all"):
-        return None
-    chosen = request.form.getlist("mark")
-    if not chosen:
-        abort(400, "Nothing was selected: go back, and select an orphan.")
-    return chosen
-
-
-def _due() -> datetime:
-    """Return the moment that a form names: a delay, or a time in the viewer's zone. Raises `InvalidDelay`."""
-    moment = datetime.now(timezone.utc)
-    eta, delay = request.form.get("eta", ""), request.form.get("delay", "")
-    if eta:
-        return due_at(eta, None, moment, _zone()).astimezone(timezone.utc)
-    if delay in DELAYS:
-        return moment + timedelta(seconds=DELAYS[delay])
-    return due_at(None, None, moment, timezone.utc)
-
-
-def _back() -> str:
-    """Return where a form came from: a path of this page, never another site."""
-    back = request.form.get("back", "/")
-    return (
-        back if back.startswith("/") and not back.startswith("//") and "\\" not in back and back.isprintable() else "/"
-    )
-
-
-def _filter() -> Filter:
-    arguments = request.args
-    return Filter(
-        arguments.get("q", "").strip()[:200],
-        arguments.get("task", "")[:255],
-        arguments.get("queue", "")[:255],
-        _moment(arguments.get("since", "")),
-        _moment(arguments.get("until", "")),
-    )
-
-
-def _moment(text: str) -> int | None:
-    """Return a moment in milliseconds since 1970: from such a number, or from a time in the viewer's zone."""
-    if text.isascii() and text.isdigit() and len(text) < 16:
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-        return headers_.milliseconds(found if found.tzinfo else found.replace(tzinfo=_zone()))
-    except (ValueError, OverflowError):
-        return None
-
-
-def _place(text: str | None) -> tuple[int, int] | None:
-    parts = (text or "").split("-")
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 18 for part in parts):
-        return None
-    return int(parts[0]), int(parts[1])
-
-
-def _link(**changes: Any) -> str:
-    """Return the address of the schedule with other arguments; None leaves one out."""
-    kept = {
-        name: value for name, value in request.args.items() if name in ("q", "task", "queue", "since", "until", "range")
-    }
-    merged = {**kept, **changes}
-    return url_for("schedule", **{name: value for name, value in merged.items() if value not in (None, "")})
