@@ -55,9 +55,9 @@ def make_orphans(vhost: Vhost, amount: int) -> None:
     wait_until(lambda: vhost.count(CASCADE.orphans) == amount, "all are orphans")
 
 
-def documented_permissions(who: str) -> dict[str, str]:
-    """Return a role's row of the table of permissions in docs/operations.md, for the queues "q" and "gone"."""
+def documented_permissions(who: str, queues: str = "(q|gone)") -> dict[str, str]:
+    """Return a role's row of the table of permissions in docs/operations.md, for some queues."""
     rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in OPERATIONS.read_text().splitlines() if line.startswith("|")]
     [cells] = [cells for cells in rows if cells[0].strip() == who]
-    patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", "(q|gone)") for cell in cells[1:]]
+    patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", queues) for cell in cells[1:]]
     return dict(zip(("configure", "write", "read"), patterns, strict=True))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from celery_rabbit_delay import DelayError, NotPermitted, operate
+from celery_rabbit_delay import DelayError, NotPermitted, Options, operate
 from celery_rabbit_delay.amqp.clients import client_of
 from celery_rabbit_delay.amqp.receiving import catch_up, learn
 from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.topology import Topology
 from testkit.broker import Vhost
 from testkit.commands import documented_permissions as documented
 from testkit.commands import make_orphans, run
@@ -68,6 +71,18 @@ def test_an_operator(vhost: Vhost) -> None:
     assert moved.out == "1 moved, 0 left\n", moved.err
     assert run(url, "teardown", "--yes").code == 0
     wait_until(lambda: "celery-rabbit-delay.v2.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
+
+
+def test_a_worker_reaches_no_task_of_others() -> None:
+    """Who may read or configure a queue may purge or delete it."""
+    cascade = Options().cascade
+    others = [Destination("", ("secret",)), Destination("orders", key="q"), Destination("news", fanout=True)]
+    streams = [stream for stream in journal.all_streams(cascade) if "journal" in stream.name]
+    topology = Topology.of([cascade, replace(cascade, high=True)], others, streams)
+    for what, pattern in documented("worker").items():
+        reached = [name for name in topology.queues if re.search(pattern, name)]
+        assert reached == [f"{cascade.root}.out.short-lived"], what
+        assert re.search(pattern, cascade.outbox_name(Destination("", ("q",)))), what
 
 
 @pytest.mark.parametrize("lacking", ["configure", "write", "read"])
