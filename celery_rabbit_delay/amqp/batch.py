@@ -32,7 +32,7 @@ MAX_SIZE = 1000
 
 
 class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
-    """The messages of a batch that `ids` names may not be stored; all others are."""
+    """The messages of a batch that `ids` names may not be stored, or not be the last of their keys; all others are."""
 
     def __init__(self, message: str, ids: list[str | None]) -> None:
         super().__init__(message, ids)  # both, so that it can be pickled
@@ -88,7 +88,7 @@ class Batch:
                     publisher.publish_all(unsent)
             finally:
                 self._forget(reachable.keys() - unsent.keys())
-            for name, pending in unsent.items():  # refused: repairs the cascade, or says why
+            for name, pending in unsent.items():  # refused, or its key is: repairs the cascade, or says why
                 publisher.publish(pending)
                 self._forget([name])
         if failed is not None:
@@ -100,7 +100,7 @@ class Batch:
 
     @property
     def ids(self) -> list[str | None]:
-        """Celery's task ids of the messages that are not stored yet."""
+        """Celery's task ids of the messages that are not stored yet, or whose keys are not told yet."""
         return [pending.message.properties.get("correlation_id") for pending in self._pending.values()]
 
     def _forget(self, names: Any) -> None:

@@ -52,9 +52,13 @@ class PendingMessage(NamedTuple):
     entry: Entry | None = None  # what the streams are told of it
 
     @property
+    def key(self) -> str | None:
+        """The `x-delay-key` of which it is the last message."""
+        return self.entry and self.entry.key
+
+    @property
     def has_key(self) -> bool:
-        """Whether it is the last message of an `x-delay-key`."""
-        return self.entry is not None and self.entry.key is not None
+        return self.key is not None
 
     @property
     def priority(self) -> int | None:

@@ -52,6 +52,9 @@ class DelayedPublisher:
 
         Raises `DelayError` when the broker refuses it, `amqp.exceptions.MessageNacked` when it cannot store it now, and
         connection errors and time-outs as py-amqp does. The next publish starts afresh after any of them.
+
+        The key of a message is told once it is stored, for the one before must not give way to one that is not. It is
+        stored, too, where that raises `CascadeConflict`, `CascadeMissing`, `NotPermitted` or `StreamUnavailable`.
         """
         self.journal.prepare([pending])
         with self._exclusively():
@@ -63,7 +66,8 @@ class DelayedPublisher:
                     raise
                 self.repair()
                 unrecorded = self._publish(pending)
-        self._tell([pending], unrecorded)
+        self.journal.repair(unrecorded)
+        self.journal.write_keys([pending])
 
     def repair(self) -> None:
         """Declare all of the cascade. Raises what `create_cascade` does."""
@@ -94,21 +98,25 @@ class DelayedPublisher:
     def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
         """Send all messages, to bound destinations, before waiting for any answer.
 
-        Removes those from `messages` that are stored, also if it raises. What is left in the end was refused: publish
-        it again, one by one, to learn why.
+        Removes those from `messages` that are stored, also if it raises; those with a key once that is told, for until
+        then they may give way to an earlier one. What is left in the end was refused, or has the key of one that was:
+        publish it again, one by one and in this order, to learn why.
         """
         self.journal.prepare(messages.values())
-        sent = dict(messages)
-        with self._exclusively(), self._publishing():
-            unrecorded = self._send(messages)
-        self._tell([pending for name, pending in sent.items() if name not in messages], unrecorded)
-
-    def _tell(self, stored: list[PendingMessage], unrecorded: Messages) -> None:
-        """Tell the streams what they are still to be told of messages that are stored."""
-        if unrecorded:
-            self.journal.repair(unrecorded)
-        if any(pending.has_key for pending in stored):
-            self.journal.write_keys(stored)
+        unsent = dict(messages)
+        try:
+            with self._exclusively(), self._publishing():
+                unrecorded = self._send(unsent)
+        finally:
+            for name, pending in list(messages.items()):
+                if name not in unsent and not pending.has_key:
+                    del messages[name]
+        self.journal.repair(unrecorded)
+        refused = {pending.key for pending in unsent.values()}  # published again, they would count as sent last
+        told = {name: pending for name, pending in messages.items() if pending.key not in refused}
+        self.journal.write_keys(told.values())
+        for name in told:
+            del messages[name]
 
     def is_bound(self, destination: Destination) -> bool:
         """Return whether this connection has seen the cascade complete and bound to a destination."""

@@ -2,7 +2,12 @@
 
 
 class DelayError(Exception):
-    """Base of all errors of this package. Where one is raised, nothing was sent, except for `BatchFailed`."""
+    """Base of all errors of this package. Where one is raised, nothing was sent, with two exceptions.
+
+    `BatchFailed` names what may not have been sent. A message with an `x-delay-key` may have been stored where
+    `CascadeConflict`, `CascadeMissing`, `NotPermitted` or `StreamUnavailable` is raised, for its key is told
+    afterwards: whether it or the one before is delivered is open until another one of the key is sent.
+    """
 
 
 class InvalidOption(DelayError, ValueError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
@@ -276,25 +277,40 @@ class Changes:
 
 
 class Keys:
-    """What the stream `keys` says, as far as it has been read."""
+    """What the stream `keys` says, as far as it has been read, for at least as long as the stream keeps it.
 
-    def __init__(self) -> None:
+    That time begins when it is read: nothing in the stream tells how old it is.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds, and is one that nobody sets."""
+        self._clock = clock
+        self._since = clock()
         self._last: dict[str, int] = {}
+        self._before: dict[str, int] = {}  # was said before `_since`
 
     @reading
     def apply(self, message: bytes) -> None:
         """Take note of what a message says. Raises `Unreadable`."""
         if message[:1] == _KEY:
-            self._last[message[1 + _TIME.size :].decode()] = _TIME.unpack_from(message, 1)[0]
+            key, number = message[1 + _TIME.size :].decode(), _TIME.unpack_from(message, 1)[0]
+            now = self._clock()
+            if now - self._since >= 2 * MAX_KEYED_DELAY:
+                self._since, self._before, self._last = now, self._last, {}
+            self._last[key] = number
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._last, self._before = {}, {}
 
     @property
     def last(self) -> Mapping[str, int]:
         """The number of the message that was sent last, by key."""
-        return self._last
+        return {**self._before, **self._last}
 
     def supersede(self, key: str, number: object) -> bool:
         """Return whether another message of a key was sent later."""
-        return self._last.get(key, number) != number
+        return self._last.get(key, self._before.get(key, number)) != number
 
 
 def _uuid(id_: str) -> bytes | None:

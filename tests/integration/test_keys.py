@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 from kombu import Producer
 
 import celery_rabbit_delay
-from celery_rabbit_delay import operate
+from celery_rabbit_delay import StreamUnavailable, operate
+from celery_rabbit_delay.amqp.journal import Journal
+from celery_rabbit_delay.amqp.pending import PendingMessage
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from testkit.broker import Vhost, take
@@ -72,6 +76,33 @@ def test_the_messages_of_a_batch_replace_each_other(vhost: Vhost) -> None:
                 headers = {"x-delay": 3000, "x-delay-key": "report-42"}
                 producer.publish(name, routing_key="q", headers=headers)
         assert arriving(connection) == ["third"]
+
+
+@pytest.mark.parametrize("error", [RecoverableConnectionError("lost"), StreamUnavailable("it has no leader")])
+def test_a_batch_whose_keys_could_not_be_told_at_first_is_not_lost(
+    vhost: Vhost, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    vhost.declare("celery")
+    app = make_app()
+    headers = {"x-delay-key": "report-42"}
+    app.send_task("t", ("first",), countdown=3, headers=headers)
+    write_keys, errors = Journal.write_keys, [error]
+
+    def fail_once(self: Journal, messages: Iterable[PendingMessage]) -> None:
+        if errors:
+            raise errors.pop()
+        write_keys(self, messages)
+
+    monkeypatch.setattr(Journal, "write_keys", fail_once)
+    with celery_rabbit_delay.batch(app) as producer:
+        app.send_task("t", ("second",), countdown=4, headers=headers, producer=producer)
+    assert not errors
+    app.send_task("t", ("end",), countdown=LAST)
+    found: list[str] = []
+    with vhost.connection() as connection:
+        while "end" not in found:
+            found += [message.payload[0][0] for message in take(connection, "celery", 1)]
+    assert set(found) == {"second", "end"}  # it may come twice
 
 
 def test_a_message_that_is_published_again_as_it_was_received_is_no_later_one(vhost: Vhost) -> None:

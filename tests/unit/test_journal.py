@@ -166,6 +166,37 @@ def test_of_a_key_the_message_that_was_sent_last_supersedes_all_others() -> None
     assert not keys.supersede("other", 1)
 
 
+def test_what_is_said_of_a_key_is_forgotten_after_a_time_but_not_while_a_message_may_wait() -> None:
+    hour = 0
+    keys = Keys(lambda: 3600.0 * hour)
+    told = dict[str, int]()
+    kept = 2 * journal.MAX_KEYED_DELAY // 3600
+    for hour in range(20 * kept):
+        keys.apply(journal.last_of_key(f"hourly {hour}", hour))
+        told[f"hourly {hour}"] = hour
+        if hour % (kept - 1) == 0:
+            keys.apply(journal.last_of_key("again and again", hour))
+            told["again and again"] = hour
+        recent = {key: number for key, number in told.items() if number > hour - kept}
+        assert recent.items() <= keys.last.items()
+        assert all(not keys.supersede(key, number) for key, number in told.items())  # none is ever lost
+        assert all(keys.supersede(key, -1) for key in recent)
+        assert len(keys.last) <= 2 * kept + 1
+
+
+def test_a_key_that_is_read_late_is_kept_as_long_as_one_that_was_just_said() -> None:
+    now = 0.0
+    keys = Keys(lambda: now)
+    now = 1.9 * 2 * journal.MAX_KEYED_DELAY
+    keys.apply(journal.last_of_key("old", 1))
+    now += 2 * journal.MAX_KEYED_DELAY
+    keys.apply(journal.last_of_key("new", 2))
+    assert dict(keys.last) == {"old": 1, "new": 2}
+    keys.apply(journal.last_of_key("old", 3))
+    assert keys.last["old"] == 3
+    assert keys.supersede("old", 1)
+
+
 def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
     for stream in (*journal.journals(CASCADE), journal.changes(CASCADE), journal.keys(CASCADE)):
         assert stream.queue.arguments["x-max-age"] == f"{stream.max_age}s"
