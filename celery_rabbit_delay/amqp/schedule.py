@@ -78,8 +78,14 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> 
     task, args, kwargs = texts
     queue = queues.get((exchange, routing_key), routing_key)
     due = headers_.moment(record.due)
-    retries = headers.get("retries") or 0
-    return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, record.key or None, retries)
+    key, retries = record.key or None, _retries(headers)
+    return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries)
+
+
+def _retries(headers: Mapping[str, Any]) -> int:
+    """Return how often a task was retried; 0 where a sender has put something that is no such number."""
+    retries = headers.get("retries")
+    return retries if isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries < 1 << 31 else 0
 
 
 def queue_names(queues: Iterable[kombu.Queue]) -> QueueNames:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -21,6 +23,14 @@ MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
 
 #: Exit code of a command that did what it should and found problems.
 EXIT_PROBLEMS = 3
+
+#: A broker URL. An "@" in its rest means that the password has a character that ends it.
+_URL = re.compile(r"[\w.+-]+://(?P<user>[^/?#]*@)?(?P<place>[^/?#@]*)(?P<rest>.*)", re.DOTALL)
+
+_UNREADABLE = (
+    "the broker URL cannot be read: use one such as amqp://user:password@host:5672/vhost, and percent-encode special "
+    "characters in user, password and vhost, such as / as %2F"
+)
 
 
 def parse_seconds(text: str) -> tuple[float, ...]:
@@ -52,27 +62,31 @@ class BrokerTarget:
 
 
 def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connection:
-    """Return a connection to a broker URL. Shows an error, without the URL and its password, if it cannot be read."""
+    """Return a connection to a broker URL. Shows an error, without any of its password, if it cannot be read."""
     import kombu
 
     from ..amqp.schemes import delay_url
 
-    if "://" not in url:
-        raise click.ClickException(
-            "the broker URL cannot be read: use one such as amqp://user:password@host:5672/vhost"
-        )
+    for one in url.split(";"):  # as Kombu does
+        _check(one)
     try:
         connection = kombu.Connection(delay_url(url), transport_options=transport_options)
         connection.transport  # noqa: B018  reads the options
         return connection
-    except ValueError as exc:
-        raise click.ClickException(
-            f"the broker URL cannot be read: {type(exc).__name__}: {_without(url, exc)}"
-        ) from exc
+    except ValueError as exc:  # its text may be a part of the password
+        raise click.ClickException(_UNREADABLE) from exc
 
 
-def _without(url: str, exc: Exception) -> str:
-    return str(exc).replace(url, "…")
+def _check(url: str) -> None:
+    """Show an error if the password of a broker URL would be taken for something else, or if the port is none."""
+    parts = _URL.fullmatch(url)
+    if parts is None or "@" in parts["rest"]:
+        raise click.ClickException(_UNREADABLE)
+    if parts["user"]:  # without that, what seems to be the port may be a password
+        try:
+            urlsplit(f"//{parts['place']}").port  # noqa: B018  raises an error
+        except ValueError as exc:
+            raise click.ClickException(f"the broker URL cannot be read: {exc}") from exc
 
 
 class AppTarget:
@@ -120,19 +134,11 @@ def handle_errors() -> Iterator[None]:
 @contextmanager
 def connected(target: Target) -> Iterator[kombu.Connection]:
     """Connect to a target's broker."""
+    from ..amqp.connecting import ensure_connection
+
     with handle_errors(), target.connection() as connection:
         ensure_connection(connection)
         yield connection
-
-
-def ensure_connection(connection: kombu.Connection) -> None:
-    """Connect, or show where no broker answers."""
-    from kombu.exceptions import OperationalError
-
-    try:
-        connection.ensure_connection(max_retries=1)
-    except (OperationalError, OSError) as exc:
-        raise click.ClickException(f"no connection to {connection.as_uri()}: {exc}") from exc
 
 
 def management_of(url: str | None, connection: kombu.Connection) -> Management | None:
@@ -165,7 +171,6 @@ management_option = click.option(
 limit_option = click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of orphans."
 )
-
 
 any_queue_option = click.option(
     "--any-queue",

@@ -17,17 +17,35 @@ def delay() -> None:
     pass
 
 
-@click.group(help="Manage delay queues without a Celery app.")
+class _Standalone(click.Group):
+    """Asks for a broker, unless a command is only to show its help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        asks_for_help = "--help" in args
+        rest = super().parse_args(ctx, args)
+        if ctx.params["broker"] is None and not (asks_for_help or ctx.resilient_parsing):
+            raise click.UsageError(
+                "Missing option '--broker' / '-b': name a broker with it, or in the environment variable "
+                "CELERY_BROKER_URL.",
+                ctx,
+            )
+        return rest
+
+
+@click.group(cls=_Standalone, help="Manage delay queues without a Celery app.")
 @version_option
 @click.option(
     "--broker",
     "-b",
-    required=True,
     envvar="CELERY_BROKER_URL",
     metavar="URL",
     help="amqp://user:password@host/vhost. The environment variable CELERY_BROKER_URL keeps the password out of `ps`.",
 )
-@click.option("--prefix", metavar="NAME", help="What the names begin with. This and what follows: as in install().")
+@click.option(
+    "--prefix",
+    metavar="NAME",
+    help="Begin all names with this. This and the options that follow are those of install().",
+)
 @click.option("--tick", metavar="SECONDS", type=float, help="The shortest delay.")
 @click.option("--max-delay", metavar="SECONDS", type=float, help="The longest delay.")
 @click.option(
@@ -39,10 +57,17 @@ def delay() -> None:
 @click.option("--shards", metavar="NUMBER", type=int, help="Sets of levels side by side.")
 @click.option("--queue-type", type=click.Choice(["quorum", "classic"]), help="The type of the level queues.")
 @click.option("--journal", metavar="SECONDS", type=float, help="The shortest delay that is recorded.")
-@click.option("--queue", "queues", metavar="NAME", multiple=True, help="A queue of delayed tasks; may be repeated.")
+@click.option(
+    "--queue",
+    "queues",
+    metavar="NAME",
+    multiple=True,
+    help="Treat this queue as one of the app's: setup leads to it, replay and migrate may send to it. May be repeated.",
+)
 @click.pass_context
-def standalone(ctx: click.Context, /, broker: str, queues: tuple[str, ...], **options: Any) -> None:
-    ctx.obj = common.BrokerTarget(broker, {key: value for key, value in options.items() if value is not None}, queues)
+def standalone(ctx: click.Context, /, broker: str | None, queues: tuple[str, ...], **options: Any) -> None:
+    given = {key: value for key, value in options.items() if value is not None}
+    ctx.obj = common.BrokerTarget(broker or "", given, queues)
 
 
 for command in (

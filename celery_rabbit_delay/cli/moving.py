@@ -15,7 +15,6 @@ from .common import (
     any_queue_option,
     connected,
     connection_to,
-    ensure_connection,
     management_of,
     management_option,
     parse_seconds,
@@ -42,7 +41,9 @@ from .common import (
 )
 @click.option("--to-shards", metavar="NUMBER", type=int, help="The new number of sets of levels.")
 @click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]), help="The new type of the level queues.")
-@click.option("--to-journal", metavar="SECONDS", type=float, help="The shortest delay that is recorded from now on.")
+@click.option(
+    "--to-journal", metavar="SECONDS", type=float, help="Record what is moved if it still has at least this delay."
+)
 @click.option("--from-layout", type=click.Choice(["1"]), help="Move what waits in the cascade of an earlier release.")
 @any_queue_option
 @management_option
@@ -67,6 +68,7 @@ def migrate(
     from dataclasses import replace
 
     from .. import operate
+    from ..amqp.connecting import ensure_connection
     from ..core.options import OPTIONS
 
     changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}

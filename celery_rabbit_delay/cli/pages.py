@@ -26,9 +26,20 @@ index_option = click.option(
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help=f"Others than the loopback need {PASSWORD}.")
-@click.option("--port", type=click.IntRange(0, 65535), default=5566, show_default=True)
-@click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A name that the page is reached by.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help=f"Listen on this address; others than the loopback need {PASSWORD}.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=5566, show_default=True, help="Listen on this port.")
+@click.option(
+    "--allow-host",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Answer to this host name as well, such as that of a proxy; may be repeated.",
+)
 @click.option("--read-only", is_flag=True, help="Show, and change nothing.")
 @index_option
 @management_option

@@ -63,7 +63,7 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
 @click.command(short_help="Cancel tasks that wait.")
 @click.argument("ids", nargs=-1, metavar="ID...")
 @_filters
-@click.option("--all", "everything", is_flag=True, help="All that `list` shows.")
+@click.option("--all", "everything", is_flag=True, help="Cancel everything that `list` shows.")
 @click.pass_obj
 def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
     """Cancel tasks: by their ids, or those that `list` shows with the same options.
@@ -101,7 +101,7 @@ def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None, an
 @any_queue_option
 @click.pass_obj
 def run_now(obj: Any, /, id_: str, any_queue: bool) -> None:
-    """Make a task that `list` shows due at once."""
+    """Run a task now that `list` shows: it becomes due at once."""
     _move(obj, id_, None, "0", any_queue)
 
 
@@ -116,7 +116,7 @@ def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue:
         zone = connection.transport.delay_options.naive_timezone
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         operate.reschedule(connection, id_, due, allowed(target, any_queue))
-        click.echo(f"due {due.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z")
+        click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
 
 
 def _tell(problems: list[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta, timezone, tzinfo
 
 from dateutil.parser import isoparse  # Celery's worker parses an eta with it
 
@@ -39,12 +39,15 @@ def microseconds_until(due: datetime, now: datetime) -> int:
 
 
 def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo) -> datetime:
-    """Return the moment, aware, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`."""
+    """Return the moment, in UTC, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`."""
     if (eta is None) == (countdown is None):
         raise InvalidDelay("give either eta or countdown")
     if eta is not None:
         due = parse_eta(eta)
-        return due if due.tzinfo else due.replace(tzinfo=naive_timezone)
+        try:
+            return (due if due.tzinfo else due.replace(tzinfo=naive_timezone)).astimezone(timezone.utc)
+        except (ValueError, OverflowError) as exc:  # it is in UTC before the year 1, or after 9999
+            raise _unreadable(eta) from exc
     try:
         if isinstance(countdown, bool) or not (seconds := float(countdown)) >= 0:  # type: ignore[arg-type]
             raise ValueError

@@ -39,6 +39,9 @@ EXPIRY_MARGIN_MS = 1
 
 _MILLISECOND = timedelta(milliseconds=1)
 
+#: What `Options` limits levels to. Records of more are made up.
+_LONGEST, _MOST_LANES = timedelta(days=10 * 365), 64
+
 
 class Exchange(NamedTuple):
     """An exchange, direct as a rule, whose bindings are in force once they exist.
@@ -209,10 +212,25 @@ class Cascade:
         """Return what `with_recorded_levels` reads, as JSON: AMQP cannot list what exists on a broker."""
         return json.dumps({"powers": self.powers, "lanes": self.lanes})
 
-    def with_recorded_levels(self, record: str) -> Cascade:
-        """Return the cascade with the levels of a record instead of its own."""
-        levels = json.loads(record)
-        return replace(self, powers=levels["powers"], lanes=tuple(levels["lanes"]))
+    def with_recorded_levels(self, record: str | bytes) -> Cascade | None:
+        """Return the cascade with the levels of a record instead of its own; None if it is not what we write.
+
+        Anybody who may publish to the default exchange may add to the queue of the records.
+        """
+        try:
+            levels = json.loads(record)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(levels, dict):
+            return None
+        powers, lanes = levels.get("powers"), levels.get("lanes")
+        if type(powers) is not int or not 1 <= powers <= (-(-_LONGEST // self.tick)).bit_length():
+            return None
+        if not isinstance(lanes, list) or len(lanes) > _MOST_LANES:
+            return None
+        if not all(type(lane) is int and 0 < lane < 1 << powers and lane & (lane - 1) for lane in lanes):
+            return None
+        return replace(self, powers=powers, lanes=tuple(sorted(set(lanes))))
 
     @property
     def marker(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from ..amqp.waiting import take
 from ..core.layouts import Layout1
 from ..core.options import TEN_YEARS, Options
 from ..core.topology import Cascade
+
+logger = logging.getLogger(__name__)
 
 
 def cascades(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
@@ -36,15 +39,17 @@ def cascades(connection: kombu.Connection, priorities: bool | None = None) -> li
 def existing(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
     """Return what `cascades` does, and also the shards and levels that others have declared, now or in the past."""
     shards = _shards(connection, priorities)
-    records = _records(connection, shards[0])
-    return [_with_levels_of(connection, shard, map(shard.with_recorded_levels, records)) for shard in shards]
+    recorded = _recorded(connection, shards)
+    return [
+        _with_levels_of(connection, shard, [one for one in recorded if one.base_name == shard.base_name])
+        for shard in shards
+    ]
 
 
 def ever_declared(connection: kombu.Connection) -> list[Cascade]:
     """Return all cascades that somebody may have declared under these names, each with the levels of then."""
     shards = _shards(connection, priorities=True)
-    records = _records(connection, shards[0])
-    return [*shards, *(shard.with_recorded_levels(record) for shard in shards for record in records)]
+    return [*shards, *_recorded(connection, shards)]
 
 
 def _shards(connection: kombu.Connection, priorities: bool | None) -> list[Cascade]:
@@ -78,7 +83,17 @@ def _with_levels_of(connection: kombu.Connection, cascade: Cascade, others: Iter
     return replace(cascade, powers=powers, lanes=tuple(lanes))
 
 
-def _records(connection: kombu.Connection, cascade: Cascade) -> list[str]:
+def _recorded(connection: kombu.Connection, shards: Sequence[Cascade]) -> list[Cascade]:
+    """Return shards with each set of levels that is recorded, and tell of what is no record of one."""
+    records = _records(connection, shards[0])
+    found = [shard.with_recorded_levels(record) for shard in shards for record in records]
+    known = [cascade for cascade in found if cascade is not None]
+    if made_up := (len(found) - len(known)) // len(shards):
+        logger.warning("%d messages of the queue %r are skipped: they record no levels", made_up, shards[0].records)
+    return known
+
+
+def _records(connection: kombu.Connection, cascade: Cascade) -> list[str | bytes]:
     """Return the records of all sets of levels; none where that is not permitted."""
     with suppress(AccessRefused), _only_reader(connection.default_channel, f"{cascade.records}.reader"):
         channel = connection.channel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
@@ -42,11 +43,13 @@ class Management:
         try:
             parts = urlsplit(url)
             understood = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            understood &= "@" not in parts.path + parts.query + parts.fragment  # they would be parts of the password
         except ValueError:
             understood = False
         if not understood:
             raise UnsupportedConfiguration(
-                "the URL of the management API cannot be read: use one such as http://user:password@host:15672"
+                "the URL of the management API cannot be read: use one such as http://user:password@host:15672, and "
+                "percent-encode special characters in user and password, such as / as %2F"
             )
         try:
             self._tls = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
@@ -90,7 +93,7 @@ class Management:
                 f"the management API at {self._place} refused it ({exc}): it wants a user with the tag 'management' "
                 "and permissions on the virtual host"
             ) from exc
-        except (URLError, OSError, ValueError) as exc:
+        except (URLError, HTTPException, OSError, ValueError) as exc:
             raise UnsupportedConfiguration(
                 f"no management API answers at {self._place} ({exc}): is the plug-in rabbitmq_management enabled?"
             ) from exc

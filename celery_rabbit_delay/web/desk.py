@@ -15,6 +15,7 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
+from ..amqp.connecting import ensure_connection
 from ..amqp.waiting import Allowed
 from ..core import journal
 from ..core.destination import Destination
@@ -71,7 +72,7 @@ class Desk:
     @contextmanager
     def _connected(self) -> Iterator[kombu.Connection]:
         with self.broker.connect() as connection:
-            connection.ensure_connection(max_retries=1)
+            ensure_connection(connection)
             yield connection
 
     @contextmanager

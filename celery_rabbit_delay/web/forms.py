@@ -58,7 +58,7 @@ def due() -> datetime:
     moment = datetime.now(timezone.utc)
     eta, delay = request.form.get("eta", ""), request.form.get("delay", "")
     if eta:
-        return due_at(eta, None, moment, zone()).astimezone(timezone.utc)
+        return due_at(eta, None, moment, zone())
     if delay in DELAYS:
         return moment + timedelta(seconds=DELAYS[delay])
     return due_at(None, None, moment, timezone.utc)

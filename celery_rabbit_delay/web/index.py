@@ -92,6 +92,7 @@ class Index:
         with ExitStack() as failing:
             self._lock = failing.enter_context(_lock(path))
             try:
+                self._check()
                 self._db = failing.enter_context(closing(connect(path, writable=True)))
                 self._prepare(about)
             except sqlite3.Error as exc:
@@ -99,14 +100,21 @@ class Index:
             failing.pop_all()
         self._names: dict[str, int] = {}
 
-    def _prepare(self, about: str) -> None:
-        db = self._db
-        version = db.execute("PRAGMA user_version").fetchone()[0]
+    def _check(self) -> None:
+        """Make sure, before anything is written to it, that the file is an index or empty."""
+        with reading(self.path) as db:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        if tables and not (version and {"about", "message", "place"} <= tables):
+            raise IndexUnusable(f"{self.path} is a file of another program: name another file")
         if version not in (0, _VERSION):
             raise IndexUnusable(f"{self.path} was made by another release: delete it, or name another file")
+
+    def _prepare(self, about: str) -> None:
+        db = self._db
+        # All or nothing, for tables without a version are those of another program.
+        db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
         with db:
-            db.executescript(_TABLES)
-            db.execute(f"PRAGMA user_version = {_VERSION}")
             db.execute("INSERT OR IGNORE INTO about VALUES ('of', ?)", [about])
         found = db.execute("SELECT value FROM about WHERE name = 'of'").fetchone()[0]
         if found != about:
@@ -193,7 +201,7 @@ class Index:
             self._name(shown.task or ""),
             self._name(shown.queue),
             clean(record.key) or None,
-            shown.retries if isinstance(shown.retries, int) else 0,
+            shown.retries,
             json.dumps(stamps, default=str) if isinstance(stamps, dict) and stamps else None,
             clean(arguments),
             self._name(stream),
@@ -305,7 +313,7 @@ def _lock(path: Path) -> Any:
     try:
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         os.close(file)
-        lock = open(path.with_name(f"{path.name}.lock"), "w")  # noqa: SIM115  held until the process ends
+        lock = open(path.with_name(f"{path.name}.lock"), "a")  # noqa: SIM115  held until the process ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:

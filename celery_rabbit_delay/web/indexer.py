@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import kombu
 from amqp.exceptions import AMQPError
+from kombu.exceptions import OperationalError
 
 from .. import operate
+from ..amqp.connecting import ensure_connection
 from ..core import journal
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
@@ -108,13 +110,15 @@ class Indexer:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                with self._connect() as connection, Follower(connection) as follower:
-                    self._follow(follower, connection)
+                with self._connect() as connection:
+                    ensure_connection(connection)
+                    with Follower(connection) as follower:
+                        self._follow(follower, connection)
             except StreamReplaced as exc:
                 logger.warning("The index begins anew: %s", exc)
                 self._pending.clear()
                 self._index.clear()
-            except (AMQPError, DelayError, OSError) as exc:
+            except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 self._error = reason(exc)
                 self._stopping.wait(_AGAIN)
             except Exception as exc:

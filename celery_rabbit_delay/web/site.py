@@ -16,15 +16,16 @@ from werkzeug.exceptions import HTTPException
 
 from .. import operate
 from ..core import headers as headers_
+from ..core import journal
 from ..core.errors import DelayError
 from ..core.headers import Delivery
+from ..operate import Record
 from . import forms, plot, safety, search
 from .desk import FAILURES, ORPHANS, Broker, Desk, Done, Verified, mark
 from .gauges import exposition
 from .index import now, reading
 from .indexer import Indexer
 from .overview import Overview
-from .search import Row
 from .text import body_text, printable, reason
 
 
@@ -214,7 +215,7 @@ def _show(site: Flask, setting: Setting, desk: Desk, overview: Overview, path: P
         if not rows:
             abort(404, "It no longer waits: it was delivered or moved.")
         try:
-            details = _details(desk, rows[0])
+            details = _details(desk.record(rows[0]))
         except FAILURES as exc:
             details = {"error": str(exc)}
         return render_template("task.html", row=rows[0], **details)
@@ -238,9 +239,12 @@ def _show(site: Flask, setting: Setting, desk: Desk, overview: Overview, path: P
         return Response(exposition(overview.measured(setting.management)), content_type="text/plain; version=0.0.4")
 
 
-def _details(desk: Desk, row: Row) -> dict[str, Any]:
-    """Return what the journal has of a message: its arguments as Celery shows them, for they may hide secrets."""
-    record = desk.record(row)
+@journal.reading
+def _details(record: Record) -> dict[str, Any]:
+    """Return what the journal has of a message: its arguments as Celery shows them, for they may hide secrets.
+
+    Raises `Unreadable`.
+    """
     message = operate.to_message(record)
     headers = message.headers or {}
     state = headers_.read_state(headers)

@@ -9,8 +9,10 @@ from typing import Any
 
 import kombu
 import pytest
+from amqp import Message
 
 from celery_rabbit_delay import operate
+from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import Vhost, lead
 from testkit.commands import management, run
 from testkit.node import cluster
@@ -158,6 +160,30 @@ def test_two_readers_of_the_records_both_see_all(vhost: Vhost) -> None:
             operate.setup(connection, operate.cascades(connection), [])
         for _ in range(25):  # more often than RabbitMQ would by itself look at a message
             assert operate.existing(one)[0].lanes == operate.existing(other)[0].lanes == (50, 70)
+
+
+def test_records_that_somebody_made_up_hide_no_right_one_and_stop_no_command(vhost: Vhost) -> None:
+    made_up = ["", "[", "5", "{}", '{"powers": 10000000, "lanes": []}', '{"powers": 5, "lanes": {}}', b"\xff\xfe\x00"]
+    with vhost.connection(lanes=[8.01]) as connection:
+        operate.setup(connection, operate.cascades(connection), [])
+    records = f"{vhost.cascade.root}.records"
+    with vhost.plain() as connection:
+        for body in made_up:
+            headers = {HEADER: 5, "CC": []}
+            message = Message(body, application_headers=headers, content_encoding="utf-8", delivery_mode=2)
+            connection.default_channel.basic_publish(message, "", records)
+        wait_until(lambda: vhost.count(records) == 1 + len(made_up), "all are there")
+    url, lanes = vhost.url("amqp"), ("--lanes", "")
+    told = f"{len(made_up)} messages of the queue {records!r} are skipped: they record no levels"
+    status = run(url, *lanes, "status", "--json")
+    assert (status.code, told in status.err) == (0, True)
+    assert f"{vhost.cascade.root}.delay.8010" in [level["queue"] for level in json.loads(status.out)["levels"]]
+    assert run(url, *lanes, "setup").code == 0
+    verified = run(url, *lanes, "verify", *management(vhost))
+    assert (verified.code, told in verified.err) == (0, True), verified.text
+    removed = run(url, *lanes, "teardown", "--yes")
+    assert (removed.code, told in removed.err) == (0, True)
+    assert vhost.names("queues") + vhost.names("exchanges") == []
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import routing_key
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.levels import Level
+from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
 from testkit.broker_model import BrokerModel, topic_matches
 
@@ -131,6 +133,47 @@ def test_each_set_of_levels_has_a_marker_of_its_own() -> None:
     sets += [replace(cascade, shard=2) for cascade in sets]
     assert len({cascade.marker for cascade in sets}) == len(sets)
     assert [replace(CASCADE, shard=c.shard).with_recorded_levels(c.levels_record()) for c in sets] == sets
+
+
+@pytest.mark.parametrize("tick", [0.001, 0.125, 3600])
+def test_the_longest_cascade_with_the_most_lanes_is_read_from_its_record(tick: float) -> None:
+    options = Options(tick=tick, max_delay=TEN_YEARS, lanes=[TEN_YEARS - n * tick for n in range(64)])
+    cascade = options.cascade
+    assert len(cascade.lanes) >= 63  # one may be a power of two
+    assert Options(tick=tick).cascade.with_recorded_levels(cascade.levels_record()) == cascade
+
+
+MADE_UP: list[str | bytes] = [
+    "",
+    b"\xff\xfe\x00",
+    "[" * 100_000,
+    "1" * 10_000,
+    *("null", "5", '"powers"', "[]", "{}", "NaN", '{"powers": 3}', '{"lanes": []}'),
+    *(f'{{"powers": {powers}, "lanes": []}}' for powers in ("10000000", "36", "0", "-1", "3.0", "true", '"3"', "null")),
+    *(
+        f'{{"powers": 10, "lanes": {lanes}}}'
+        for lanes in ("null", "5", '"3"', "{}", "[true]", "[3.0]", '["3"]', "[[3]]", "[0]", "[-3]", "[1]", "[4]")
+    ),
+    '{"powers": 10, "lanes": [1025]}',  # as long as all powers, and more
+    f'{{"powers": 10, "lanes": [{", ".join(["3"] * 65)}]}}',
+]
+
+
+@pytest.mark.parametrize("record", MADE_UP, ids=lambda record: repr(record)[:40])
+def test_what_is_no_record_of_levels_is_none(record: str | bytes) -> None:
+    assert CASCADE.with_recorded_levels(record) is None
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(st.binary() | st.text() | st.builds(lambda p, n: json.dumps({"powers": p, "lanes": n}), values, values))
+def test_no_record_raises_an_error_or_costs_more_than_the_longest_cascade(record: str | bytes) -> None:
+    found = CASCADE.with_recorded_levels(record)
+    assert found is None or (found.powers <= 35 and len(found.levels) <= 35 + 64)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,23 @@ BERLIN = ZoneInfo("Europe/Berlin")
     ],
 )
 def test_a_new_due_time_is_a_moment_or_a_time_to_wait(eta: object, countdown: object, due: datetime) -> None:
-    assert due_at(eta, countdown, NOW, BERLIN) == due
+    found = due_at(eta, countdown, NOW, BERLIN)
+    assert found == due
+    assert found.tzinfo is timezone.utc
+
+
+@pytest.mark.parametrize(
+    "eta",
+    [
+        "9999-12-31T23:59:00-12:00",
+        "0001-01-01T00:00:00+14:00",
+        "0001-01-01T00:00",  # Berlin's time
+        datetime(9999, 12, 31, 23, 59, tzinfo=timezone(timedelta(hours=-5))),
+    ],
+)
+def test_a_due_time_that_utc_has_no_year_for_is_an_error(eta: object) -> None:
+    with pytest.raises(InvalidDelay, match=r"cannot read the eta .*use an aware datetime, or an ISO 8601 string"):
+        due_at(eta, None, NOW, BERLIN)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.streams import Entry
 from celery_rabbit_delay.core import headers, journal
 from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.index import Index, IndexUnusable, connect
 from celery_rabbit_delay.web.search import Filter
@@ -245,6 +248,29 @@ def test_an_index_is_that_of_one_cascade_and_one_process(tmp_path: Path) -> None
         Index(path, "here")
 
 
+@pytest.mark.parametrize("version", [0, 1, 7])
+def test_the_file_of_another_program_stays_as_it_is(tmp_path: Path, version: int) -> None:
+    path, lock = tmp_path / "shop.sqlite", tmp_path / "shop.sqlite.lock"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(f"CREATE TABLE orders (id INTEGER); PRAGMA user_version = {version};")
+    lock.write_text("theirs")
+    before = path.read_bytes()
+    with pytest.raises(IndexUnusable, match="is a file of another program: name another file"):
+        Index(path, "here")
+    assert path.read_bytes() == before
+    assert lock.read_text() == "theirs"
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, lock.name}
+
+
+def test_an_index_whose_making_was_interrupted_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index.sqlite"
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(index_, "_TABLES", f"{index_._TABLES} SELECT no_such_function();")
+        with pytest.raises(IndexUnusable, match="cannot be used as an index"):
+            Index(path, "here")
+    Index(path, "here").close()
+
+
 @given(st.binary(max_size=60))
 @settings(max_examples=300)
 def test_no_message_stops_the_index(tail: bytes) -> None:
@@ -258,6 +284,12 @@ def test_no_message_stops_the_index(tail: bytes) -> None:
         streams.tell(record(6))
         assert "id-6" in streams.found()
         streams.index.close()
+
+
+@pytest.mark.parametrize("retries", [True, -1, 1 << 62, "3", 1.5, [1], None])
+def test_a_number_of_retries_that_somebody_made_up_counts_as_none(streams: Streams, retries: Any) -> None:
+    streams.tell(record(1, retries=retries), record(2, retries=3))
+    assert [row.retries for row in streams.ask(search.find, [1, 2])] == [0, 3]
 
 
 def test_text_that_no_file_can_hold_is_stored_all_the_same(streams: Streams) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import kombu
 import pytest
 from amqp import Message
+from kombu.utils import functional
 
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.streams import Entry
@@ -17,13 +18,14 @@ from celery_rabbit_delay.core import headers, journal
 from celery_rabbit_delay.core.errors import UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import LevelStatus, Status
-from celery_rabbit_delay.web.desk import Broker
+from celery_rabbit_delay.web.desk import Broker, Desk
 from celery_rabbit_delay.web.gauges import Measured, exposition
 from celery_rabbit_delay.web.index import Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.search import Share
 from celery_rabbit_delay.web.serve import check
 from celery_rabbit_delay.web.site import Setting, create
+from testkit.wait import wait_until
 
 
 @pytest.fixture
@@ -46,6 +48,20 @@ def client(tmp_path: Path) -> Iterator[Any]:
     index.close()
 
 
+@pytest.fixture
+def refused(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Indexer]]:
+    """A client of a page whose broker's port takes no connections, and its indexer."""
+    monkeypatch.setattr(functional, "sleep", lambda seconds: None)  # Kombu's pause before it tries again
+
+    def connect() -> kombu.Connection:
+        return kombu.Connection("rabbit-delay://me:s3cret@127.0.0.1:1//")
+
+    index = Index(tmp_path / "refused.sqlite", "here")
+    indexer = Indexer(index, connect, {})
+    yield create(Setting(), Broker("here", connect, [], [], lambda _: None), index.path, indexer).test_client(), indexer
+    index.close()
+
+
 def text(answer: Any) -> str:
     return str(answer.get_data(as_text=True))
 
@@ -65,6 +81,20 @@ def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
     assert "orphans" not in metrics
 
 
+def test_a_broker_that_does_not_answer_is_named_without_its_password(refused: tuple[Any, Indexer]) -> None:
+    client, indexer = refused
+    says = "no connection to amqp://me:**@127.0.0.1:1//: [Errno "
+    for path in ("/health", "/orphans"):
+        page = text(client.get(path))
+        assert says in page
+        assert "s3cret" not in page
+    indexer.start()
+    wait_until(lambda: indexer.progress.error, "it has tried")
+    indexer.stop()
+    assert (indexer.progress.error or "").startswith(says)
+    assert says in text(client.get("/"))
+
+
 def test_what_cannot_be_done_is_said(client: Any) -> None:
     with client.session_transaction() as session:
         session["token"] = "t"
@@ -78,6 +108,30 @@ def test_what_cannot_be_done_is_said(client: Any) -> None:
         answer = client.post(path, data={"token": "t", "back": "/?q=my", **fields}, follow_redirects=True)
         assert answer.status_code == 200, path
         assert "the broker is away" in text(answer), path
+
+
+@pytest.mark.parametrize(
+    ("eta", "zone"),
+    [("9999-12-31T23:59", "America/New_York"), ("0001-01-01T00:00", "Asia/Kolkata"), ("soon", "UTC")],
+)
+def test_a_time_that_cannot_be_read_is_said(client: Any, eta: str, zone: str) -> None:
+    with client.session_transaction() as session:
+        session["token"] = "t"
+    client.set_cookie("zone", zone)
+    answer = client.post("/reschedule", data={"token": "t", "number": "5", "eta": eta}, follow_redirects=True)
+    assert answer.status_code == 200
+    assert "cannot read the eta" in text(answer)
+
+
+@pytest.mark.parametrize("cc", [5, {"a": "q"}])
+def test_a_record_that_somebody_made_up_is_said_to_be_one(
+    client: Any, cc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties, body = upstream.serialize(Message(b"x", application_headers={"CC": cc}))
+    monkeypatch.setattr(Desk, "record", lambda self, row: Record(row.due, row.number, row.id, "", properties, body))
+    answer = client.get("/task/5")
+    assert answer.status_code == 200
+    assert "it is not what this package writes" in text(answer)
 
 
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\x07"])

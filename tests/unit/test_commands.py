@@ -1,0 +1,205 @@
+"""What the commands say without a broker, or with an operator who mistypes its URL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import kombu
+import pytest
+from amqp.exceptions import AccessRefused
+from click.testing import CliRunner, Result
+from kombu.exceptions import OperationalError
+from kombu.utils import functional
+
+from celery_rabbit_delay import Options, operate
+from celery_rabbit_delay.cli import groups, inspecting, moving
+from celery_rabbit_delay.operate import Orphan, Status
+
+NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
+
+
+def run(*arguments: str, broker: str | None = NOWHERE, **environment: str | None) -> Result:
+    environment.setdefault("CELERY_BROKER_URL", None)
+    given = [] if broker is None else ["--broker", broker]
+    result = CliRunner().invoke(groups.standalone, [*given, *arguments], env=environment)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield (*names, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+
+
+COMMANDS = list(commands(groups.standalone))
+
+
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kombu waits for two seconds before it tries again."""
+    monkeypatch.setattr(functional, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands find what a test makes up instead of a broker."""
+
+    @contextmanager
+    def connected(target: Any) -> Iterator[kombu.Connection]:
+        yield target.connection()
+
+    for module in (inspecting, moving):
+        monkeypatch.setattr(module, "connected", connected)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_each_command_shows_its_help_without_a_broker(command: tuple[str, ...]) -> None:
+    shown = run(*command, "--help", broker=None)
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith(f"Usage: standalone {' '.join(command)} ")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("environment", [None, ""])
+def test_without_a_broker_a_command_says_how_to_name_one(command: tuple[str, ...], environment: str | None) -> None:
+    failed = run(*command, broker=None, CELERY_BROKER_URL=environment)
+    assert failed.exit_code == 2
+    assert "Missing option '--broker' / '-b'" in failed.stderr
+    assert "CELERY_BROKER_URL" in failed.stderr
+    assert failed.stdout == ""  # nothing is asked
+
+
+@pytest.mark.parametrize("command", [("--prefix", "--help", "status"), ("cancel", "--", "--help")], ids=" ".join)
+def test_what_looks_like_a_question_for_help_needs_a_broker(command: tuple[str, ...]) -> None:
+    failed = run(*command, broker=None)
+    assert failed.exit_code == 1
+    assert "use one such as amqp://" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "amqp://shop:s3c/ret@host//",
+        "amqp://shop:s3c#ret@host//",
+        "amqp://shop:s3c?ret@host//",
+        "amqp://shop:s3c?ret=1@host//",
+        "amqp://shop:s3c;ret@host//",
+        "amqp://shop:s3c[ret@host//",
+        "amqp://shop:s3c://ret@host//",
+        "amqp://shop:s3c@r/et@host//",
+        "amqp://shop:33/ret@host//",  # which seems to be a port
+        "amqp://shop:33?ret@host//",
+        "amqp://shop:33;ret@host//",
+        "amqp://shop:s3c\u2100ret@host//",
+        "amqp://shop:s3cret",  # without a host
+        "shop:s3cret@host",
+        "amqp://me:there@host//;amqp://shop:s3c/ret@other//",
+    ],
+)
+def test_a_url_whose_password_is_not_encoded_is_an_error_without_any_part_of_it(url: str, away: None) -> None:
+    says = "the broker URL cannot be read: use one such as amqp://user:password@host:5672/vhost, and percent-encode"
+    for failed in (run("status", broker=url), run("migrate", "--to-broker", url)):
+        assert failed.exit_code == 1
+        assert says in failed.stderr
+        assert not [part for part in ("s3c", "ret", "33") if part in failed.output]
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("amqp://me:s3cret@host:port//", "Port could not be cast to integer value as 'port'"),
+        ("amqp://me:s3cret@host:99999//", "Port out of range 0-65535"),
+        ("amqp://me:s3cret@[::1]:port//", "Port could not be cast to integer value as 'port'"),
+        ("redis://:s3cret@host", "use a broker_url that begins with amqp://"),
+    ],
+)
+def test_what_else_is_wrong_with_a_url_is_said(url: str, says: str) -> None:
+    failed = run("status", broker=url)
+    assert failed.exit_code == 1
+    assert says in failed.stderr
+    assert "s3cret" not in failed.output
+
+
+@pytest.mark.parametrize(
+    "url", ["amqp://", "amqps://host", "amqp://me:s3c%2Fret@[::1]:5672/a%40b?heartbeat=5", f"{NOWHERE};amqp://host//"]
+)
+def test_other_urls_are_read(url: str) -> None:
+    assert json.loads(run("export", broker=url).stdout)["queues"]
+
+
+@pytest.mark.parametrize("command", ["list", "metrics", "plan", "status", "verify"])
+def test_a_broker_that_does_not_answer_is_named_without_its_password(command: str, without_pauses: None) -> None:
+    failed = run(command)
+    assert failed.exit_code == 1
+    assert "no connection to amqp://me:**@127.0.0.1:1//: [Errno " in failed.stderr
+    assert "s3cret" not in failed.output
+
+
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        (AccessRefused("Login was refused"), "Login was refused"),
+        (OperationalError("[Errno 104]"), "[Errno 104]"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_a_broker_that_refuses_is_named_with_its_reason(
+    refused: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ensure_connection(connection: kombu.Connection, max_retries: int) -> None:
+        raise refused
+
+    monkeypatch.setattr(kombu.Connection, "ensure_connection", ensure_connection)
+    failed = run("status")
+    assert failed.exit_code == 1
+    assert "Error: no connection to amqp://me:**@127.0.0.1:1//: " in failed.stderr
+    assert says in failed.stderr
+
+
+ORPHAN = Orphan("", "gone", None, "shop.review", "1", 5)
+
+
+@pytest.mark.parametrize("amount", [0, 1, 2, 3])
+@pytest.mark.parametrize("command", [("list",), ("list", "--json"), ("replay",)], ids=" ".join)
+def test_whoever_reaches_the_limit_is_told_that_more_may_be_left(
+    command: tuple[str, ...], amount: int, away: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [ORPHAN] * amount
+    monkeypatch.setattr(operate, "orphans", lambda connection, limit: found[:limit])
+    monkeypatch.setattr(operate, "replay", lambda connection, limit, _: [(one, None) for one in found[:limit]])
+    done = run("orphans", *command, "--limit", "2")
+    assert done.exit_code == 0
+    told = "these were the oldest 2: more may be left, and --limit takes more\n"
+    assert done.stderr == (told if amount >= 2 else "")
+
+
+def test_the_management_api_is_that_of_the_environment(away: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(operate, "Management", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(operate, "existing", lambda connection, priorities: [])
+    monkeypatch.setattr(operate, "status", lambda connection, wanted, management: Status([], {}, 0, None, None, []))
+    url = "http://me:s3cret@127.0.0.1:15672"
+    environment = {"CELERY_RABBIT_DELAY_MANAGEMENT_URL": url, "CELERY_RABBIT_DELAY_MANAGEMENT_CA": "/ca.pem"}
+    assert run("status", **environment).exit_code == 0
+    assert made == [(url, "/", "/ca.pem")]
+
+
+def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() -> None:
+    assert "(default: no)" in " ".join(run("export", "--help").stdout.split())
+    names = [
+        {one["name"] for one in json.loads(run("export", *more).stdout)["queues"]} for more in ((), ("--priorities",))
+    ]
+    assert names[1] - names[0] == {level.queue for level in Options().high_cascade.levels}
+
+
+def test_native_is_combined_with_no_other_teardown() -> None:
+    for other in (("--delete-messages",), ("--layout", "1")):
+        refused = run("teardown", "--yes", "--native", *other)
+        assert refused.exit_code == 2
+        assert "--native cannot be combined with --delete-messages or --layout" in refused.stderr
