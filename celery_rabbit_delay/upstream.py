@@ -95,6 +95,21 @@ class NamesItsErrors:
             raise
 
 
+def open_channel(connection: Any) -> Any:
+    """Return a new channel of an `amqp.Connection`.
+
+    If that is interrupted, the channel is closed as soon as the broker answers: until then it has a number.
+    """
+    before = set(connection.channels or ())
+    try:
+        return connection.channel()
+    except BaseException:
+        for number, channel in (connection.channels or {}).items():
+            if number not in before and not channel.is_open:
+                channel.then(close_without_waiting)
+        raise
+
+
 def close_without_waiting(channel: Any) -> None:
     """Send `channel.close` on an `amqp.Channel`; its number is free again when the broker answers."""
     if channel.is_open and not channel.is_closing:

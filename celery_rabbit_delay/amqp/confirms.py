@@ -13,7 +13,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from amqp.exceptions import AMQPError, ChannelError, MessageNacked
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
 
 from .. import upstream
 from ..core.errors import NotRouted
@@ -26,6 +26,14 @@ Answered = Callable[[Exception | None], None]
 Route = tuple[str, str]
 
 logger = logging.getLogger(__name__)
+
+
+class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
+    """The broker could not store a message: py-amqp's error for that, and one of its errors as any other."""
+
+    def __init__(self, reply_text: str = "RabbitMQ could not store the message: are most of its nodes up?") -> None:
+        super().__init__(reply_text)
+        self.args = (reply_text,)  # so that it can be pickled
 
 
 class Outgoing(NamedTuple):
@@ -53,7 +61,7 @@ class ConfirmedChannel:
     def get_channel(self) -> Any:
         """Return the `amqp.Channel`, for declaring as well."""
         if self._channel is None:
-            self._channel = self._connection.channel()
+            self._channel = upstream.open_channel(self._connection)
             self._channel.events["basic_return"].add(self._on_return)
             self._channel.events["basic_ack"].add(self._on_ack)
             self._channel.events["basic_nack"].add(self._on_nack)
@@ -62,8 +70,9 @@ class ConfirmedChannel:
     @contextmanager
     def several(self, amount: int) -> Iterator[list[Any]]:
         """Open more channels beside this one for a while, so that there are so many to declare on."""
-        self._others = [self._connection.channel() for _ in range(amount - 1)]
         try:
+            while len(self._others) < amount - 1:
+                self._others.append(upstream.open_channel(self._connection))
             yield [self.get_channel(), *self._others]
         finally:
             others, self._others = self._others, []
@@ -90,7 +99,7 @@ class ConfirmedChannel:
     ) -> str | None:
         """Return once the broker has stored an `amqp.Message`: None, or why no queue took it.
 
-        Raises `amqp.exceptions.MessageNacked` when the broker cannot store it now, and what else py-amqp raises.
+        Raises `NotStored` when the broker cannot store it now, `TimeoutError`, and what else py-amqp raises.
         """
         refused = {None: Outgoing(message, exchange, key)}
         self.publish_all(refused, timeout, confirm_timeout)
@@ -100,7 +109,7 @@ class ConfirmedChannel:
         """Return why no queue took a message of the last call that was left. Raises as `publish`."""
         returned = self.returned(exchange, key)
         if returned is None:
-            raise MessageNacked("RabbitMQ could not store the message: are most of its nodes up?")
+            raise NotStored()
         return returned
 
     def returned(self, exchange: str, key: str) -> str | None:
@@ -116,28 +125,37 @@ class ConfirmedChannel:
         """Send all messages before waiting for the broker's first answer.
 
         Removes those from `messages` that are stored, also if it raises. What is left in the end was refused.
+        `timeout` is about sending and `confirm_timeout` about all answers; either stands for the other.
         """
-        channel = self._confirming_channel()
+        with self._connection.exclusively(self, None):
+            with self._connection.within(timeout or confirm_timeout):
+                self._write(self._confirming_channel(), messages)
+            if not self._confirm:
+                messages.clear()
+            with self._connection.within(confirm_timeout or timeout):
+                while self._unanswered:
+                    self._connection.drain_events()
+
+    def _write(self, channel: Any, messages: dict[Any, Outgoing]) -> None:
         if self._writer is None:
             self._writer = MessageWriter(self._connection)
         try:
             for name, (message, exchange, key) in messages.items():
-                self._writer.add(channel, message, exchange, key, timeout)
+                self._writer.add(channel, message, exchange, key, self._connection.seconds_left())
                 if self._confirm:
                     self._expect(exchange, key, partial(_forget_stored, messages, name))
-            self._writer.flush(timeout)
+            self._writer.flush(self._connection.seconds_left())
+        except RecoverableConnectionError:
+            self._connection.collect()  # half a frame may have been sent: nothing that follows could be read
+            raise
         finally:
             self._writer.discard()
-        if not self._confirm:
-            messages.clear()
-        while self._unanswered:
-            self._connection.drain_events(timeout=confirm_timeout or timeout)
 
     def send(self, message: Any, exchange: str, key: str, answered: Answered, timeout: float | None = None) -> None:
         """Send an `amqp.Message` without waiting for the broker's answer.
 
-        Reading from the connection calls `answered`, with `NotRouted` or `amqp.exceptions.MessageNacked` if the message
-        was refused. Without `confirm` it is called at once.
+        Reading from the connection calls `answered`, with `NotRouted` or `NotStored` if the message was refused.
+        Without `confirm` it is called at once.
         """
         channel = self._confirming_channel()
         if self._confirm:
@@ -194,7 +212,7 @@ class ConfirmedChannel:
 
     def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
         for _, answered in self._pop(delivery_tag, multiple):
-            answered(MessageNacked("RabbitMQ could not store the message: are most of its nodes up?"))
+            answered(NotStored())
 
     def _pop(self, delivery_tag: int, multiple: bool) -> list[tuple[Route, Answered]]:
         """Return who waits for an answer; a `multiple` one is about all messages up to the tag."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from amqp import spec
@@ -19,7 +20,7 @@ from ..core.destination import Declarations
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import Options
 from .confirms import ConfirmedChannel
-from .deliveries import DeferredDeliveries, Delivery
+from .deliveries import DeferredDeliveries, Delivery, TolerantFrames
 from .publisher import DelayedPublisher
 
 
@@ -28,6 +29,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.frame_handler_cls: Any = partial(TolerantFrames, self.frame_handler_cls)
         self._process = os.getpid()
         self.declarations = Declarations()
         #: Names of the streams whose additions come through this connection.
@@ -65,30 +67,52 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def drain_events(self, timeout: float | None = None) -> Any:
         if self._deliveries.flush():  # left behind by a consumer that raised an error
             return None
-        if self._exclusive is not None:
-            return self._drain_exclusively(self._exclusive, timeout)
-        if self._errors:
-            raise self._errors.popleft()
-        return super().drain_events(timeout)
+        if self._exclusive is None:
+            if self._errors:
+                raise self._errors.popleft()
+            if self._deadline is None:
+                return super().drain_events(timeout)
+        with self.within(timeout):
+            return self._drain_in_time()
 
-    def _drain_exclusively(self, channel: ConfirmedChannel, timeout: float | None) -> None:
-        limit = None if timeout is None else time.monotonic() + timeout
+    def _drain_in_time(self) -> None:
         while True:
-            left = [moment - time.monotonic() for moment in (self._deadline, limit) if moment is not None]
-            if left and min(left) <= 0:
-                raise TimeoutError(
-                    "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
-                )
+            seconds = self.seconds_left()
             try:
-                if self.blocking_read(min(left, default=None)):  # a heartbeat is no answer
+                if self.blocking_read(seconds):  # a heartbeat is no answer
                     return
             except TimeoutError:
-                continue
+                self.seconds_left()  # says what it may be
+                raise
             except AMQPError as exc:
-                if channel.owns(getattr(exc, "channel", channel.current)):
+                if self._exclusive is None or self._exclusive.owns(getattr(exc, "channel", self._exclusive.current)):
                     raise
                 self._errors.append(exc)
                 return  # py-amqp has opened that channel again, and may have read the answer meanwhile
+
+    def seconds_left(self) -> float | None:
+        """Return for how long something may be waited for; None: for ever. Raises `TimeoutError` when that is over."""
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError(
+                "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
+            )
+        return left
+
+    @contextmanager
+    def within(self, seconds: float | None) -> Iterator[None]:
+        """Wait for so many seconds at most, all in all. Blocks may be nested. Raises `TimeoutError`.
+
+        A time-out of py-amqp's is one for each frame, and a broker that sends heartbeats never reaches it.
+        """
+        outer = self._deadline
+        if seconds is not None:
+            deadline = time.monotonic() + seconds
+            self._deadline = deadline if outer is None else min(outer, deadline)
+        try:
+            yield
+        finally:
+            self._deadline = outer
 
     @contextmanager
     def exclusively(self, channel: ConfirmedChannel, seconds: float | None) -> Iterator[None]:
@@ -97,15 +121,14 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         Deliveries are deferred, and so are the errors with which the broker closes other channels: they are raised when
         the connection is read next. Raises `TimeoutError`.
         """
-        outer = self._exclusive, self._deadline
-        with self._deliveries.hold():
+        outer = self._exclusive
+        with self._deliveries.hold(), self.within(seconds):
             if self._exclusive is None:
                 self._exclusive = channel
-                self._deadline = None if seconds is None else time.monotonic() + seconds
             try:
                 yield
             finally:
-                self._exclusive, self._deadline = outer
+                self._exclusive = outer
 
     def hold_deliveries(self) -> AbstractContextManager[None]:
         """Keep what arrives until the block ends."""

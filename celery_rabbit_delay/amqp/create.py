@@ -19,7 +19,7 @@ def create_cascade(channel: ConfirmedChannel, shards: Sequence[Cascade], timeout
     """Declare all shards of a cascade, whatever of them is there already.
 
     Safe in many processes at once. A set of levels that is new is recorded: what is in no record is not found once
-    nobody's options name it any more. Raises `CascadeConflict`, `NotPermitted`, `amqp.exceptions.MessageNacked`.
+    nobody's options name it any more. Raises `CascadeConflict`, `NotPermitted`, `NotStored`.
     """
     first = shards[0]
     amqp = channel.get_channel()
@@ -33,10 +33,12 @@ def create_cascade(channel: ConfirmedChannel, shards: Sequence[Cascade], timeout
         declare.declare_markers(amqp, shards)
 
 
-def ensure_stream(channel: ConfirmedChannel, shards: Sequence[Cascade], stream: Stream) -> None:
+def ensure_stream(
+    channel: ConfirmedChannel, shards: Sequence[Cascade], stream: Stream, timeout: float | None = None
+) -> None:
     """Create a stream, and the cascade if it is missing, and lead ingest to it. Raises as `create_cascade`."""
     try:
         declare.bind_stream(channel.get_channel(), shards[0], stream)
     except CascadeMissing:
-        create_cascade(channel, shards)
+        create_cascade(channel, shards, timeout)
         declare.bind_stream(channel.get_channel(), shards[0], stream)

@@ -1,10 +1,15 @@
-"""Deliveries that wait while a connection waits for the broker's answer."""
+"""Deliveries that wait while a connection waits for the broker's answer, and those that py-amqp cannot read."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from amqp import Message
+
+from .. import upstream
+from ..core import frames
 
 #: channel id, method, payload, content: what `amqp.Connection.on_inbound_method` is called with.
 Delivery = tuple[int, Any, Any, Any]
@@ -54,3 +59,56 @@ class DeferredDeliveries:
         finally:
             self._delivering = False
         return True
+
+
+def take_anything(channel: Any) -> None:
+    """Make an `amqp.Channel` of ours get messages that py-amqp cannot read as well, and bodies as the bytes they are.
+
+    py-amqp raises an error wherever the connection is read, which is lost then. Here `is_unreadable` says it.
+    """
+    channel.takes_anything = True
+    channel.auto_decode = False
+
+
+def is_unreadable(message: Any) -> bool:
+    """Return whether an `amqp.Message` stands for one whose properties or routing key nobody can read.
+
+    It has the body of that, and no properties.
+    """
+    return frames.UNREADABLE in (message.headers or {})
+
+
+class TolerantFrames:
+    """Handles frames as another handler does; on channels that take anything, also those that this one could not."""
+
+    def __init__(self, frame_handler: Callable[..., Callable[[Any], Any]], connection: Any, callback: Any) -> None:
+        self._connection = connection
+        self._handle = frame_handler(connection, callback)
+        self._misnamed: set[int] = set()  # ids of channels, until the rest of the message comes
+
+    def __call__(self, frame: tuple[int, int, bytes]) -> Any:
+        kind, channel_id, payload = frame
+        if kind in (frames.METHOD, frames.HEADER):
+            channel = (self._connection.channels or {}).get(channel_id)
+            if getattr(channel, "takes_anything", False):
+                return self._handle((kind, channel_id, self._readable(kind, channel_id, payload)))
+        return self._handle(frame)
+
+    def _readable(self, kind: int, channel_id: int, payload: bytes) -> bytes:
+        if kind == frames.METHOD:
+            readable = frames.with_text(payload)
+            if readable != payload:
+                self._misnamed.add(channel_id)
+            return readable
+        if channel_id in self._misnamed or not _is_readable(frames.properties_of(payload)):
+            self._misnamed.discard(channel_id)
+            return frames.without_properties(payload)
+        return payload
+
+
+def _is_readable(properties: bytes) -> bool:
+    try:
+        upstream.deserialize(Message(), properties)
+    except Exception:  # of many kinds: whoever may publish chooses one
+        return False
+    return True

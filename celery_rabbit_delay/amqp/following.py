@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -79,12 +78,14 @@ class Follower:
         channel = self._client.connection.channel()
         numbers = itertools.count(1)
         begun = place is None
+        last = -1
 
         def on_message(message: Any) -> None:
-            nonlocal begun
+            nonlocal begun, last
             if next(numbers) % (_PREFETCH // 4) == 0:
                 channel.basic_ack(message.delivery_tag, multiple=True)
-            entry = entry_of(message)
+            entry = entry_of(message, last)
+            last = entry.offset
             if not begun and place is not None:
                 if entry.offset < place.offset:  # RabbitMQ sends whole chunks
                     return
@@ -100,7 +101,8 @@ class Follower:
     def read(self, timeout: float) -> bool:
         """Call back for what has come, or comes in some seconds; return whether anything came."""
         try:
-            self._client.drain_events(timeout=timeout)
+            with self._client.connection.within(timeout):
+                self._client.drain_events()
         except TimeoutError:
             return False
         return True
@@ -119,15 +121,18 @@ class Follower:
             if entry.body == marker:
                 found.append(entry.offset)
 
-        channel = self._client.connection.channel()
-        tag = _consume(channel, self._client, stream, "last", on_message)
-        deadline = time.monotonic() + SILENCE
-        while not found:
-            if time.monotonic() > deadline:
-                raise StreamUnavailable(f"the stream {stream.name!r} does not answer: start the nodes that it is on")
-            self.read(1)
-        channel.basic_cancel(tag)
-        channel.close()
+        try:
+            with self._client.connection.within(SILENCE):
+                channel = self._client.connection.channel()
+                tag = _consume(channel, self._client, stream, "last", on_message)
+                while not found:
+                    self._client.drain_events()
+                channel.basic_cancel(tag)
+                channel.close()
+        except TimeoutError as exc:
+            raise StreamUnavailable(
+                f"the stream {stream.name!r} does not answer: start the nodes that it is on"
+            ) from exc
         return found[0]
 
 
@@ -178,10 +183,9 @@ def entry_at(client: kombu.Connection, stream: Stream, offset: int) -> Entry | N
             found.append(entry)
 
     tag = _consume(channel, client, stream, offset, on_message, prefetch=10)
-    deadline = time.monotonic() + SILENCE
-    while not found and time.monotonic() < deadline:
-        with suppress(TimeoutError):
-            client.drain_events(timeout=1)
+    with suppress(TimeoutError), client.connection.within(SILENCE):
+        while not found:
+            client.drain_events()
     channel.basic_cancel(tag)
     channel.close()
     return found[0] if found and found[0].offset == offset else None

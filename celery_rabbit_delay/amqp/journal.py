@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from amqp import Message
-from amqp.exceptions import AMQPError, InternalError, MessageNacked, RecoverableConnectionError, ResourceError
+from amqp.exceptions import AMQPError, InternalError, RecoverableConnectionError, ResourceError
 
 from .. import upstream
 from ..core import journal
@@ -19,7 +19,7 @@ from ..core.options import Options
 from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import client_of
-from .confirms import ConfirmedChannel, Outgoing
+from .confirms import ConfirmedChannel, NotStored, Outgoing
 from .create import ensure_stream
 from .pending import Entry, PendingMessage
 
@@ -138,7 +138,7 @@ class Journal:
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
         """Return once the broker has stored messages in a stream, which is created if it is missing: one round trip.
 
-        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `MessageNacked`.
+        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`.
         """
         messages = [_message(body) for body in bodies]
         try:
@@ -157,7 +157,7 @@ class Journal:
             if not unsent:
                 return
             if self._channel.returned(self._cascade.ingest, stream.routing_key) is None:
-                raise MessageNacked(f"RabbitMQ could not store a message in the stream {stream.name!r}")
+                raise NotStored(f"RabbitMQ could not store a message in the stream {stream.name!r}")
             raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down")
 
     def ensure(self, stream: Stream) -> None:

@@ -50,7 +50,7 @@ class DelayedPublisher:
     def publish(self, pending: PendingMessage) -> None:
         """Send a message into the cascade; with `confirm`, return once the broker has stored it.
 
-        Raises `DelayError` when the broker refuses it, `amqp.exceptions.MessageNacked` when it cannot store it now, and
+        Raises `DelayError` when the broker refuses it, `NotStored` when it cannot store it now, and
         connection errors and time-outs as py-amqp does. The next publish starts afresh after any of them.
 
         The key of a message is told once it is stored, for the one before must not give way to one that is not. It is

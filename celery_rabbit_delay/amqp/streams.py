@@ -22,6 +22,7 @@ from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
 from .create import ensure_stream
+from .deliveries import take_anything
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +101,8 @@ class StreamReader:
         marker = journal.marker()
         if not self._publish(connection, stream, marker):
             return
-        channel = connection.channel()
-        with declare.translate_errors(self._options.cascade):
+        with connection.within(SILENCE), declare.translate_errors(self._options.cascade):
+            channel = connection.channel()
             consume(channel, stream, first or "first", None, _PREFETCH)
         try:
             for number, entry in enumerate(_received(connection), 1):
@@ -120,10 +121,10 @@ class StreamReader:
         """Put a marker at the end of a stream; return whether the stream exists."""
         cascade = self._options.cascade
         channel = ConfirmedChannel(connection)
-        with declare.translate_errors(cascade):
+        with connection.within(SILENCE), declare.translate_errors(cascade):
             try:
                 message = Message(marker, delivery_mode=2)
-                if channel.publish(message, cascade.ingest, stream.routing_key, confirm_timeout=SILENCE) is None:
+                if channel.publish(message, cascade.ingest, stream.routing_key) is None:
                     return True
             except NotFound:  # ingest
                 channel.reset()
@@ -137,7 +138,7 @@ class StreamReader:
             raise CascadeMissing(
                 f"nothing leads to the stream {stream.name!r} any more: run `celery -A APP delay setup`"
             )
-        ensure_stream(channel, self._options.shards_of(cascade), stream)
+        ensure_stream(channel, self._options.shards_of(cascade), stream, self._options.confirm_timeout)
         raise StreamUnavailable("nothing led to it")
 
 
@@ -147,10 +148,13 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
     If somebody deletes the stream, reading the connection raises `amqp.ConsumerCancelled`.
     """
     channel = connection.channel()
+    last = -1
 
     def on_message(message: Any) -> None:
+        nonlocal last
         channel.basic_ack(message.delivery_tag)
-        entry = entry_of(message)
+        entry = entry_of(message, last)
+        last = entry.offset
         if entry.offset >= first:
             callback(entry)
 
@@ -161,7 +165,11 @@ def _received(connection: Any) -> Iterator[Entry]:
     """Yield what an `amqp.Connection` receives from now on, which may be nothing but messages of one stream."""
     deliveries = Deliveries(_parse_offset)
     while True:
-        yield from map(Entry._make, deliveries.feed(upstream.receive(connection, SILENCE)))
+        with connection.within(SILENCE):
+            before = deliveries.frames
+            while deliveries.frames == before:  # heartbeats are no answer
+                found = deliveries.feed(upstream.receive(connection, connection.seconds_left()))
+        yield from map(Entry._make, found)
 
 
 def _parse_offset(properties: bytes) -> int:
@@ -177,6 +185,7 @@ def consume(
 
     The broker sends `prefetch` messages ahead of their acknowledgements.
     """
+    take_anything(channel)
     channel.basic_qos(0, prefetch, False)
     try:
         tag: str = channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
@@ -185,10 +194,9 @@ def consume(
     return tag
 
 
-def entry_of(message: Any) -> Entry:
-    """Return what an `amqp.Message` of a stream is."""
-    body = message.body  # py-amqp makes "" of an empty one
-    return Entry(message.headers["x-stream-offset"], body.encode() if isinstance(body, str) else bytes(body))
+def entry_of(message: Any, last: int = -1) -> Entry:
+    """Return what an `amqp.Message` of a stream is, after one with the offset `last`: it may not say its own."""
+    return Entry(message.headers.get("x-stream-offset", last + 1), bytes(message.body or b""))  # an empty one is ""
 
 
 def apply_readable(apply: Callable[[bytes], object], stream: Stream, entry: Entry) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import kombu
-from amqp.exceptions import AMQPError, MessageNacked
+from amqp.exceptions import AMQPError
 from celery import Celery, bootsteps
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
 from ..amqp.clients import client_of
+from ..amqp.confirms import NotStored
 from ..amqp.receiving import catch_up
 from ..amqp.schedule import write_changes
 from ..core import journal
@@ -45,7 +46,7 @@ def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> No
 
                 client.ensure(producer, attempt, **retry)()
             return
-        except (StreamUnavailable, MessageNacked):
+        except (StreamUnavailable, NotStored):
             # A stream has no leader for a while after a node is lost.
             if time.monotonic() > deadline:
                 raise

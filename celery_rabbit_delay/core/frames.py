@@ -1,6 +1,7 @@
-"""What a consumer of a stream receives, out of the bytes of an AMQP 0-9-1 connection (clause 4.2.3). Pure.
+"""What a consumer receives, out of the bytes of an AMQP 0-9-1 connection (clause 4.2.3). Pure.
 
-py-amqp decodes each of a message's three frames in some fifty calls; of a stream only two things are of interest.
+py-amqp decodes each of a message's three frames in some fifty calls; of a stream only two things are of interest. It
+fails to decode what is no UTF-8 or no time of Python's, and RabbitMQ lets publishers send that.
 """
 
 from __future__ import annotations
@@ -8,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 
+from .wire import encode_properties
+
 _FRAME = Struct(">BHI")  # type, channel, length
 _CONTENT = Struct(">HHQ")  # class, weight, length of the body
 _OFFSET = Struct(">q")
-_METHOD, _HEADER, _BODY = 1, 2, 3
-_DELIVER = b"\x00\x3c\x00\x3c"  # basic.deliver
+METHOD, HEADER, _BODY = 1, 2, 3
+_DELIVER, _GET_OK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x47"  # basic.deliver, basic.get-ok
 
 #: RabbitMQ puts it into the headers of each message: a short string and a number of 64 bits.
 _NAME = b"\x0fx-stream-offset"
+
+#: The header of a message that stands for one that nobody can read.
+UNREADABLE = "x-unreadable"
 
 
 class UnexpectedMethod(Exception):
@@ -27,9 +33,11 @@ class Deliveries:
 
     def __init__(self, parse_offset: Callable[[bytes], int]) -> None:
         """`parse_offset` finds a message's offset in its properties (clause 4.2.6.1) where this does not know it."""
+        #: How many frames came that are no heartbeats.
+        self.frames = 0
         self._parse_offset = parse_offset
         self._buffer = b""
-        self._offset = 0
+        self._offset = -1
         self._missing = 0  # bytes of the body
         self._parts: list[bytes] = []
 
@@ -44,11 +52,12 @@ class Deliveries:
             if len(buffer) <= end:  # one octet more ends a frame
                 break
             at = end + 1
-            if kind == _METHOD:
+            self.frames += kind in (METHOD, HEADER, _BODY)
+            if kind == METHOD:
                 if not buffer.startswith(_DELIVER, start):
                     raise UnexpectedMethod(buffer[start:end])
                 continue
-            if kind == _HEADER:
+            if kind == HEADER:
                 self._missing = _CONTENT.unpack_from(buffer, start)[2]
                 self._offset = self._find_offset(buffer[start:end])
                 self._parts = []
@@ -63,7 +72,53 @@ class Deliveries:
         return found
 
     def _find_offset(self, header: bytes) -> int:
-        at = header.find(_NAME) + len(_NAME)
-        if header.count(_NAME) == 1 and header[at : at + 1] in (b"l", b"L"):
-            return int(_OFFSET.unpack_from(header, at + 1)[0])
-        return self._parse_offset(header[_CONTENT.size :])  # somebody else wrote the name into a header
+        offset = find_offset(header)
+        if offset is not None:
+            return offset
+        try:
+            return self._parse_offset(properties_of(header))
+        except Exception:  # nobody can read them
+            return self._offset + 1
+
+
+def properties_of(header: bytes) -> bytes:
+    """Return the properties in a content header (clause 4.2.6.1)."""
+    return header[_CONTENT.size :]
+
+
+def find_offset(header: bytes) -> int | None:
+    """Return the offset of a message of a stream, out of its content header.
+
+    None if there is none, or if somebody else wrote the name into a header.
+    """
+    at = header.find(_NAME) + len(_NAME)
+    offset = header[at + 1 : at + 1 + _OFFSET.size]
+    if header.count(_NAME) == 1 and header[at : at + 1] in (b"l", b"L") and len(offset) == _OFFSET.size:
+        return int(_OFFSET.unpack(offset)[0])
+    return None
+
+
+def without_properties(header: bytes) -> bytes:
+    """Return a content header that stands for one that nobody can read: it says so, and the offset in a stream."""
+    offset = find_offset(header)
+    headers = {UNREADABLE: True} if offset is None else {UNREADABLE: True, "x-stream-offset": offset}
+    return header[: _CONTENT.size] + encode_properties({"application_headers": headers})
+
+
+def with_text(method: bytes) -> bytes:
+    """Return basic.deliver or basic.get-ok without what is no text in its exchange and routing key.
+
+    Any other method is returned as it is.
+    """
+    if method.startswith(_DELIVER):
+        at = 4 + 1 + method[4] + 9  # the consumer's tag, the delivery's, and whether it is redelivered
+    elif method.startswith(_GET_OK):
+        at = 4 + 9
+    else:
+        return method
+    end, names = at, b""
+    for _ in range(2):
+        start, end = end + 1, end + 1 + method[end]
+        name = method[start:end].decode(errors="ignore").encode()
+        names += bytes((len(name),)) + name
+    return method[:at] + names + method[end:]

@@ -75,17 +75,15 @@ def test_steps_that_somebody_made_up_block_no_level(vhost: Vhost, steps: list[st
         assert len(take(connection, "q", 6)) == 6
 
 
-def test_a_made_up_destination_does_not_steer_where_a_retry_goes(vhost: Vhost) -> None:
+@pytest.mark.parametrize("copies", [{"CC": ["secret", "@.+q"]}, {"CC": ["secret"], "BCC": ["@.+q"]}], ids=str)
+def test_a_made_up_destination_does_not_steer_where_a_retry_goes(vhost: Vhost, copies: dict[str, Any]) -> None:
     """A retry is published to what `delivery_info` says."""
     vhost.declare("q", "secret", exchange="admin")
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers=SOON)
         [honest] = take(connection, "q", 1)
         assert (honest.delivery_info["exchange"], honest.delivery_info["routing_key"]) == ("", "q")
-        forged = {
-            HEADER: {"prefix": vhost.cascade.root, "exchange": "admin", "due": 0},
-            "CC": ["secret", "@.+q"],
-        }
+        forged = {HEADER: {"prefix": vhost.cascade.root, "exchange": "admin", "due": 0}, **copies}
         with vhost.plain() as forger:
             message = Message("forged", application_headers=forged)
             forger.default_channel.basic_publish(message, vhost.cascade.ingest, "@.^0")
@@ -110,13 +108,9 @@ def test_a_queue_that_was_unbound_meanwhile_gets_nothing(vhost: Vhost) -> None:
 
 @pytest.mark.parametrize("kind", ["x-random", "x-consistent-hash"])
 def test_an_exchange_that_picks_one_queue_still_picks_one(vhost: Vhost, kind: str) -> None:
-    """One copy of each message, from exchanges of plug-ins too, where the node has them."""
+    """One copy of each message, from exchanges of plug-ins too."""
     with vhost.connection() as connection:
         channel = connection.default_channel
-        try:
-            channel.exchange_declare("pick", kind, durable=True, auto_delete=False)
-        except Exception as exc:
-            pytest.skip(f"this node has no exchanges of that type: {exc}")
         queues = [kombu.Queue(f"q{n}", kombu.Exchange("pick", kind), routing_key="1") for n in range(2)]
         for queue in queues:
             queue(channel).declare()
@@ -126,17 +120,20 @@ def test_an_exchange_that_picks_one_queue_still_picks_one(vhost: Vhost, kind: st
         assert vhost.count("q0") + vhost.count("q1") == 0
 
 
-def test_short_lived_queues_leave_no_outboxes_and_no_bindings(vhost: Vhost) -> None:
-    vhost.declare("q")
+@pytest.mark.parametrize("exchange", ["", "replies"])
+def test_short_lived_queues_leave_no_outboxes_and_no_bindings(vhost: Vhost, exchange: str) -> None:
+    vhost.declare("q", exchange=exchange)
     with vhost.connection() as connection:
         channel = connection.default_channel
-        connection.Producer().publish("x", routing_key="q", headers=SOON)
+        connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
         before = vhost.bindings(), vhost.names("queues")
         names = []
         for n in range(20):
             name = channel.queue_declare("" if n % 2 else f"reply-{n}", exclusive=True, auto_delete=True).queue
             names.append(name)
-            connection.Producer().publish(n, routing_key=name, headers=SOON)
+            if exchange:
+                channel.queue_bind(name, exchange, name)
+            connection.Producer().publish(n, exchange=exchange, routing_key=name, headers=SOON)
         take(connection, names, 20)
         for name in names:
             channel.queue_delete(name)
@@ -198,7 +195,7 @@ def test_a_passive_publisher_is_told_that_nothing_leads_to_a_queue(vhost: Vhost)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["declaring", "confirming"])
-def test_a_broker_that_falls_silent_holds_nobody_for_ever(vhost: Vhost, first: bool) -> None:
+def test_a_silent_broker_raises_a_timeout(vhost: Vhost, first: bool) -> None:
     vhost.declare("q")
     with proxy(vhost.broker.node.port) as between:
         if not first:  # a busy machine may take longer than a second to declare everything
@@ -225,4 +222,4 @@ def test_a_broker_that_falls_silent_holds_nobody_for_ever(vhost: Vhost, first: b
             wait_until(published, "the same connection publishes again")
             payloads = {message.payload for message in take(connection, "q", 1 if first else 2)}
             assert payloads <= {"x", "y", "z"}
-            assert len(connection.connection.channels) <= channels + 2, "no channel is leaked"
+            assert len(connection.connection.channels) <= channels + 1, "no channel is leaked"

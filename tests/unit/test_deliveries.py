@@ -1,12 +1,23 @@
-"""Deliveries that come in while a connection waits are handed on afterwards, in order, one after the other."""
+"""Deliveries that come in while a connection waits are handed on later, in order; what nobody can read is got, too."""
 
 from __future__ import annotations
 
+import struct
+from types import SimpleNamespace
 from typing import Any
 
+import amqp
 import pytest
+from amqp.method_framing import frame_handler
+from amqp.serialization import dumps, loads
 
-from celery_rabbit_delay.amqp.deliveries import DeferredDeliveries, Delivery
+from celery_rabbit_delay.amqp.deliveries import (
+    DeferredDeliveries,
+    Delivery,
+    TolerantFrames,
+    is_unreadable,
+    take_anything,
+)
 
 
 class Oops(Exception):
@@ -104,3 +115,94 @@ def test_a_consumer_that_raises_leaves_the_others_for_the_next_flush() -> None:
     assert waiting.flush()
     assert got == [0, 1, 2, 3]
     assert not waiting.flush()
+
+
+def table(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+def deep(levels: int) -> bytes:
+    data = b""
+    for _ in range(levels):
+        data = b"\x01aF" + table(data)
+    return data
+
+
+#: Properties that RabbitMQ passes on: flags, and what they announce.
+BROKEN = {
+    "no UTF-8": b"\x04\x00\x01\xff",
+    "no time": b"\x20\x00" + table(b"\x01tT\x7f" + b"\xff" * 7),
+    "too deep": b"\x20\x00" + table(deep(1500)),
+    "no type": b"\x20\x00" + table(b"\x01tz"),
+}
+USUAL = amqp.Message(delivery_mode=2, correlation_id="1")._serialize_properties()
+
+
+class Receiver:
+    """Takes the frames of messages on channel 1 as a connection of ours does."""
+
+    def __init__(self, takes_anything: bool) -> None:
+        self.got: list[Any] = []
+        channel = SimpleNamespace()
+        if takes_anything:
+            take_anything(channel)
+        connection = SimpleNamespace(channels={1: channel}, bytes_recv=0)
+        self.handle = TolerantFrames(frame_handler, connection, lambda *args: self.got.append(args))
+
+    def receive(self, properties: bytes, key: Any = "k", body: bytes = b"body") -> Any:
+        """Return the message, and the routing key that it came with."""
+        self.handle((1, 1, b"\x00\x3c\x00\x3c" + dumps("sLbss", ("tag", 1, False, "e", key))))
+        self.handle((2, 1, struct.pack(">HHQ", 60, 0, len(body)) + properties))
+        if body:
+            self.handle((3, 1, body))
+        _, _, arguments, message = self.got.pop()
+        return message, loads("sLbss", arguments, 4)[0][-1]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("body", [b"body", b""])
+def test_a_channel_that_takes_anything_gets_a_message_that_py_amqp_cannot_read(broken: str, body: bytes) -> None:
+    receiver = Receiver(True)
+    for _ in range(2):
+        message, key = receiver.receive(BROKEN[broken], body=body)
+        assert (is_unreadable(message), message.body or b"", key) == (True, body, "k")
+        assert message.properties == {"application_headers": message.headers}
+        message, key = receiver.receive(USUAL)
+        assert (is_unreadable(message), message.properties["correlation_id"], key) == (False, "1", "k")
+
+
+@pytest.mark.parametrize("properties", [USUAL, BROKEN["no UTF-8"]])
+def test_a_message_with_a_routing_key_that_is_no_text_counts_as_one_that_nobody_can_read(properties: bytes) -> None:
+    receiver = Receiver(True)
+    message, key = receiver.receive(properties, key=b"k\xff")
+    assert (is_unreadable(message), key) == (True, "k")
+    message, _ = receiver.receive(USUAL)
+    assert not is_unreadable(message)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_any_other_channel_gets_what_py_amqp_makes_of_it(broken: str) -> None:
+    with pytest.raises(Exception) as ours:  # noqa: PT011
+        Receiver(False).receive(BROKEN[broken])
+    with pytest.raises(ours.type):
+        amqp.Message()._load_properties(60, BROKEN[broken], 0)
+
+
+def test_a_body_stays_the_bytes_that_it_is() -> None:
+    """py-amqp decodes it as the sender says, even into what is no text."""
+    channel = amqp.Channel(amqp.Connection())
+    take_anything(channel)
+    got: list[Any] = []
+    channel.callbacks["tag"] = got.append
+    message = amqp.Message(b"\\ud800", content_encoding="unicode_escape")
+    arguments = b"\x00\x3c\x00\x3c" + dumps("sLbss", ("tag", 1, False, "e", "k"))
+    channel.dispatch_method((60, 60), arguments, message)
+    assert [one.body for one in got] == [b"\\ud800"]
+
+
+def test_frames_of_a_closed_connection_are_left_to_py_amqp() -> None:
+    got: list[Any] = []
+    handle = TolerantFrames(lambda *args: got.append, SimpleNamespace(channels=None), None)
+    handle((1, 1, b"\x00\x14\x00\x28"))
+    handle((8, 0, b""))
+    assert got == [(1, 1, b"\x00\x14\x00\x28"), (8, 0, b"")]

@@ -1,12 +1,15 @@
-"""Messages of a stream out of the bytes of a connection, cut anywhere."""
+"""Messages of a stream out of the bytes of a connection, cut anywhere, and frames that py-amqp cannot read."""
 
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
-from amqp.serialization import dumps
+from amqp import Message
+from amqp.serialization import dumps, loads
 
+from celery_rabbit_delay.core import frames
 from celery_rabbit_delay.core.frames import Deliveries, UnexpectedMethod
 
 
@@ -63,3 +66,60 @@ def test_what_else_the_broker_says_is_an_error() -> None:
 def test_an_offset_that_may_be_forged_is_looked_for_with_more_care(first: bytes, named: bytes) -> None:
     properties = 2 + 4 + len(first) + len(named) + 8  # flags, the table's length, the table
     assert new().feed(message(7, b"one", named=named, first=first)) == [(-properties, b"one")]
+
+
+def test_an_offset_that_nobody_can_read_is_the_one_after_the_last() -> None:
+    def fail(properties: bytes) -> int:
+        raise OverflowError("timestamp out of range")
+
+    forged = message(7, b"forged", named=OFFSET[:-1] + b"T")
+    deliveries = Deliveries(fail)
+    assert deliveries.feed(forged + message(7, b"one") + forged) == [(0, b"forged"), (7, b"one"), (8, b"forged")]
+
+
+def test_heartbeats_do_not_count() -> None:
+    deliveries = new()
+    deliveries.feed(HEARTBEAT + HEARTBEAT[:-1])
+    assert deliveries.frames == 0
+    deliveries.feed(HEARTBEAT[-1:] + message(7, b"one", b"two"))
+    assert deliveries.frames == 4
+
+
+def by_py_amqp(header: bytes) -> Message:
+    read = Message()
+    read.inbound_header(header)
+    return read
+
+
+def test_properties_that_nobody_can_read_are_left_out_but_for_the_offset_in_a_stream() -> None:
+    size = struct.pack(">HHQ", 60, 0, 5)
+    broken = size + b"\x04\x00\x01\xff"  # a correlation id
+    read = by_py_amqp(frames.without_properties(broken))
+    assert (read.body_size, read.properties) == (5, {"application_headers": {frames.UNREADABLE: True}})
+    made_up = size + b"\x04\x00" + bytes((len(OFFSET) + 7,)) + OFFSET + b"\xff" * 7  # a correlation id
+    assert frames.without_properties(made_up) == frames.without_properties(broken)
+    table = OFFSET + struct.pack(">q", 2**40)
+    in_stream = size + struct.pack(">HI", (1 << 13) + (1 << 10), len(table)) + table + b"\x01\xff"
+    assert frames.properties_of(in_stream) == in_stream[12:]
+    read = by_py_amqp(frames.without_properties(in_stream))
+    assert read.headers == {frames.UNREADABLE: True, "x-stream-offset": 2**40}
+
+
+DELIVER, GET_OK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x47"
+
+
+@pytest.mark.parametrize(
+    ("method", "form", "exchange"), [(DELIVER, "sLbss", 3), (GET_OK, "Lbssl", 2)], ids=["deliver", "get-ok"]
+)
+def test_names_that_are_no_text_lose_what_is_none(method: bytes, form: str, exchange: int) -> None:
+    values: list[Any] = {DELIVER: ["tag", 7, True, "e", "k"], GET_OK: [7, True, "e", "k", 9]}[method]
+    usual = method + dumps(form, values)
+    assert frames.with_text(usual) == usual
+    values[exchange : exchange + 2] = [b"\xffe\xfe", b"\xed\xa0\x80k"]
+    values[exchange : exchange + 2], odd = ["e", "k"], method + dumps(form, values)
+    assert loads(form, frames.with_text(odd), 4)[0] == values
+
+
+def test_other_methods_are_left_as_they_are() -> None:
+    other = b"\x00\x3c\x00\x15" + dumps("s", (b"\xff",))
+    assert frames.with_text(other) == other

@@ -1,0 +1,91 @@
+"""A broker that is short of memory blocks whoever publishes, and goes on sending heartbeats: nobody waits for ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import kombu
+import pytest
+from amqp import Message
+from amqp.exceptions import AMQPError, RecoverableConnectionError
+
+from celery_rabbit_delay import StreamUnavailable
+from celery_rabbit_delay.amqp import streams
+from celery_rabbit_delay.amqp.schedule import cancel
+from celery_rabbit_delay.core import journal
+from testkit.broker import QUICK, Broker, Vhost, lead, take
+from testkit.node import Node
+from testkit.wait import wait_until
+
+
+@pytest.fixture
+def vhost() -> Iterator[Vhost]:
+    """On a node of its own: an alarm is one for all."""
+    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+        yield vhost
+
+
+def connect(vhost: Vhost) -> kombu.Connection:
+    """The broker sends a heartbeat every second, while it waits for longer than a confirm is waited for."""
+    options = {"rabbit_delay": QUICK | {"confirm_timeout": 1}}
+    return kombu.Connection(vhost.url(), heartbeat=2, transport_options=options)
+
+
+def publish(connection: kombu.Connection, body: str) -> None:
+    message = Message(body, application_headers={"x-delay": 200})
+    connection.default_channel.basic_publish(message, "", "q")
+
+
+def publishes(connection: kombu.Connection, body: str) -> bool:
+    """A busy machine may take longer than a second for this as well."""
+    with suppress(AMQPError, OSError):
+        publish(connection, body)
+        return True
+    return False
+
+
+@contextmanager
+def alarm(node: Node) -> Iterator[None]:
+    node.ctl("set_vm_memory_high_watermark", "0.00001")
+    try:
+        yield
+    finally:
+        node.ctl("set_vm_memory_high_watermark", "0.4")
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < 10
+
+
+def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    vhost.declare("q")
+    stream = journal.changes(vhost.cascade)
+    with vhost.connection() as unhurried:  # a busy machine may take longer than a second to declare everything
+        lead(unhurried, "q")
+        cancel(unhurried, ["x"])
+    with connect(vhost) as connection, connect(vhost) as other, connect(vhost) as reading:
+        for one in (connection, other):
+            one.default_channel  # noqa: B018
+            one.connection.publisher_for()
+        with alarm(vhost.broker.node):
+            for body in ("small", "again"):
+                with soon(), pytest.raises(TimeoutError, match="does an alarm block publishers"):
+                    publish(connection, body)
+            with soon(), pytest.raises(RecoverableConnectionError, match="timed out"):
+                publish(other, "x" * 50_000_000)  # more than any socket takes
+            monkeypatch.setattr(streams, "SILENCE", 2)
+            unavailable = pytest.raises(StreamUnavailable, match="does an alarm block publishers")
+            with soon(), streams.StreamReader(reading, patience=0) as reader, unavailable:
+                next(reader.read(stream))
+        for one in (connection, other):
+            wait_until(partial(publishes, one, "after"), "it publishes again")
+        bodies: list[str] = []
+        while bodies.count("after") < 2:
+            bodies += [message.body for message in take(other, "q", 1)]
+        assert set(bodies) <= {"small", "again", "after"}

@@ -1,0 +1,273 @@
+"""Nobody waits for a broker longer than was said, whatever heartbeats it sends, nor keeps what opens too late."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import amqp
+import pytest
+from amqp import spec
+from amqp.exceptions import AMQPError, MessageNacked, RecoverableConnectionError
+from amqp.method_framing import frame_writer
+from kombu.transport import pyamqp
+
+from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp import connection as connection_
+from celery_rabbit_delay.amqp import following, streams
+from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
+from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored
+from celery_rabbit_delay.amqp.connection import Connection
+from celery_rabbit_delay.core.errors import StreamUnavailable
+from celery_rabbit_delay.core.topology import Stream
+
+Frame = tuple[int, int, bytes]
+
+HEARTBEAT = 8, 0, b""
+
+#: What is asked for, and the answer.
+ANSWERS = {
+    spec.Channel.Open: (spec.Channel.OpenOk, b"\0\0\0\0"),
+    spec.Channel.Close: (spec.Channel.CloseOk, b""),
+    spec.Basic.Cancel: (spec.Basic.CancelOk, b"\3tag"),
+}
+
+
+def method(channel: int, signature: tuple[int, int], arguments: bytes = b"") -> Frame:
+    return 1, channel, struct.pack(">HH", *signature) + arguments
+
+
+class Broker:
+    """A transport to a broker that answers some questions, and then sends nothing but a heartbeat every second."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.answers: list[Frame] = []
+        self.owed: list[Frame] = []
+        self.questions = 1  # that it answers at once
+        self.reads = True
+        self.now = 0.0
+        self._timeout: float | None = None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def having_timeout(self, seconds: float | None) -> AbstractContextManager[None]:
+        self._timeout = seconds
+        return nullcontext()
+
+    def read_frame(self) -> Frame:
+        if self.answers:
+            return self.answers.pop(0)
+        if self._pass(1):
+            return HEARTBEAT
+        raise TimeoutError
+
+    def write(self, data: Any) -> None:
+        if not self.reads:
+            self._pass(1000)
+            raise TimeoutError
+        _, channel, _, *signature = struct.unpack_from(">BHIHH", data)
+        if answer := ANSWERS.get((signature[0], signature[1])):
+            (self.answers if self.questions > 0 else self.owed).append(method(channel, *answer))
+            self.questions -= 1
+
+    def _pass(self, seconds: float) -> bool:
+        """Let time pass; return whether nobody loses patience."""
+        self.now += seconds if self._timeout is None else min(seconds, self._timeout)
+        assert self.now < 100, "somebody waits for ever"
+        return self._timeout is None or self._timeout >= seconds
+
+    def close(self) -> None:
+        self.connected = False
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    broker = Broker()
+    monkeypatch.setattr(connection_, "time", SimpleNamespace(monotonic=broker.monotonic))
+    return broker
+
+
+@pytest.fixture
+def connection(broker: Broker) -> Any:
+    connection: Any = Connection()
+    connection._transport = broker
+    connection._frame_writer = frame_writer(connection, broker)
+    connection._on_inbound_frame = connection.frame_handler_cls(connection, connection.on_inbound_method)
+    return connection
+
+
+def publish(confirmed: ConfirmedChannel, body: str = "x", **timeouts: Any) -> None:
+    confirmed.publish(amqp.Message(body), "e", "k", **timeouts)
+
+
+@pytest.mark.parametrize(
+    ("questions", "timeouts"),
+    [
+        (0, {"timeout": 3, "confirm_timeout": 50}),
+        (0, {"confirm_timeout": 3}),
+        (1, {"timeout": 50, "confirm_timeout": 3}),
+        (1, {"timeout": 3}),
+    ],
+)
+def test_heartbeats_do_not_put_off_the_end_of_a_wait(
+    broker: Broker, connection: Any, questions: int, timeouts: dict[str, Any]
+) -> None:
+    broker.questions = questions
+    with pytest.raises(TimeoutError, match="has not answered in time"):
+        publish(ConfirmedChannel(connection), **timeouts)
+    assert broker.now == 3
+
+
+def test_the_shorter_of_two_limits_counts(broker: Broker, connection: Any) -> None:
+    confirmed = ConfirmedChannel(connection)
+    with connection.exclusively(confirmed, 2), pytest.raises(TimeoutError):
+        publish(confirmed, confirm_timeout=50)
+    assert broker.now == 2
+    with connection.exclusively(confirmed, 50), pytest.raises(TimeoutError):
+        publish(confirmed, confirm_timeout=3)
+    assert broker.now == 5
+
+
+@pytest.mark.parametrize("timeouts", [{"timeout": 3, "confirm_timeout": 50}, {"confirm_timeout": 3}])
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_a_broker_that_does_not_read_ends_the_connection(
+    broker: Broker, connection: Any, timeouts: dict[str, Any], size: int
+) -> None:
+    confirmed = ConfirmedChannel(connection, confirm=False)
+    confirmed.get_channel()
+    broker.reads = False
+    with pytest.raises(RecoverableConnectionError, match="timed out"):
+        publish(confirmed, "x" * size, **timeouts)
+    assert (broker.now, connection.connected) == (3, None)
+    confirmed.reset()
+
+
+def test_what_waits_without_a_limit_does_so_as_py_amqp_does(broker: Broker, connection: Any) -> None:
+    with connection.within(None), pytest.raises(AssertionError, match="for ever"):
+        connection.drain_events()
+    assert connection.seconds_left() is None
+
+
+def test_a_time_out_of_a_consumer_is_its_own(broker: Broker, connection: Any) -> None:
+    def fail(*args: Any) -> None:
+        raise TimeoutError("of a consumer")
+
+    connection._on_inbound_frame = fail
+    with connection.within(3), pytest.raises(TimeoutError, match="of a consumer"):
+        connection.drain_events()
+
+
+def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(
+    broker: Broker, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def receive(connection: Any, timeout: float) -> bytes:
+        with broker.having_timeout(timeout):
+            kind, channel, payload = broker.read_frame()
+            return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+    monkeypatch.setattr(upstream, "receive", receive)
+    table = b"\x0fx-stream-offsetl" + struct.pack(">q", 7)
+    header = struct.pack(">HHQHI", 60, 0, 5, 1 << 13, len(table)) + table
+    broker.answers += [HEARTBEAT] * 10
+    broker.answers += [method(1, spec.Basic.Deliver), (2, 1, header), (3, 1, b"one"), (3, 1, b"st")]
+    received = streams._received(connection)
+    assert next(received) == (7, b"onest")
+    with pytest.raises(TimeoutError):
+        next(received)
+    assert broker.now == streams.SILENCE
+
+
+@pytest.fixture
+def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A Kombu connection, and a stream that can be written but not read."""
+    client: Any = SimpleNamespace(connection=connection, drain_events=connection.drain_events)
+    client.clone = lambda: client
+    monkeypatch.setattr(following, "mark", lambda client, streams: {streams[0].name: b"marker"})
+    monkeypatch.setattr(following, "_consume", lambda *args, **kwargs: "tag")
+    return client
+
+
+STREAM = Stream("s", "@.s", 1, 1)
+
+
+def test_a_follower_comes_back_in_time(broker: Broker, client: Any) -> None:
+    assert not following.Follower(client).read(2.5)
+    assert broker.now == 2.5
+    with pytest.raises(StreamUnavailable, match="does not answer"):
+        following.Follower(client).follow({STREAM: None}, print)
+    assert broker.now == 2.5 + streams.SILENCE
+
+
+def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Broker, client: Any) -> None:
+    broker.questions = 3
+    assert following.entry_at(client, STREAM, 7) is None
+    assert broker.now == streams.SILENCE
+
+
+@pytest.mark.parametrize("amount", [0, 2])
+def test_a_channel_that_opens_too_late_is_closed_then(broker: Broker, connection: Any, amount: int) -> None:
+    broker.questions = amount
+    confirmed = ConfirmedChannel(connection)
+
+    def open_all() -> None:
+        with connection.within(3), confirmed.several(4):
+            pass
+
+    with pytest.raises(TimeoutError):
+        open_all()
+    late = amount + 1
+    assert set(connection.channels) == set(range(late + 1))
+    assert len(connection._used_channel_ids) == late
+    broker.questions = 1
+    broker.answers += broker.owed
+    while broker.answers:
+        connection.drain_events()
+    assert set(connection.channels) == {0}
+    assert not connection._used_channel_ids
+
+
+def test_a_refusal_to_store_is_py_amqps_own_and_one_of_its_errors() -> None:
+    """Kombu treats it as the former."""
+    assert issubclass(NotStored, MessageNacked)
+    assert issubclass(NotStored, AMQPError)
+    for errors in (
+        pyamqp.Transport.connection_errors,
+        pyamqp.Transport.channel_errors,
+        pyamqp.Transport.recoverable_connection_errors,
+        pyamqp.Transport.recoverable_channel_errors,
+    ):
+        assert issubclass(NotStored, errors) == issubclass(MessageNacked, errors)
+
+
+def test_a_refusal_to_store_says_so_in_another_process_too() -> None:
+    assert "could not store the message" in str(NotStored())
+    copy = pickle.loads(pickle.dumps(NotStored("why")))
+    assert (type(copy), str(copy), copy.reply_text) == (NotStored, "why", "why")
+
+
+def test_a_refusal_to_store_fails_a_batch() -> None:
+    def fail() -> None:
+        with Batch().failing():
+            raise NotStored
+
+    with pytest.raises(BatchFailed, match="could not store"):
+        fail()
+
+
+def test_whoever_waits_for_an_answer_is_told_that_it_was_not_stored(broker: Broker, connection: Any) -> None:
+    confirmed = ConfirmedChannel(connection)
+    confirmed.get_channel()
+    broker.answers.append(method(1, spec.Basic.Nack, struct.pack(">QB", 1, 0)))
+    with pytest.raises(NotStored):
+        publish(confirmed, confirm_timeout=3)
+    told: list[Any] = []
+    confirmed.send(amqp.Message("x"), "e", "k", told.append)
+    broker.answers.append(method(1, spec.Basic.Nack, struct.pack(">QB", 2, 0)))
+    connection.drain_events()
+    assert [type(refusal) for refusal in told] == [NotStored]
