@@ -34,3 +34,8 @@ _clients: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
 def client_of(connection: Any) -> Client:
     """Return what is known about a `kombu.Connection`."""
     return _clients.setdefault(connection, Client())
+
+
+def share(connection: Any, known: Any) -> None:
+    """Let one `kombu.Connection` know all that another one does."""
+    _clients[connection] = client_of(known)

@@ -61,7 +61,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             if self.connection is None:  # what py-amqp raises for a message without a delay
                 raise RecoverableConnectionError("basic_publish: connection closed")
             options: Options = self.connection.delay_options
-            moment, sent = now(), datetime.now(timezone.utc)
+            # In this order: what comes between the two makes it late, not early.
+            sent, moment = datetime.now(timezone.utc), now()
             delay, headers = headers_.delay_of(msg.headers, sent, options.naive_timezone)
             if delay > 0:
                 options.check_delay(delay)  # before anything is declared
@@ -200,7 +201,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         bound = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
         if not kwargs.get("arguments"):
-            self.connection.declarations.add_binding(exchange, routing_key)
+            self.connection.declarations.add_binding(queue, exchange, routing_key)
         return bound
 
 

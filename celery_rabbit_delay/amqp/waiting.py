@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import kombu
@@ -10,11 +11,14 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 from amqp.exceptions import ConnectionError as AMQPConnectionError
 
+from .. import upstream
+from ..core.destination import check_key
 from ..core.errors import DelayError
 from ..core.headers import Delivery, Headers, cc_keys, read_state, resent
 from ..core.topology import Cascade
 from . import declare
 from .confirms import ConfirmedChannel
+from .deliveries import is_unreadable, take_anything
 
 #: Headers with which a quorum queue counts how often it has delivered a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -25,6 +29,7 @@ def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False)
 
     Drops those that are not to be delivered any more, unless it is only to `peek`.
     """
+    take_anything(channel)
     get = channel.peek if peek else channel.basic_get
     there = declare.message_count(channel, queue)
     if there is None:
@@ -84,31 +89,48 @@ def replay(
     """Send those of the oldest orphans that are `chosen` on to where they were going, one by one, as if sent now.
 
     Yields each one with None once the broker has stored it there, or else with the reason why it stays. Interrupted at
-    any point, nothing is lost; the one that was being sent may be sent twice. Raises `NotPermitted`.
+    any point, nothing is lost; the one that was being sent may be sent twice. Raises `NotPermitted`, and `TimeoutError`
+    when the broker does not confirm one within the option `confirm_timeout`.
     """
     channel = connection.channel()
     confirmed = ConfirmedChannel(connection)
+
+    def publish(copy: Message, exchange: str, routing_key: str) -> str | None:
+        with connection.exclusively(confirmed, connection.delay_options.confirm_timeout):
+            return confirmed.publish(copy, exchange, routing_key)
+
     try:
         with declare.translate_errors(cascade):
             messages = take(channel, cascade.orphans, limit)
             for message in filter(chosen, messages):
-                try:
-                    refused = _replay(message, confirmed, allowed)
-                except (AMQPError, DelayError, ValueError) as exc:
-                    if isinstance(exc, AMQPConnectionError):
-                        raise
-                    refused = str(exc)
-                    confirmed.reset()
+                refused = send_on(message, allowed, publish)
                 if refused is None:
                     channel.basic_ack(message.delivery_tag)
+                else:
+                    confirmed.reset()
                 yield message, refused
     finally:
         confirmed.reset()
-        channel.close()  # gives back what was not acknowledged
+        with suppress(AMQPError, OSError):
+            upstream.close_without_waiting(channel)  # gives back what was not acknowledged
 
 
-def _replay(message: Message, confirmed: ConfirmedChannel, allowed: Allowed) -> str | None:
+def send_on(message: Message, allowed: Allowed, publish: Callable[[Message, str, str], str | None]) -> str | None:
+    """Publish a copy of a message to its exchange with its routing key; return why that cannot be done, if it cannot.
+
+    `publish` returns why no queue took it. Raises when the connection is lost, and `TimeoutError`.
+    """
+    if is_unreadable(message):
+        return "its properties cannot be read: whoever may publish with a delay may have made it up"
     if read_state(message.headers or {}) is None:
-        return "it has no header of ours"
-    copy, exchange, routing_key = original(message)
-    return allowed.refuses(exchange, routing_key, copy.headers) or confirmed.publish(copy, exchange, routing_key)
+        return "it was not sent by celery-rabbit-delay"
+    try:
+        copy, exchange, routing_key = original(message)
+        check_key(exchange, "exchange")
+        for key in (routing_key, *cc_keys(copy.headers, "CC"), *cc_keys(copy.headers, "BCC")):
+            check_key(key)
+        return allowed.refuses(exchange, routing_key, copy.headers) or publish(copy, exchange, routing_key)
+    except AMQPConnectionError:
+        raise
+    except (AMQPError, DelayError, ValueError) as exc:
+        return str(exc)

@@ -8,13 +8,15 @@ from contextlib import closing, suppress
 from typing import Any
 
 import kombu
-from amqp.exceptions import AccessRefused
+from amqp.exceptions import AccessRefused, AMQPError
+from kombu.exceptions import OperationalError
 
 from ..amqp import declare
+from ..amqp.clients import share
 from ..amqp.destinations import destinations_of
 from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
-from ..core.errors import NotPermitted
+from ..core.errors import DelayError, DestinationNotFound, NotPermitted
 from ..core.topology import Cascade
 from .handing_on import HandingOn
 
@@ -80,7 +82,8 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         for queue in queues:
             try:
                 for destination in destinations_of(queue):
-                    publisher.lead_back(destination)
+                    with suppress(DestinationNotFound):  # an exchange that Celery never needs, with `no_declare`
+                        publisher.lead_back(destination)
             except NotPermitted as exc:  # no reason not to consume
                 refused[queue.name] = exc
             else:
@@ -94,11 +97,23 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
             )
 
     def _replay_orphans(self, queue: kombu.Queue, cascade: Cascade) -> None:
-        """Bring what came due while the queue was deleted."""
-        connection = self.channel.connection
-        with suppress(NotPermitted, AccessRefused), closing(connection.channel()) as channel:
+        """Bring what came due while the queue was deleted.
+
+        On a connection of its own: RabbitMQ blocks who publishes during an alarm, and this worker has to consume.
+        """
+        with suppress(NotPermitted, AccessRefused), closing(self.channel.connection.channel()) as channel:
             if not declare.message_count(channel, cascade.orphans):
                 return
-            results = [refused for _, refused in replay(connection, cascade, Allowed([queue]), MAX_ORPHANS)]
+        connection = self.connection.clone()
+        share(connection, self.connection)
+        try:
+            results = [refused for _, refused in replay(connection.connection, cascade, Allowed([queue]), MAX_ORPHANS)]
+            connection.release()
             if sent := results.count(None):
                 logger.info("%d delayed tasks that were due while %r did not exist are in it now", sent, queue.name)
+        except (NotPermitted, AccessRefused):
+            pass
+        except (AMQPError, DelayError, OperationalError, OSError) as exc:
+            logger.warning("What was due while %r did not exist stays with the orphans: %s", queue.name, exc)
+        finally:
+            connection.collect()  # waits for nothing: the broker may not answer

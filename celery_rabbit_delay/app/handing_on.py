@@ -17,6 +17,7 @@ from celery import bootsteps
 from celery.worker import state as worker_state
 
 from .. import upstream
+from ..amqp.confirms import NotStored
 from ..amqp.destinations import destinations_of
 from ..amqp.pending import PendingMessage, now, with_headers
 from ..amqp.publisher import DelayedPublisher
@@ -68,7 +69,8 @@ class HandingOn:
         due = due_of(message) if options.hand_on else None
         if due is None:
             return False
-        moment, sent = now(), datetime.now(timezone.utc)
+        # In this order: what comes between the two makes it late, not early.
+        sent, moment = datetime.now(timezone.utc), now()
         delay = (due - sent) // timedelta(microseconds=1)
         if delay <= MOMENT * options.tick * 1_000_000 or has_waited(message, due) or not self._may_send(message):
             return False
@@ -132,7 +134,7 @@ class HandingOn:
         try:
             for publisher in {task.publisher for task in unrouted}:
                 publisher.repair()
-        except DelayError as exc:
+        except (DelayError, NotStored) as exc:
             for task in unrouted:
                 self._settle(task, exc)
         else:

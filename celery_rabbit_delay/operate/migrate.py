@@ -9,14 +9,11 @@ from typing import NamedTuple
 
 import kombu
 from amqp import Message
-from amqp.exceptions import AMQPError
-from amqp.exceptions import ConnectionError as AMQPConnectionError
 
 from ..amqp.receiving import learn
 from ..amqp.schedule import write_changes
-from ..amqp.waiting import Allowed, original, take
+from ..amqp.waiting import Allowed, send_on, take
 from ..core import journal
-from ..core.errors import DelayError
 from ..core.headers import X_DELAY, State, read_state
 from ..core.layouts import Layout1
 from ..core.topology import Cascade
@@ -68,19 +65,13 @@ def _forget(source: kombu.Connection, moved: list[int]) -> None:
 def _move(message: Message, target: kombu.Connection, allowed: Allowed) -> str | None:
     """Publish a message as it was sent, with what is left of its delay; return why that cannot be done."""
     state = read_state(message.headers or {})
-    if state is None:
-        return "it has no header of ours"
-    try:
-        copy, exchange, routing_key = original(message)
-        refused = allowed.refuses(exchange, routing_key, copy.headers)
-        if refused is None:
-            copy.headers[X_DELAY] = _milliseconds_left(state)
-            target.default_channel.basic_publish(copy, exchange, routing_key)
-    except (DelayError, AMQPError, ValueError) as exc:
-        if isinstance(exc, AMQPConnectionError):
-            raise
-        return str(exc)
-    return refused
+
+    def publish(copy: Message, exchange: str, routing_key: str) -> None:
+        assert state is not None  # or else it is not sent on
+        copy.headers[X_DELAY] = _milliseconds_left(state)
+        target.default_channel.basic_publish(copy, exchange, routing_key)
+
+    return send_on(message, allowed, publish)
 
 
 def _milliseconds_left(state: State) -> int:

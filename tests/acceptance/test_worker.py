@@ -5,9 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+import kombu
 import pytest
+from amqp import Message
 from celery import chain, chord, group
 
+from celery_rabbit_delay.app.consumers import DelayedConsumer
+from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import QUICK
 from testkit.commands import documented_permissions as documented
 from testkit.proxy import proxy
@@ -117,7 +121,7 @@ def test_an_auto_worker_without_the_permission_says_once_what_to_do_and_works(ma
 
 
 def test_an_auto_worker_needs_no_more_than_the_documentation_says(make_shop: MakeShop) -> None:
-    needed = documented("worker")
+    needed = documented("worker", "(celery)")
     shop = make_shop()
     shop.send("note", "patient", countdown=8)
     shop.vhost.delete_queue("celery")
@@ -145,6 +149,39 @@ def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: 
     worker = shop.worker()
     shop.wait_for(40)
     assert "40 delayed tasks that were due while 'celery' did not exist are in it now" in worker.output()
+
+
+def test_a_worker_starts_beside_orphans_that_nothing_takes(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    for n in range(3):
+        shop.send("note", f"orphan {n}", countdown=5)
+    shop.vhost.delete_queue("celery")
+    orphans = shop.vhost.cascade.orphans
+    wait_until(lambda: shop.vhost.count(orphans) == 3, "all are orphans")
+    forged = {
+        HEADER: {"prefix": shop.vhost.cascade.root, "exchange": "celery", "due": 0},
+        "CC": ["x" * 300, "@.+celery"],
+    }
+    with shop.vhost.plain() as connection:
+        connection.default_channel.basic_publish(Message("forged", application_headers=forged), "", orphans)
+    shop.vhost.policy("full", {"max-length": 1, "overflow": "reject-publish"}, "^celery$")
+    shop.worker(name="first")
+    shop.wait_for(1)
+    shop.vhost.broker.api("DELETE", f"/policies/{shop.vhost.name}/full")
+    shop.worker(name="second")
+    shop.wait_for(3)
+    assert shop.vhost.count(orphans) == 1
+
+
+def test_a_worker_consumes_a_queue_whose_exchange_nobody_declares(make_shop: MakeShop) -> None:
+    """`no_declare`: Celery publishes such a queue's tasks to the default exchange."""
+    shop = make_shop()
+    shop.vhost.declare("celery")
+    with shop.vhost.connection() as connection:
+        queue = kombu.Queue("celery", kombu.Exchange("absent"), routing_key="celery", no_declare=True)
+        with DelayedConsumer(connection.default_channel, [queue], on_message=lambda message: message.ack()):
+            shop.send("note", "delayed", countdown=0.3)
+            connection.drain_events(timeout=20)
 
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])

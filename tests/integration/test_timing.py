@@ -206,3 +206,21 @@ def test_a_step_of_the_wall_clock_while_a_message_is_published_changes_no_delay(
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 3000})
         assert len(take(connection, "q", 1, timeout=20)) == 1
     assert time.monotonic() - sent >= 3
+
+
+def test_a_pause_between_the_two_clocks_makes_no_task_early(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    vhost.declare("q")
+    eta = datetime.now(timezone.utc) + timedelta(seconds=3)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            read = datetime.now(tz)
+            time.sleep(1)  # a process that is stopped for a while, or another thread's turn
+            return read
+
+    monkeypatch.setattr(transport, "datetime", Clock)
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers=task(eta.isoformat()))
+        assert len(take(connection, "q", 1, timeout=20)) == 1
+    assert datetime.now(timezone.utc) >= eta
