@@ -11,7 +11,7 @@ import kombu
 
 from ..core import journal
 from ..core.errors import DelayError
-from ..core.headers import HEADER, X_DELAY_KEY
+from ..core.headers import HEADER, X_DELAY_KEY, message_id
 from ..core.topology import Stream
 from .clients import Client, client_of
 from .streams import StreamReader, apply_readable, follow
@@ -32,7 +32,7 @@ def is_dropped(connection: Any, message: Any) -> bool:
     ours = headers.get(HEADER) if headers else None
     if not isinstance(ours, Mapping):
         # What was never delayed is none of our business; a retry that follows at once is of a task that may have been.
-        return bool(headers and headers.get("retries")) and _is_cancelled(client_of(connection.client), headers)
+        return bool(headers and headers.get("retries")) and _is_cancelled(client_of(connection.client), message)
     client = client_of(connection.client)
     number = ours.get("n")
     if isinstance(number, int):
@@ -42,18 +42,19 @@ def is_dropped(connection: Any, message: Any) -> bool:
             return True
         key = headers.get(X_DELAY_KEY)
         if isinstance(key, str):
-            _follow_once(connection, journal.keys(_cascade(connection)), client.keys.apply)
+            if not _follow_once(connection, journal.keys(_cascade(connection)), client.keys.apply):
+                client.keys.clear()  # what was the last may be so no more
             if client.keys.supersede(key, number):
                 logger.info(
                     "A message of the key %r is dropped, for another was sent later: %s", key, headers.get("id")
                 )
                 return True
-    return _is_cancelled(client, headers)
+    return _is_cancelled(client, message)
 
 
-def _is_cancelled(client: Client, headers: Mapping[str, Any]) -> bool:
-    id_ = headers.get("id")
-    if not isinstance(id_, str) or not client.changes.cancels(id_, headers):
+def _is_cancelled(client: Client, message: Any) -> bool:
+    id_ = message_id(message.properties, message.headers)  # as in a record: what `list` shows can be cancelled
+    if not client.changes.cancels(id_, message.headers):
         return False
     return client.on_cancelled is None or not client.on_cancelled(id_)
 
@@ -62,13 +63,18 @@ def _cascade(connection: Any) -> Any:
     return connection.delay_options.cascade
 
 
-def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any]) -> None:
-    """Make sure that an `amqp.Connection` knows what a stream says now, and learns what is added to it."""
+def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any]) -> bool:
+    """Make sure that an `amqp.Connection` knows what a stream says now, and learns what is added to it.
+
+    Returns False, and warns, the first time that it cannot.
+    """
     if stream.name not in connection.followed:
         try:
             catch_up(connection, stream, apply, PATIENCE)
         except DelayError as exc:
             logger.warning("Messages that were moved, cancelled or replaced may be delivered all the same: %s", exc)
+            return False
+    return True
 
 
 def learn(client: kombu.Connection) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import Any
 
 import kombu
 from amqp import Message
 
 from ..core import headers as headers_
 from ..core import journal
-from ..core.errors import InvalidDestination, NotWaiting, TooLate
+from ..core.errors import DelayError, InvalidDestination, NotWaiting, TooLate
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import OPTIONS, Options
@@ -33,7 +34,7 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: A
     delivered at both times, unless it is moved again. A message with a key becomes the last one of its key.
 
     Raises `InvalidDestination` for one that is not `allowed`, `NotWaiting`, `TooLate`, `InvalidDelay`, `NotPermitted`,
-    and what publishing raises.
+    `DelayError` where messages with the same id differ in more than their due times, and what publishing raises.
     """
     records = {record.number: record for record in waiting(connection) if record.id == id_}
     if not records:
@@ -57,12 +58,20 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
     with connection.clone(transport_options=transport_options) as target:
 
         def move(records: Sequence[Record], due: datetime) -> None:
+            moment = datetime.now(timezone.utc)
             first = min(records, key=lambda record: record.due)
-            if first.due < headers_.milliseconds(datetime.now(timezone.utc)) + TOO_LATE:
+            if first.due < headers_.milliseconds(moment) + TOO_LATE:
                 raise TooLate(
                     f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it"
                 )
-            message, exchange, routing_key = _copy(first, due)
+            copy = _copy(first, due, moment)
+            # Of one that was published again after an error, or whose move was interrupted, all copies are the same.
+            if any(_content(_copy(record, due, moment)) != _content(copy) for record in records):
+                raise DelayError(
+                    f"{len(records)} messages with the id {first.id!r} wait that are not the same, and a move would "
+                    "keep only one of them: they stay as they are; send each with an id of its own, or cancel them all"
+                )
+            message, exchange, routing_key = copy
             if refused := allowed.refuses(exchange, routing_key, message.headers):
                 raise InvalidDestination(f"{first.id!r} stays as it is: {refused}: use --any-queue if it may go there")
             target.default_channel.basic_publish(message, exchange, routing_key)
@@ -72,7 +81,7 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
         yield move
 
 
-def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
+def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str, str]:
     """Return a message as it was sent, to be sent with another due time, its exchange and its routing key."""
     message = to_message(record)
     state = headers_.read_state(message.headers or {})
@@ -80,9 +89,15 @@ def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
         raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: it is of no delayed message")
     delivery = headers_.unwrap(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
-    left = (due - datetime.now(timezone.utc)).total_seconds()
+    left = (due - moment).total_seconds()
     headers[headers_.X_DELAY] = max(1, math.ceil(left * 1000))  # at once is one tick: confirmed, as any delay
     if headers.get("eta"):
         headers["eta"] = due.isoformat()
     message.properties["application_headers"] = headers
     return message, delivery.exchange, delivery.routing_key
+
+
+def _content(copy: tuple[Message, str, str]) -> tuple[Any, ...]:
+    """Return all that a consumer is told of a message."""
+    message, exchange, routing_key = copy
+    return message.body, message.properties, exchange, routing_key

@@ -95,16 +95,20 @@ class Desk:
     def move(self, numbers: Iterable[int], due: datetime) -> Done:
         """Give messages that wait another due time, by the numbers of their records."""
         moved = 0
+        covered: set[int] = set()  # numbers of what was moved together with its other copies
         with self._acting() as connection:
             # What another has moved meanwhile must not be moved again: it would be delivered twice.
             self._indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
             with operate.moving(connection, self._allowed) as move:
                 for row in found:
+                    if row.number in covered:
+                        continue
                     try:
                         with reading(self._path) as db:
                             copies = search.copies(db, row, now())
                         move([self._record(connection, copy) for copy in copies], due)
+                        covered.update(copy.number for copy in copies)
                         moved += 1
                     except DelayError as exc:
                         refused.append(f"{row.id or row.number}: {exc}")

@@ -14,12 +14,20 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 import celery_rabbit_delay
-from celery_rabbit_delay import InvalidDelay, NotWaiting, Scheduled, TooLate, UnsupportedConfiguration, operate
+from celery_rabbit_delay import (
+    DelayError,
+    InvalidDelay,
+    NotWaiting,
+    Scheduled,
+    TooLate,
+    UnsupportedConfiguration,
+    operate,
+)
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
-from testkit.broker import Vhost, take
+from testkit.broker import Vhost, publish, take
 from testkit.commands import management, run
 from testkit.frames import frames
 from testkit.wait import wait_until
@@ -27,11 +35,6 @@ from testkit.wait import wait_until
 from .conftest import MakeApp
 
 RECORDED: dict[str, Any] = {"journal": 0}
-
-
-def publish(connection: Any, delay: float, **options: Any) -> None:
-    headers = {"x-delay": delay * 1000, **options.pop("headers", {})}
-    connection.Producer().publish("x", **{"routing_key": "q", **options}, headers=headers)
 
 
 def listed(vhost: Vhost, **filters: Any) -> list[Scheduled]:
@@ -72,10 +75,11 @@ def test_tasks_are_listed_the_soonest_first_with_all_that_tells_them_apart(vhost
 
 def test_listing_leaves_what_waits_alone(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
+    reader = vhost.user("^$", r"\.ingest$", r"\.(changes|keys|journal\..*)$")  # of no level
+    with vhost.connection(**RECORDED) as connection, vhost.connection(reader) as reading:
         publish(connection, 6)
         for _ in range(3):
-            assert len(listed(vhost)) == 1
+            assert len(list(operate.scheduled(reading))) == 1
         [message] = take(connection, "q", 1)
         assert not message.delivery_info["redelivered"]
 
@@ -156,9 +160,10 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
         publish(connection, 100, correlation_id="first", routing_key="mail")
         task = {"id": "third", "task": "shop.bill", "argsrepr": "(1,)", "kwargsrepr": "{}"}
         publish(connection, 118, headers=task)
+        publish(connection, 119, headers={"id": "fourth", "task": "shop.ship"})
     url = vhost.url("amqp")
     lines = run(url, "list").out.splitlines()
-    assert [line.split()[2] for line in lines] == ["first", "second", "third"]
+    assert [line.split()[2] for line in lines] == ["first", "second", "third", "fourth"]
     assert lines[2].endswith("  q  shop.bill (1,) {}")
     [bill] = map(json.loads, run(url, "list", "--task", "shop.bill", "--json").out.splitlines())
     assert (bill["id"], bill["task"], bill["queue"], bill["args"]) == ("third", "shop.bill", "q", "(1,)")
@@ -168,7 +173,9 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     assert run(url, "cancel").code == 2
     assert run(url, "cancel", "third", "--all").code == 2
     assert run(url, "cancel", "--queue", "mail").out == "1 cancelled\n"
-    assert run(url, "cancel", "third").out == "1 cancelled\n"
+    assert run(url, "cancel", "--task", "shop.bill").out == "1 cancelled\n"
+    assert run(url, "list").out.splitlines() == [lines[1], lines[3]]
+    assert run(url, "cancel", "fourth").out == "1 cancelled\n"
     assert run(url, "list").out.splitlines() == lines[1:2]
     assert run(url, "cancel", "--all").out == "1 cancelled\n"
     assert run(url, "list").out == ""
@@ -254,14 +261,16 @@ def test_a_cancel_opens_a_connection_that_the_pool_has_closed(vhost: Vhost, make
     assert list(celery_rabbit_delay.scheduled(app)) == []
 
 
-def test_a_cancelled_message_is_not_delivered_to_a_plain_consumer(vhost: Vhost) -> None:
+@pytest.mark.parametrize("where", ["id", "correlation_id", "message_id"])
+def test_a_cancelled_message_is_not_delivered_to_a_plain_consumer(vhost: Vhost, where: str) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         for id_ in ("a", "b"):
-            publish(connection, 2, headers={"id": id_})
+            named: dict[str, Any] = {"headers": {"id": id_}} if where == "id" else {where: id_}
+            publish(connection, 2, **named)
         operate.cancel(connection, ["a"])
         [message] = take(connection, "q", 1)
-        assert message.headers["id"] == "b"
+        assert {**message.headers, **message.properties}[where] == "b"
     assert vhost.count("q") == 0
 
 
@@ -362,6 +371,38 @@ def test_a_message_that_is_due_soon_or_that_nobody_knows_is_not_moved(vhost: Vho
         with pytest.raises(InvalidDelay, match="more than max_delay"):
             operate.reschedule(connection, "far", soon + timedelta(days=1))
     assert ids(vhost)[-1] == "far"
+
+
+def test_messages_that_share_an_id_are_not_moved_and_all_are_delivered(vhost: Vhost) -> None:
+    vhost.declare("q", "r", exchange="e")
+    others: list[dict[str, Any]] = [
+        {"body": "y"},
+        {"routing_key": "r"},
+        {"exchange": "e"},
+        {"headers": {"x-delay": 10_000, "mine": 1}},
+        {"message_id": "m"},
+    ]
+    with vhost.connection(**RECORDED) as connection:
+        for number, other in enumerate(others):
+            message = {"body": "x", "routing_key": "q", "headers": {"x-delay": 10_000}, "correlation_id": f"j{number}"}
+            for one in (message, {**message, **other}):
+                connection.Producer().publish(**one)
+        for number in range(len(others)):
+            says = f"2 messages with the id 'j{number}' wait that are not the same.*: they stay as they are"
+            with pytest.raises(DelayError, match=says):
+                operate.reschedule(connection, f"j{number}", datetime.now(timezone.utc))
+        assert len(ids(vhost)) == 2 * len(others)
+        assert len(take(connection, ["q", "r"], 2 * len(others))) == 2 * len(others)
+
+
+def test_a_message_that_was_published_twice_is_moved_as_one(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        for delay in (60, 61):  # what Kombu publishes again after an error waits as long from then on
+            publish(connection, delay, correlation_id="a", headers={"mine": [1, {"a": None}]}, priority=9)
+        operate.reschedule(connection, "a", datetime.now(timezone.utc))
+        assert len(take(connection, "q", 1)) == 1
+    assert ids(vhost) == []
 
 
 def test_the_commands_move_a_message(vhost: Vhost) -> None:

@@ -178,6 +178,30 @@ def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["mine"]
 
 
+def test_messages_that_share_an_id_and_nothing_else_are_not_moved(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    site = serve()
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, "same")
+        publish(connection, 60, "same", headers={"mine": 1})
+        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found", timeout=30)
+        assert "2 messages with the id" in site.post("/run-now", number=site.numbers("/?q=same")[0])
+        assert [waiting.id for waiting in operate.scheduled(connection)] == ["same", "same"]
+
+
+def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    site = serve()
+    with vhost.connection(**RECORDED) as connection:
+        for _ in range(2):  # as Kombu does after an error
+            publish(connection, 60, "same")
+        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found", timeout=30)
+        assert "1 due at once" in site.post("/run-now", number=site.numbers("/?q=same"))
+        assert len(take(connection, "q", 1)) == 1
+        assert [*operate.scheduled(connection)] == []
+    assert vhost.count("q") == 0
+
+
 def test_a_task_replaced_by_a_later_one_of_its_key_is_not_shown(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     site = serve()
