@@ -15,10 +15,14 @@ settings.register_profile("without a clock", deadline=None, suppress_health_chec
 settings.load_profile("without a clock")
 
 
+#: Plug-ins with more types of exchanges, which every distribution of RabbitMQ has.
+EXCHANGES = ("rabbitmq_random_exchange", "rabbitmq_consistent_hash_exchange")
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
     """A private node for the whole run; `RABBITMQ` chooses which RabbitMQ."""
-    with Node(plugins=("rabbitmq_management",)) as node:
+    with Node(plugins=("rabbitmq_management", *EXCHANGES)) as node:
         yield Broker(node)
 
 

@@ -30,5 +30,5 @@ def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
         yield Destination(exchange.name, fanout=True)
     elif exchange.name:
         yield Destination(exchange.name)
-        if not queue.binding_arguments:
+        if lasting and not queue.binding_arguments:
             yield Destination(exchange.name, key=queue.routing_key)

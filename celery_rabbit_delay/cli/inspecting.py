@@ -78,11 +78,13 @@ def list_orphans(obj: Any, limit: int, as_json: bool) -> None:
     from .. import operate
 
     with connected(target_of(obj)) as connection:
-        for orphan in operate.orphans(connection, limit):
+        found = operate.orphans(connection, limit)
+        for orphan in found:
             if as_json:
                 click.echo(json.dumps({**orphan._asdict(), "due": orphan.due and orphan.due.isoformat()}))
             else:
                 click.echo(format_orphan(orphan))
+    _tell_of_limit(len(found), limit)
 
 
 @orphans.command(short_help="Send the oldest orphans to their destinations.")
@@ -107,6 +109,7 @@ def replay(obj: Any, limit: int, any_queue: bool) -> None:
                 stayed += 1
                 click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
     click.echo(f"{sent:,} sent on, {stayed:,} stay")
+    _tell_of_limit(sent + stayed, limit)
     if stayed:
         raise SystemExit(EXIT_PROBLEMS)
 
@@ -120,6 +123,11 @@ def purge(obj: Any) -> None:
 
     with connected(target_of(obj)) as connection:
         click.echo(f"{operate.purge(connection):,} removed")
+
+
+def _tell_of_limit(amount: int, limit: int) -> None:
+    if amount == limit:
+        click.echo(f"these were the oldest {limit:,}: more may be left, and --limit takes more", err=True)
 
 
 def format_orphan(orphan: Orphan) -> str:
@@ -160,7 +168,7 @@ def _as_text(found: Status, levels: list[LevelStatus], show_all: bool) -> str:
     for destination in found.destinations or ():
         lines.append(f"leads to {destination!r}")
     for outbox in found.outboxes or ():
-        lines.append(f"{outbox.stuck:,} due for {outbox.destination}: {outbox.reason}")
+        lines.append(str(outbox))
     for level in found.blocked:
         lines.append(f"{level.queue} may be blocked; run `verify`")
     return "\n".join(lines)

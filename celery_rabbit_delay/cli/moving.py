@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +21,9 @@ from .common import (
     parse_seconds,
     target_of,
 )
+
+if TYPE_CHECKING:
+    import kombu
 
 
 @click.command(short_help="Move what waits to another cascade or broker.")
@@ -83,12 +87,12 @@ def migrate(
         transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
         if to_broker:
             target = connection_to(to_broker, transport_options)
-            if options.cascade.root == current.cascade.root and target.as_uri() == source.as_uri():
-                raise click.UsageError("the cascade would be moved onto itself: say where else to")
         else:
             target = source.clone(transport_options=transport_options)
         with target:
             ensure_connection(target)
+            if options.cascade.root == current.cascade.root and to_broker and _is_same(source, target):
+                raise click.UsageError("the cascade would be moved onto itself: say where else to")
 
             def waiting() -> int:
                 if from_layout:
@@ -113,3 +117,17 @@ def migrate(
     click.echo(f"{moved:,} moved, {left:,} left")
     if left:
         raise SystemExit(EXIT_PROBLEMS)
+
+
+def _is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
+    """Return whether two connections lead to the same virtual host: then one sees a queue of the other."""
+    from amqp.exceptions import ResourceLocked
+
+    from ..amqp import declare
+
+    name = f"{target.transport.delay_options.cascade.root}.migrate.{uuid.uuid4()}"
+    target.default_channel.queue_declare(name, exclusive=True)
+    try:
+        return declare.queue_exists(source.default_channel, name)
+    except ResourceLocked:  # to the other connection, with which it goes
+        return True

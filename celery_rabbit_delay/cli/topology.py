@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
-    Exits with 0 if everything exists already, 3 if something is missing or different.
+    Exits with 0 if everything exists already, 3 if something is missing or different, or an earlier layout exists.
     """
     _report(obj, priorities, management_url, probing=False)
 
@@ -52,7 +52,9 @@ def setup(obj: Any, priorities: bool | None) -> None:
 
 
 @click.command()
-@priorities_option
+@click.option(
+    "--priorities/--no-priorities", default=False, help="Include the levels for priorities above 4 (default: no)."
+)
 @click.option(
     "--format",
     "kind",
@@ -61,7 +63,7 @@ def setup(obj: Any, priorities: bool | None) -> None:
     show_default=True,
 )
 @click.pass_obj
-def export(obj: Any, priorities: bool | None, kind: str) -> None:
+def export(obj: Any, priorities: bool, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
@@ -92,13 +94,15 @@ def verify(obj: Any, priorities: bool | None, management_url: str | None) -> Non
     The messages show whether the bindings between these levels work; all bindings, and policies, are compared only with
     --management-url.
 
-    Exits with 0 if all is well, 3 if something is missing or different, or a message does not come back.
+    Exits with 0 if all is well, 3 if something is missing or different, an earlier layout exists, a message does not
+    come back, or, with --management-url, a destination takes nothing and the cause is known.
     """
     _report(obj, priorities, management_url, probing=True)
 
 
 def _report(obj: Any, priorities: bool | None, management_url: str | None, probing: bool) -> None:
     from .. import operate
+    from ..operate.status import outboxes
 
     target = target_of(obj)
     with connected(target) as connection:
@@ -110,6 +114,11 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
             click.echo(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}")
         click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
         earlier = _report_earlier(connection)
+        stuck = False
+        if probing and management:
+            for outbox in outboxes(operate.existing(connection, priorities), management):
+                click.echo(outbox)
+                stuck |= outbox.is_stuck
         lost: list[str] = []
         if probing and operate.can_try_out(wrong):
             for problem in operate.try_out(connection, priorities):
@@ -122,7 +131,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
                 click.echo(text)
     if (wrong or lost) and probing:
         click.echo("`setup` creates what is missing; delete what is different, or choose another prefix", err=True)
-    if wrong or lost or earlier:
+    if wrong or lost or earlier or stuck:
         raise SystemExit(EXIT_PROBLEMS)
 
 
@@ -161,7 +170,7 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
     target = target_of(obj)
     if native:
         if delete_messages or layout:
-            raise click.UsageError("--native deletes only what is empty, and nothing of ours")
+            raise click.UsageError("--native cannot be combined with --delete-messages or --layout")
         _teardown_native(target, management_url)
         return
     with connected(target) as connection:

@@ -98,7 +98,7 @@ class Declarations:
 
     def __init__(self) -> None:
         self._short_lived: dict[str, bool] = {}
-        self._fanouts: set[str] = set()
+        self._fanouts = {"amq.fanout"}  # nobody declares it
         self._keys: set[tuple[str, str]] = set()
 
     def add_queue(self, name: str, lasting: bool) -> None:
@@ -110,9 +110,9 @@ class Declarations:
         if kind == "fanout":
             self._fanouts.add(name)
 
-    def add_binding(self, exchange: str, key: str) -> None:
-        """Take note of a queue that is bound to an exchange with a routing key."""
-        if exchange:
+    def add_binding(self, queue: str, exchange: str, key: str) -> None:
+        """Take note of a queue that is bound to an exchange with a routing key, unless it is short-lived."""
+        if exchange and not self._is_short_lived(queue):
             self._keys.add((exchange, key))
 
     def destination(self, exchange: str, keys: Iterable[str]) -> Destination:
@@ -125,8 +125,10 @@ class Declarations:
             return Destination(exchange, key=keys[0] if (exchange, keys[0]) in self._keys else None)
         if not all(keys):
             raise InvalidDestination("the routing key is empty: for the default exchange it is the name of a queue")
-        short_lived = any(self._short_lived.get(queue, is_short_lived(queue)) for queue in keys)
-        return Destination("", keys, short_lived=short_lived)
+        return Destination("", keys, short_lived=any(map(self._is_short_lived, keys)))
+
+    def _is_short_lived(self, queue: str) -> bool:
+        return self._short_lived.get(queue, is_short_lived(queue))
 
 
 def check_key(key: str, what: str = "routing key") -> None:

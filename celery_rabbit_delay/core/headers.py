@@ -245,18 +245,17 @@ def resent(delivery: Delivery) -> Delivery:
 
 
 def _is_plausible(state: State, headers: Headers) -> bool:
-    """Return whether a message's addresses lead to the exchange and the keys that it says it was sent to.
+    """Return whether a message has addresses, and all lead to the exchange and the keys that it says it was sent to.
 
     Otherwise somebody wrote it by hand, and a retry would carry what he wrote to wherever he liked.
     """
     cc = [key for key in _items(headers.get("CC")) if isinstance(key, str)]
     keys = [key for key in cc if not is_reserved(key)]
-    if not keys:
+    addresses = [key for key in cc if is_address(key)]
+    if not keys or not addresses:
         return False
     exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
-    for address in cc:
-        if not is_address(address):
-            continue
+    for address in addresses:
         mark = "=" if address.startswith(f"{SENTINEL}.=") else ""
         names = decode(address)
         if names is None:  # a hash

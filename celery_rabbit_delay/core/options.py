@@ -86,8 +86,8 @@ class Options:
 
     def __post_init__(self) -> None:
         known_types, declares = get_args(QueueType), get_args(Declare)
-        if not isinstance(self.prefix, str) or not 1 <= len(self.prefix.encode()) <= _MAX_PREFIX:
-            raise InvalidOption(f"prefix={self.prefix!r}: use a name of 1 to {_MAX_PREFIX} bytes")
+        if not _is_name(self.prefix):
+            raise InvalidOption(f"prefix={self.prefix!r}: use a name of 1 to {_MAX_PREFIX} bytes of UTF-8")
         if self.prefix.startswith("amq."):
             raise InvalidOption(f"prefix={self.prefix!r}: RabbitMQ keeps names that begin with 'amq.' to itself")
         if not _is_number(self.tick) or not 0.001 <= self.tick <= 3600 or not _is_whole(self.tick * 1000):
@@ -220,6 +220,13 @@ class Options:
             intended = cascade.route(to_ticks(asked, self._tick), 0)
             return intended if len(intended) < len(route) else route
         return route
+
+
+def _is_name(value: object) -> bool:
+    try:
+        return isinstance(value, str) and 1 <= len(value.encode()) <= _MAX_PREFIX
+    except UnicodeEncodeError:  # an argument of a command line that is not UTF-8
+        return False
 
 
 def _is_number(value: object) -> bool:

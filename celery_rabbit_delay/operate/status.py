@@ -13,11 +13,14 @@ from ..core import journal
 from ..core.destination import Destination, decode
 from ..core.layouts import Layout1
 from ..core.routing_key import SENTINEL
-from ..core.topology import Cascade
+from ..core.topology import Binding, Cascade
 from .management import Management
 
 #: What the management API says of a queue.
 Row = Mapping[str, Any]
+
+#: Why messages may be in an outbox without anything being wrong.
+_PASSING = "it may be on its way"
 
 
 class LevelStatus(NamedTuple):
@@ -37,6 +40,14 @@ class OutboxStatus(NamedTuple):
     destination: str
     stuck: int
     reason: str  # as far as it can be known
+
+    def __str__(self) -> str:
+        return f"{self.stuck:,} due for {self.destination}: {self.reason}"
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is known what holds the messages up: they may also be in it for a moment."""
+        return not self.reason.startswith(_PASSING)
 
 
 class StreamStatus(NamedTuple):
@@ -107,16 +118,25 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
     ]
     if management is None:
         return Status(levels, first_shard, orphans, None, None, streams)
-    exits = {(b.routing_key, b.destination) for b in management.bindings() if b.source == wanted[0].exit}
-    outboxes = [
-        _outbox(cascade, row, exits, rows)
+    bindings = management.bindings()
+    destinations = {binding.destination for binding in bindings if binding.source == wanted[0].exit}
+    held_up = _outboxes(wanted, rows, bindings)
+    return Status(levels, first_shard, orphans, sorted(destinations - {wanted[0].discard}), held_up, streams)
+
+
+def outboxes(wanted: Iterable[Cascade], management: Management) -> list[OutboxStatus]:
+    """Return the outboxes of cascades that hold messages."""
+    return _outboxes(wanted, management.queues(), management.bindings())
+
+
+def _outboxes(wanted: Iterable[Cascade], rows: Mapping[str, Row], bindings: Iterable[Binding]) -> list[OutboxStatus]:
+    return [
+        _outbox(cascade, row, rows, bindings)
         for cascade in wanted
         if not cascade.high  # which has those of the other
         for name, row in rows.items()
-        if _is_stuck(cascade, name, row)
+        if _holds_messages(cascade, name, row)
     ]
-    destinations = sorted({destination for _, destination in exits} - {wanted[0].discard})
-    return Status(levels, first_shard, orphans, destinations, outboxes, streams)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -125,23 +145,30 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-def _is_stuck(cascade: Cascade, name: str, row: Row) -> bool:
+def _holds_messages(cascade: Cascade, name: str, row: Row) -> bool:
     return name.startswith(cascade.outbox_prefix) and bool(row.get("messages"))
 
 
-def _outbox(cascade: Cascade, row: Row, exits: set[tuple[str, str]], rows: Mapping[str, Row]) -> OutboxStatus:
+def _outbox(cascade: Cascade, row: Row, rows: Mapping[str, Row], bindings: Iterable[Binding]) -> OutboxStatus:
     """Say what holds the messages of an outbox up, from what the management API tells of its destination."""
     name = row["name"]
     names = decode(f"{SENTINEL}.{name.removeprefix(cascade.outbox_prefix)}")
-    queues: tuple[str, ...] = ()
+    queues: Iterable[str] = ()
+    reason = _PASSING
     if names is None:
         shared = name == cascade.outbox_name(Destination("", ("",), short_lived=True))
         destination = "short-lived queues" if shared else "a destination with a long name"
     elif names[0]:
-        destination = str(Destination(names[0], key=names[1] or None))
+        exchange, key = names[0], names[1] or None
+        destination = str(Destination(exchange, key=key))
+        bound = [b for b in bindings if b.source == exchange and key in (None, b.routing_key)]
+        queues = sorted(b.destination for b in bound if b.destination_type == "queue")
+        if not bound:
+            reason = "no queue is bound for it: bind one"
+        elif key is None:  # which of them it would choose is its own affair
+            reason = f"{_PASSING}, or no queue is bound for its routing key: bind one"
     else:
         destination, queues = str(Destination("", names[1:])), names[1:]
-    reason = "it may be on its way"
     for queue in queues:
         target = rows.get(queue, {})
         limits = {**(target.get("effective_policy_definition") or {}), **(target.get("arguments") or {})}
@@ -149,10 +176,8 @@ def _outbox(cascade: Cascade, row: Row, exits: set[tuple[str, str]], rows: Mappi
             limits.get("x-overflow", limits.get("overflow"))
         ):
             reason = f"queue {queue!r} is full and refuses more: consume from it, or raise its limit"
-        elif target and target.get("state") not in (None, "running"):
+        elif target and target.get("state") not in (None, "running", "flow"):
             reason = f"queue {queue!r} is {target['state']}: start the node that it is on"
-    if names and names[0]:
-        reason = "no queue is bound for it, or one of those that are is full: bind one, or make room"
     return OutboxStatus(name, destination, int(row.get("messages") or 0), reason)
 
 

@@ -63,13 +63,19 @@ def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> Non
         assert len(take(connection, "bound", 2)) == 2
 
 
-def test_what_waits_moves_to_another_broker(vhost: Vhost) -> None:
+@pytest.mark.parametrize("named", ["by an option", "by a variable"])
+def test_what_waits_moves_to_another_broker(vhost: Vhost, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vhost.declare("q")
     vhost.publish("q", 100, 100, 20)
     with vhost.broker.vhost() as other:
         other.declare("q")
-        moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-broker", other.url("amqp"))
+        where = ["--to-broker", other.url("amqp")]
+        if named == "by a variable":
+            where = []
+            monkeypatch.setenv("CELERY_RABBIT_DELAY_TO_BROKER", other.url("amqp"))
+        moved = run(vhost.url("amqp"), "migrate", "--any-queue", *where)
         assert (moved.code, moved.out) == (0, "3 moved, 0 left\n")
+        wait_until(lambda: not [name for name in other.names("queues") if "migrate" in name], "nothing is left of it")
         with other.connection() as connection:
             take(connection, "q", 1)
         wait_until(lambda: waiting(other, CASCADE) == 2, "the others wait, none between two levels")

@@ -59,9 +59,10 @@ def test_messages_of_a_deleted_exchange_are_orphans(vhost: Vhost) -> None:
     assert message.headers[HEADER]["exchange"] == "orders"
 
 
-def test_what_no_queue_wants_any_more_blocks_no_other_message(vhost: Vhost) -> None:
+@pytest.mark.parametrize("name", ["news", "amq.fanout"])
+def test_what_no_queue_wants_any_more_is_dropped_and_blocks_no_other_message(vhost: Vhost, name: str) -> None:
     """A fanout exchange without listeners: without a delay, RabbitMQ would drop the messages as well."""
-    news = kombu.Exchange("news", "fanout")
+    news = kombu.Exchange(name, "fanout")
     vhost.declare("good")
     with vhost.connection() as connection:
         producer = connection.Producer()
@@ -69,3 +70,8 @@ def test_what_no_queue_wants_any_more_blocks_no_other_message(vhost: Vhost) -> N
             producer.publish(n, exchange=news, declare=[news], headers=SLOW)
         producer.publish("x", routing_key="good", headers=SLOW)
         assert len(take(connection, "good", 1, timeout=20)) == 1
+        kombu.Queue("late", news)(connection.default_channel).declare()
+        vhost.policy("again", {"delivery-limit": 1_000_000}, r"\.out\.")  # an outbox would send what it has kept
+        producer.publish("last", exchange=news, headers=SLOW)
+        assert [message.payload for message in take(connection, "late", 1)] == ["last"]
+    assert vhost.count(vhost.cascade.orphans) == 0

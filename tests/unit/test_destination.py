@@ -131,20 +131,31 @@ def test_an_empty_routing_key_is_no_queue() -> None:
 
 def test_a_key_that_a_queue_is_bound_with_has_an_outbox_of_its_own() -> None:
     declarations = Declarations()
-    declarations.add_binding("orders", "new")
-    declarations.add_binding("", "celery")
+    declarations.add_binding("q", "orders", "new")
+    declarations.add_binding("celery", "", "celery")
     assert declarations.destination("orders", ["new", "cc"]) == Destination("orders", key="new")
     assert declarations.destination("orders", ["old"]) == Destination("orders")
     assert declarations.destination("others", ["new"]) == Destination("others")
+
+
+@pytest.mark.parametrize("queue", ["reply", "amq.gen-abc", f"reply.{UUID}"])
+def test_a_key_of_a_short_lived_queue_has_none(queue: str) -> None:
+    declarations = Declarations()
+    declarations.add_queue("reply", lasting=False)
+    declarations.add_binding(queue, "orders", queue)
+    assert declarations.destination("orders", [queue]) == Destination("orders")
+    declarations.add_binding("q", "orders", queue)
+    assert declarations.destination("orders", [queue]) == Destination("orders", key=queue)
 
 
 def test_a_fanout_exchange_has_one_outbox() -> None:
     declarations = Declarations()
     declarations.add_exchange("news", "fanout")
     declarations.add_exchange("orders", "direct")
-    declarations.add_binding("news", "new")
+    declarations.add_binding("q", "news", "new")
     assert declarations.destination("news", ["new"]) == Destination("news", fanout=True)
     assert not declarations.destination("orders", ["new"]).fanout
+    assert declarations.destination("amq.fanout", ["new"]).fanout, "though nobody declares it"
 
 
 def test_a_key_that_amqp_cannot_carry_is_an_error() -> None:

@@ -171,6 +171,8 @@ def test_a_message_whose_addresses_lead_to_where_it_says_is_unwrapped(
         ["q", "@.+other"],
         ["q", "@.orders+"],
         ["q", "@.!" + "0" * 64],
+        ["secret"],
+        ["q", "@.short-lived"],  # which leads to no destination
         ["@.+q"],
         ["@.!" + "0" * 64],
         [],
@@ -183,7 +185,7 @@ def test_a_message_that_somebody_wrote_by_hand_is_left_as_it_is(cc: Any) -> None
     assert headers_.unwrap(forged) is forged
 
 
-@pytest.mark.parametrize("cc", [["q", "@.+other"], ["q", "@.orders+"], ["@.+q"]])
+@pytest.mark.parametrize("cc", [["q", "@.+other"], ["q", "@.orders+"], ["q"], ["@.+q"]])
 def test_nor_is_one_by_hand_that_pretends_to_come_back_to_its_queue(cc: list[str]) -> None:
     headers = headers_.wrap_for_return(Delivery("orders", "new", {}), "p", "q", NOW) | {"CC": cc}
     forged = Delivery("p.exit", "@.^1", headers)

@@ -1,0 +1,93 @@
+"""What holds up the messages of an outbox, from rows of the management API."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.topology import Binding
+from celery_rabbit_delay.operate.status import OutboxStatus, outboxes
+
+CASCADE = Options().cascade
+QUEUE = Destination("", ("q",))
+EXCHANGE, KEY = Destination("orders"), Destination("orders", key="new")
+REFUSING = {"x-max-length": 1, "x-overflow": "reject-publish"}
+BY_POLICY = {"max-length-bytes": 1, "overflow": "reject-publish-dlx"}
+FULL = "queue 'q' is full and refuses more: consume from it, or raise its limit"
+NOBODY = "no queue is bound for it: bind one"
+PASSING = "it may be on its way"
+UNROUTED = f"{PASSING}, or no queue is bound for its routing key: bind one"
+
+
+def held_up(destination: Destination, rows: dict[str, Any], *bindings: Binding) -> list[OutboxStatus]:
+    name = CASCADE.outbox_name(destination)
+    rows = {name: {"name": name, "messages": 4}, **rows}
+    management: Any = SimpleNamespace(queues=lambda: rows, bindings=lambda: set(bindings))
+    return outboxes([CASCADE, Options().high_cascade], management)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"arguments": REFUSING, "state": "running"}, FULL),
+        ({"effective_policy_definition": BY_POLICY, "arguments": {}}, FULL),
+        ({"arguments": {"x-max-length": 1}, "effective_policy_definition": {"overflow": "drop-head"}}, PASSING),
+        ({"arguments": {**REFUSING, "x-overflow": "drop-head"}, "effective_policy_definition": BY_POLICY}, PASSING),
+        ({"state": "down"}, "queue 'q' is down: start the node that it is on"),
+        ({"state": "running"}, PASSING),
+        ({"state": "flow"}, PASSING),  # it is busy
+        ({}, PASSING),
+    ],
+)
+def test_a_queue_that_takes_nothing_is_full_or_down(row: dict[str, Any], reason: str) -> None:
+    [outbox] = held_up(QUEUE, {"q": row})
+    assert str(outbox) == f"4 due for queue 'q': {reason}"
+    assert outbox.is_stuck is (reason != PASSING)
+
+
+def test_of_several_queues_the_one_that_takes_nothing_is_named() -> None:
+    [outbox] = held_up(Destination("", ("p", "q", "r")), {"p": {}, "q": {"arguments": REFUSING}, "r": {}})
+    assert str(outbox) == f"4 due for queue 'p', 'q', 'r': {FULL}"
+
+
+@pytest.mark.parametrize(
+    ("destination", "bindings", "row", "reason"),
+    [
+        (EXCHANGE, [], {}, NOBODY),
+        (EXCHANGE, [("others", "q", "queue", "new")], {}, NOBODY),
+        (EXCHANGE, [("orders", "q", "queue", "old")], {}, UNROUTED),
+        (EXCHANGE, [("orders", "q", "queue", "old")], {"arguments": REFUSING}, FULL),
+        (KEY, [("orders", "q", "queue", "old")], {"arguments": REFUSING}, NOBODY),
+        (KEY, [("orders", "q", "queue", "new")], {"arguments": REFUSING}, FULL),
+        (KEY, [("orders", "q", "queue", "new")], {}, PASSING),
+        (KEY, [("orders", "q", "exchange", "new")], {"arguments": REFUSING}, PASSING),
+    ],
+)
+def test_an_exchange_takes_nothing_that_no_queue_is_bound_for_or_that_one_of_these_refuses(
+    destination: Destination, bindings: list[tuple[Any, ...]], row: dict[str, Any], reason: str
+) -> None:
+    [outbox] = held_up(destination, {"q": row}, *(Binding(*binding) for binding in bindings))
+    assert str(outbox) == f"4 due for {destination}: {reason}"
+    assert outbox.is_stuck is not reason.startswith(PASSING)
+
+
+@pytest.mark.parametrize(
+    ("destination", "called"),
+    [
+        (Destination("", ("amq.gen-1",), short_lived=True), "short-lived queues"),
+        (Destination("", ("x" * 253,)), "a destination with a long name"),
+    ],
+)
+def test_of_others_only_the_amount_is_known(destination: Destination, called: str) -> None:
+    [outbox] = held_up(destination, {"q": {"arguments": REFUSING}})
+    assert str(outbox) == f"4 due for {called}: {PASSING}"
+    assert not outbox.is_stuck
+
+
+def test_an_empty_outbox_and_other_queues_hold_nothing_up() -> None:
+    name = CASCADE.outbox_name(QUEUE)
+    assert held_up(QUEUE, {name: {"name": name, "messages": 0}, "q": {"name": "q", "messages": 9}}) == []
