@@ -117,12 +117,16 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "migrate", *TO_NEW).code == 0
     assert waiting(vhost, old) == 0
     found: list[int] = []
-    with vhost.plain() as connection:
-        for level in new.levels:
-            queue = kombu.Queue(level.queue, no_declare=True)(connection.default_channel)
-            while message := queue.get(no_ack=True):
-                found.append(message.payload)
-    assert set(found) == set(range(amount))
+
+    def all_found() -> bool:  # some go from level to level meanwhile
+        with vhost.plain() as connection:
+            for name in ("q", *(level.queue for level in new.levels)):
+                queue = kombu.Queue(name, no_declare=True)(connection.default_channel)
+                while message := queue.get(no_ack=True):
+                    found.append(message.payload)
+        return set(found) == set(range(amount))
+
+    wait_until(all_found, "all are found")
     assert len(found) <= amount + 3
 
 
