@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import kombu
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
 from testkit.node import Node
+from testkit.wait import wait_until
 
 #: Short ticks make timing tests short and honest; few levels, of both kinds, are quick to declare.
 QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120, "lanes": (1, 10, 60)}
@@ -112,9 +114,17 @@ class Vhost:
         return found
 
     def policy(self, name: str, definition: dict[str, Any], pattern: str = ".*", priority: int = 0) -> None:
-        """Set a policy for queues. The broker takes a while to put it in force."""
+        """Set a policy for queues, and return once it is in force for those that match its pattern."""
         policy = {"pattern": pattern, "priority": priority, "apply-to": "queues", "definition": definition}
         self.broker.api("PUT", f"/policies/{self.name}/{name}", policy)
+        queues = f"/queues/{self.name}?columns=name,policy,type"
+
+        def is_in_force(queue: dict[str, Any]) -> bool:
+            if not re.search(pattern, queue["name"]):
+                return True
+            return queue.get("policy") == name or queue["type"] == "stream"  # to which such policies do not apply
+
+        wait_until(lambda: all(map(is_in_force, self.broker.api("GET", queues))), "the policy is in force")
 
     def delete_exchange(self, name: str) -> None:
         self.broker.api("DELETE", f"/exchanges/{self.name}/{quote(name, safe='')}")

@@ -104,7 +104,7 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
         unbind(vhost, 3)
         expected = rf"^missing    binding  {re.escape(CASCADE.levels[3].done)} -> {re.escape(CASCADE.done)} "
     elif damage == "policy":
-        put_in_force(vhost, "everything", {"message-ttl": 60_000, "delivery-limit": 20}, pattern="")
+        vhost.policy("everything", {"message-ttl": 60_000, "delivery-limit": 20}, pattern="")
         expected = (
             rf"^unexpected policy   {re.escape(CASCADE.levels[3].queue)}: 'everything' sets its message-ttl: give our"
         )
@@ -127,21 +127,11 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
 def test_a_policy_of_their_own_keeps_others_away_from_the_levels(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0
-    put_in_force(vhost, "everything", {"expires": 60_000, "max-length": 10})
+    vhost.policy("everything", {"expires": 60_000, "max-length": 10})
     assert run(url, "verify", *management(vhost)).code == 3
     # As in docs/operations.md.
-    put_in_force(vhost, "delays", {"delivery-limit": 1_000_000}, pattern=r"^celery-rabbit-delay\.", priority=100)
+    vhost.policy("delays", {"delivery-limit": 1_000_000}, pattern=r"^celery-rabbit-delay\.", priority=100)
     assert run(url, "verify", *management(vhost)).code == 0
-
-
-def put_in_force(vhost: Vhost, name: str, definition: dict[str, Any], **policy: Any) -> None:
-    vhost.policy(name, definition, **policy)
-    queues = f"/queues/{vhost.name}?columns=name,policy,type"
-
-    def is_in_force(queue: dict[str, Any]) -> bool:
-        return queue.get("policy") == name or queue["type"] == "stream"  # to which such policies do not apply
-
-    wait_until(lambda: all(map(is_in_force, vhost.broker.api("GET", queues))), "the policy is in force")
 
 
 def test_status_counts_what_waits(vhost: Vhost) -> None:

@@ -19,7 +19,7 @@ DELAY = {"x-delay": 30}
 
 
 def fill_levels(vhost: Vhost) -> None:
-    """By a policy that leaves them no room, which the broker takes a while to put in force."""
+    """By a policy that leaves them no room."""
     vhost.policy("full", {"max-length": 0}, pattern=r"\.delay\.")
 
 
