@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,13 @@ def chrome(tmp_path: Path) -> Iterator[Any]:
         assert [entry["message"] for entry in chrome.get_log("browser")] == []
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "delay", "web", *arguments]
+@contextmanager
+def looking(chrome: Any, directory: Path, *arguments: str, **environment: str) -> Iterator[Site]:
+    """Serve the page to a browser, which stops asking for what is new before the page is gone."""
+    command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "delay", "web", *arguments]
+    with serving(command, directory, **environment) as site:
+        yield site
+        chrome.get("about:blank")
 
 
 def text(chrome: Any, css: str = "body") -> str:
@@ -128,7 +134,7 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
     eta = datetime.now(timezone.utc) + timedelta(seconds=200)
     ids = {name: shop.send("note", name, eta=eta) for name in ("cancelled", "moved", "alone", "along", "run")}
     hostile = shop.send("note", MARKUP, "\u202e\x1b[2J", "x" * 5000, eta=eta)
-    with serving(command(), tmp_path, **shop.environment) as site:
+    with looking(chrome, tmp_path, **shop.environment) as site:
         chrome.get(site.url)
         shows(chrome, "306", "#tiles")
         # The plot: drawn by the server, a bar leads to what is due then.
@@ -223,7 +229,7 @@ def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
     shop.send("note", "orphan", queue="gone", countdown=6)
     shop.vhost.delete_queue("gone")
 
-    with serving(command("--any-queue"), tmp_path, **shop.environment) as site:
+    with looking(chrome, tmp_path, "--any-queue", **shop.environment) as site:
         chrome.get(f"{site.url}/orphans")
         wait_until(lambda: "shop.note" in text(chrome, "#rows"), "the orphan comes into sight")
         chrome.get(f"{site.url}/orphans")
@@ -240,7 +246,7 @@ def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
 def test_a_page_for_others_asks_for_the_password_and_may_be_read_only(shop: Shop, chrome: Any, tmp_path: Path) -> None:
     shop.send("note", "mine", countdown=200)
     environment = {**shop.environment, **PASSWORD}
-    with serving(command("--host", "0.0.0.0", "--read-only"), tmp_path, **environment) as site:
+    with looking(chrome, tmp_path, "--host", "0.0.0.0", "--read-only", **environment) as site:
         chrome.get(site.url)
         assert "Waiting" not in text(chrome)
         for password, says in (("wrong", "The password is wrong"), ("open sesame", "read-only")):
@@ -277,7 +283,7 @@ def test_it_looks_the_same_on_a_phone_and_in_the_dark_and_the_picture_of_the_doc
     """`make screenshot` names the file; otherwise they are left with the other files of the test."""
     fill(shop, 1500)
     target = Path(os.environ.get("SCREENSHOT") or tmp_path / "web.png")
-    with serving(command(), tmp_path, **shop.environment) as site:
+    with looking(chrome, tmp_path, **shop.environment) as site:
         chrome.get(site.url)
         shows(chrome, "1,500", "#tiles")
         shows(chrome, "Europe/Berlin", "#rows")
