@@ -48,6 +48,11 @@ def ratio(row: str, numerator: str, denominator: str, times: float = 1.0) -> Cal
     return figure
 
 
+def in_turns(row: str, name: str) -> Callable[[Rows], float]:
+    """Return a figure: the median of a contender's ratios to no delay in the same turn."""
+    return lambda rows: float(rows[row][name]["ratio"])
+
+
 def mean_hops(name: str) -> Callable[[Rows], float]:
     return lambda rows: float(rows["hops"][name]["mean"])
 
@@ -128,17 +133,17 @@ GOALS = [
     Goal("Early at 200/s", lambda rows: float(rows["lateness"][US]["early"]), both(0), form="{:.0f}"),
     Goal(
         "CPU of `apply_async(countdown=…)` without confirms, against `apply_async()`",
-        ratio("client_cpu", UNCONFIRMED, "no delay"),
+        in_turns("client_cpu", UNCONFIRMED),
         both(1.15),
     ),
     Goal(
         "The same, each confirmed, against `apply_async()` without confirms",
-        ratio("client_cpu", US, "no delay"),
+        in_turns("client_cpu", US),
         both(1.35),
     ),
     Goal(
         "Worker CPU per task received, against undelayed",
-        ratio("worker", US, NONE),
+        in_turns("worker", US),
         both(1.15),
     ),
     Goal(
@@ -166,8 +171,8 @@ def answers(results: dict[str, Any]) -> str:
     def on_each(figure: Callable[[Rows], str]) -> str:
         return ", ".join(f"{figure(found['rows'])} on RabbitMQ {broker}" for broker, found in results.items())
 
-    def of(row: str, numerator: str, denominator: str) -> str:
-        return on_each(lambda rows: f"{ratio(row, numerator, denominator)(rows):.2f} times")
+    def times(figure: Callable[[Rows], float]) -> str:
+        return on_each(lambda rows: f"{figure(rows):.2f} times")
 
     def late(rows: Rows) -> str:
         found = rows["lateness"][US]
@@ -181,20 +186,21 @@ def answers(results: dict[str, Any]) -> str:
     hops = mean_hops("default, an hour")(next(iter(results.values()))["rows"])
     confirmed = "broker_cpu_confirmed"
     lines = [
-        f"**The broker's CPU**, against native delayed delivery, every task confirmed: {of(confirmed, US, NATIVE)}. "
-        f"Against a message without a delay: {of(confirmed, US, NONE)}.",
+        f"**The broker's CPU**, against native delayed delivery, every task confirmed: "
+        f"{times(ratio(confirmed, US, NATIVE))}. Against a message without a delay: "
+        f"{times(ratio(confirmed, US, NONE))}.",
         "**Lateness** at 200 messages a second, rounding up to the tick of 125 ms included: "
         f"{on_each(late)}. Early: {early}.",
         f"**Publishing** from one process: {on_each(rates)}.",
-        f"**The worker's CPU** for a delayed task, against one without a delay: {of('worker', US, NONE)}. Native "
-        f"delayed delivery: {of('worker', NATIVE, NONE)}.",
+        f"**The worker's CPU** for a delayed task, against one without a delay: {times(in_turns('worker', US))}. "
+        f"Native delayed delivery: {times(in_turns('worker', NATIVE))}.",
         f"**Hops**: {hops:.1f} on average for delays spread evenly up to an hour.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
 
-def pairs(row: str, kind: str) -> Callable[[Rows], float]:
-    return lambda rows: float(rows[row][kind]["ratio"]["median"])
+def recorded(row: str, kind: str) -> Callable[[Rows], float]:
+    return lambda rows: float(rows[row][kind]["with"]["ratio"])
 
 
 def more(what: str, unit: float) -> Callable[[Rows], float]:
@@ -208,10 +214,12 @@ def more(what: str, unit: float) -> Callable[[Rows], float]:
 
 
 SCHEDULE_GOALS = [
-    Goal("Broker CPU of a recorded task, against one that is not", pairs("journal_broker_cpu", ONE), both(1.1)),
-    Goal("The same, in a batch", pairs("journal_broker_cpu", "batch"), both(1.1)),
-    Goal("Publisher's CPU of a recorded task, against one that is not", pairs("journal_client_cpu", ONE), both(1.15)),
-    Goal("The same, in a batch", pairs("journal_client_cpu", "batch"), both(1.15)),
+    Goal("Broker CPU of a recorded task, against one that is not", recorded("journal_broker_cpu", ONE), both(1.1)),
+    Goal("The same, in a batch", recorded("journal_broker_cpu", "batch"), both(1.1)),
+    Goal(
+        "Publisher's CPU of a recorded task, against one that is not", recorded("journal_client_cpu", ONE), both(1.15)
+    ),
+    Goal("The same, in a batch", recorded("journal_client_cpu", "batch"), both(1.15)),
     Goal(
         "`list` of 100,000 tasks, seconds",
         lambda rows: float(rows["schedule_list"]["100,000"]["all seconds"]),
@@ -247,12 +255,13 @@ def goals(results: dict[str, Any], chosen: Iterable[Goal] = GOALS) -> str:
 def medians(results: dict[str, Any], row: str, form: str = "{:,.0f}") -> str:
     """Return a table of a row's medians, with the lowest and the highest of the runs."""
     names = dict.fromkeys(name for found in results.values() for name in found["rows"][row])
+    return table(results, names, lambda rows, name: median(rows[row][name], form))
 
-    def cell(found: dict[str, Any]) -> str:
-        low, high = form.format(found["low"]), form.format(found["high"])
-        return f"{form.format(found['median'])} ({low}–{high})"
 
-    return table(results, names, lambda rows, name: cell(rows[row][name]))
+def median(found: dict[str, float], form: str = "{:,.0f}") -> str:
+    low, high = form.format(found["low"]), form.format(found["high"])
+    in_turns = f": {found['ratio']:.2f}" if "ratio" in found else ""
+    return f"{form.format(found['median'])} ({low}–{high}){in_turns}"
 
 
 def table(results: dict[str, Any], names: Iterable[str], cell: Callable[[Rows, str], str]) -> str:
@@ -307,9 +316,7 @@ def journal(results: dict[str, Any], row: str) -> str:
 
     def cell(rows: Rows, name: str) -> str:
         kind, which = name.split(", ")
-        found = rows[row][kind]
-        spread = f"{found[which]['median']:,.0f} ({found[which]['low']:,.0f}–{found[which]['high']:,.0f})"
-        return spread if which == "without" else f"{spread}: {found['ratio']['median']:.2f}"
+        return median(rows[row][kind][which])
 
     names = [f"{kind}, {which}" for kind in (ONE, "batch") for which in ("without", "with")]
     return table(results, names, cell)

@@ -238,14 +238,15 @@ def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
 
         for call in calls.values():
             call()
-        return meter.interleaved({name: partial(run, call) for name, call in calls.items()}, 20 * repeats, _quiet)
+        runs = {name: partial(run, call) for name, call in calls.items()}
+        return meter.interleaved(runs, 20 * repeats, quiet, "no delay")
 
 
 def _nothing() -> None:
     pass
 
 
-def _quiet(text: str) -> None:
+def quiet(text: str) -> None:
     pass
 
 
@@ -520,7 +521,8 @@ WORKERS: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
 def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure a worker's CPU microseconds for each task that waits in its queue and is due."""
     amount = max(50, int(3000 * scale))
-    return meter.interleaved({name: partial(worker_cpu, node, amount, name) for name in WORKERS}, repeats, log)
+    runs = {name: partial(worker_cpu, node, amount, name) for name in WORKERS}
+    return meter.interleaved(runs, 3 * repeats, log, Contender.name)
 
 
 def prefetch(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,27 +22,12 @@ from testkit.frames import frames
 from testkit.node import Node
 
 from .contenders import Contender, Ours, take, vhost
-from .rows import Log, running_app, running_worker
+from .rows import Log, quiet, running_app, running_worker
 
 #: Whole seconds of delay, few of them, so that a turn is short: most of these take one or two hops.
 DELAYS = range(1, 6)
 
 LIMIT = 10
-
-
-def _pairs(turns: Mapping[str, Callable[[], float]], repeats: int, log: Log) -> dict[str, Any]:
-    """Measure two kinds of turns, one after the other again and again, and the ratio of second to first in each pair.
-
-    The machine's speed changes from turn to turn, so that a ratio of two medians says less.
-    """
-    first, second = turns
-    values: dict[str, list[float]] = {first: [], second: [], "ratio": []}
-    for _ in range(repeats):
-        pair = [turns[name]() for name in (first, second)]
-        for name, value in zip(values, [*pair, pair[1] / pair[0]], strict=True):
-            values[name].append(value)
-    log(f"  ratio {statistics.median(values['ratio']):.3f}")
-    return {name: meter.spread(found) for name, found in values.items()}
 
 
 def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
@@ -66,7 +50,7 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
             turns = {name: partial(turn, name, batched) for name in contenders}
             for run in turns.values():
                 run()
-            found[kind] = _pairs(turns, 5 * repeats, log)
+            found[kind] = meter.interleaved(turns, 5 * repeats, log, "without")
         for contender in contenders.values():
             contender.close()
     return found
@@ -92,7 +76,7 @@ def journal_client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
             turns = {name: partial(turn, name, amount) for name in tasks}
             for run in turns.values():
                 run()
-            found[kind] = _pairs(turns, max(3, int(1300 * scale * repeats / amount)), log)
+            found[kind] = meter.interleaved(turns, max(3, int(1300 * scale * repeats / amount)), quiet, "without")
     return found
 
 

@@ -94,14 +94,25 @@ def about(node: Node) -> dict[str, Any]:
     }
 
 
-def interleaved(runs: Mapping[str, Callable[[], float]], repeats: int, log: Callable[[str], None]) -> dict[str, Any]:
-    """Run each of `runs` in turn, `repeats` times over; return {name: {"median", "low", "high"}}."""
+def interleaved(
+    runs: Mapping[str, Callable[[], float]], repeats: int, log: Callable[[str], None], against: str | None = None
+) -> dict[str, Any]:
+    """Run each of `runs` in turn, `repeats` times over; return {name: {"median", "low", "high"}}.
+
+    With `against`, the name of one of them, the others have a "ratio": the median of the ratios to that run in the same
+    turn. The machine's speed changes from turn to turn, so that a ratio of two medians says less.
+    """
     values: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats):
         for name, run in runs.items():
             values[name].append(run())
             log(f"  {repeat + 1}/{repeats} {name}: {values[name][-1]:,.1f}")
-    return {name: spread(found) for name, found in values.items()}
+    spreads = {name: spread(found) for name, found in values.items()}
+    if against is not None:
+        for name in values.keys() - {against}:
+            pairs = zip(values[name], values[against], strict=True)
+            spreads[name]["ratio"] = statistics.median(value / other for value, other in pairs)
+    return spreads
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
