@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from amqp import Message
 
 from ..core import headers as headers_
 from ..core import journal
+from ..core.due import x_delay_until
 from ..core.errors import DelayError, InvalidDestination, NotWaiting, TooLate
 from ..core.headers import Delivery
 from ..core.journal import Record
@@ -89,8 +89,7 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
         raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: it is of no delayed message")
     delivery = headers_.unwrap(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
-    left = (due - moment).total_seconds()
-    headers[headers_.X_DELAY] = max(1, math.ceil(left * 1000))  # at once is one tick: confirmed, as any delay
+    headers[headers_.X_DELAY] = x_delay_until(due, moment)  # at once is one tick: confirmed, as any delay
     if headers.get("eta"):
         headers["eta"] = due.isoformat()
     message.properties["application_headers"] = headers

@@ -63,7 +63,7 @@ def install(app: Celery, **options: Any) -> None:
     except UnsupportedConfiguration:
         if not needs_no_broker(settings, url):
             raise
-        _tell(app)
+        _say_there_is_no_broker(app)
     connect()
     app.steps["consumer"].update([Report, FullSpeed])
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
@@ -123,7 +123,7 @@ class DelayedAMQP:
         except UnsupportedConfiguration:
             if not needs_no_broker(self.app.conf, hostname, transport):
                 raise
-            _tell(self.app)
+            _say_there_is_no_broker(self.app)
             return super().Connection(hostname, *args, transport=transport, **kwargs)  # type: ignore[misc]
         options = self.delay_options
         if options.timezone is None:
@@ -149,7 +149,7 @@ def needs_no_broker(settings: Any, url: Any, transport: Any = None) -> bool:
     return str(name).lower() == "memory" or bool(settings.get("task_always_eager"))
 
 
-def _tell(app: Celery) -> None:
+def _say_there_is_no_broker(app: Celery) -> None:
     if app not in _told:
         _told.add(app)
         logger.info("%s has no broker: Celery runs its delayed tasks, celery-rabbit-delay does nothing", app)

@@ -57,7 +57,7 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
             "from then on",
             err=True,
         )
-    _tell(problems)
+    _report(problems)
 
 
 @click.command(short_help="Cancel tasks that wait.")
@@ -82,7 +82,7 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
             ids = tuple(waiting.id for waiting in _found(obj, connection, problems.append, **filters) if waiting.id)
         operate.cancel(connection, ids)
         click.echo(f"{len(ids):,} cancelled")
-    _tell(problems)
+    _report(problems)
 
 
 @click.command(short_help="Change the due time of a task.")
@@ -119,7 +119,7 @@ def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue:
         click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
 
 
-def _tell(problems: list[str]) -> None:
+def _report(problems: list[str]) -> None:
     """Show what in the journal nobody can read; the exit code says so as well."""
     for problem in problems:
         click.echo(escape(problem), err=True)

@@ -77,10 +77,8 @@ def export(obj: Any, priorities: bool, kind: str) -> None:
     with handle_errors():
         connection = target_of(obj).connection()
         options: Options = connection.transport.delay_options
-    cascades = [*options.shards_of(options.cascade)]
-    if priorities and options.cascade_for(9) != options.cascade:
-        cascades += options.shards_of(options.high_cascade)
-    text = exports.FORMATS[kind](Topology.of(cascades, (), options.streams), connection.virtual_host or "/")
+    topology = Topology.of(options.cascades(priorities), (), options.streams)
+    text = exports.FORMATS[kind](topology, connection.virtual_host or "/")
     click.echo(text, nl=False)
 
 

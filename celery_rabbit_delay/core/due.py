@@ -15,7 +15,7 @@ from .errors import InvalidDelay
 
 _CELERY_FORMAT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:\d\d)?", re.ASCII).fullmatch
 
-_MICROSECOND = timedelta(microseconds=1)
+_MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 
 
 def parse_eta(eta: object) -> datetime:
@@ -72,6 +72,11 @@ def parse_x_delay(x_delay: object) -> int:
         return max(0, math.ceil(float(x_delay) * 1000))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidDelay(f"cannot read the header x-delay={x_delay!r}: use a number of milliseconds") from exc
+
+
+def x_delay_until(due: datetime, now: datetime) -> int:
+    """Return the `x-delay` of a message that is to be due then, both aware: for one that is due already, the least."""
+    return max(1, -((now - due) // _MILLISECOND))
 
 
 def to_ticks(delay: int, tick: int) -> int:

@@ -159,6 +159,11 @@ class Options:
         mixed = self.queue_type == "classic" or (priority or 0) <= MAX_NORMAL_PRIORITY
         return self.cascade if mixed else self.high_cascade
 
+    def cascades(self, priorities: bool) -> list[Cascade]:
+        """Return all shards of the cascade for normal messages, and of that for priorities above 4 if wanted."""
+        both = dict.fromkeys([self.cascade, self.cascade_for(9)] if priorities else [self.cascade])
+        return [shard for cascade in both for shard in self.shards_of(cascade)]
+
     def shards_of(self, cascade: Cascade) -> tuple[Cascade, ...]:
         """Return all shards of which a cascade is the first."""
         return tuple(replace(cascade, shard=shard) for shard in range(1, self.shards + 1))

@@ -28,12 +28,9 @@ def cascades(connection: kombu.Connection, priorities: bool | None = None) -> li
     Each with as many shards as the options say, and with the levels that they say.
     """
     options: Options = connection.transport.delay_options
-    found = list(options.shards_of(options.cascade))
-    if options.high_cascade != options.cascade_for(9):  # classic levels have no second one
-        return found
     if priorities is None:
         priorities = _ingest_exists(connection, options.high_cascade)
-    return [*found, *options.shards_of(options.high_cascade)] if priorities else found
+    return options.cascades(priorities)
 
 
 def existing(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:

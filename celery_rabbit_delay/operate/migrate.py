@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
@@ -14,7 +13,8 @@ from ..amqp.receiving import learn
 from ..amqp.schedule import write_changes
 from ..amqp.waiting import Allowed, send_on, take
 from ..core import journal
-from ..core.headers import X_DELAY, State, read_state
+from ..core.due import x_delay_until
+from ..core.headers import X_DELAY, read_state
 from ..core.layouts import Layout1
 from ..core.topology import Cascade
 
@@ -68,12 +68,8 @@ def _move(message: Message, target: kombu.Connection, allowed: Allowed) -> str |
 
     def publish(copy: Message, exchange: str, routing_key: str) -> None:
         assert state is not None  # or else it is not sent on
-        copy.headers[X_DELAY] = _milliseconds_left(state)
+        # What is due takes a tick: it is confirmed, as any delay.
+        copy.headers[X_DELAY] = x_delay_until(state.due, datetime.now(timezone.utc))
         target.default_channel.basic_publish(copy, exchange, routing_key)
 
     return send_on(message, allowed, publish)
-
-
-def _milliseconds_left(state: State) -> int:
-    left = (state.due - datetime.now(timezone.utc)).total_seconds()
-    return max(1, math.ceil(left * 1000))  # a message that is due takes one tick, and is confirmed

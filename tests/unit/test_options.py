@@ -137,6 +137,14 @@ def test_only_quorum_levels_part_by_priority() -> None:
         assert Options(queue_type="classic").cascade_for(priority).high is False
 
 
+def test_there_is_a_cascade_for_priorities_where_levels_keep_them_apart() -> None:
+    quorum, classic = Options(shards=2), Options(shards=2, queue_type="classic")
+    assert [cascade.high for cascade in quorum.cascades(priorities=True)] == [False, False, True, True]
+    assert [cascade.high for cascade in classic.cascades(priorities=True)] == [False, False]
+    for options in (quorum, classic):
+        assert options.cascades(priorities=False) == list(options.shards_of(options.cascade))
+
+
 def test_default_slack_is_a_thousandth_and_at_most_a_second() -> None:
     options = Options()
     for seconds in (0.01, 1, 59, 61, 3599, 86399, 2_000_000, 200_000_001):
