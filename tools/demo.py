@@ -3,8 +3,8 @@
 It shows the stall of a plain worker, which needs RabbitMQ 4. `RABBITMQ` names the server as for the tests; by default
 4.3 is installed beside the system, where that is possible, and otherwise this machine's own is taken.
 
-Twice the same program: ten tasks with a countdown, then three without, to one default worker. The picture shows where
-they wait, the table when they ran.
+Twice the same program: ten tasks with a countdown, then three without, to one worker with default settings. The picture
+shows where they wait, the table when they ran.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Immediate tasks do not wait behind delayed ones in a default worker."""
+"""Immediate tasks do not wait behind delayed ones in a worker with default settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENOUGH = 5  # seconds for an immediate task: milliseconds, in truth
 
 
 def send_all(shop: Shop, countdown: float) -> dict[str, float]:
-    """200 delayed tasks, then a default worker, then ten immediate tasks; returns when each of these was sent."""
+    """200 delayed tasks, a worker with default settings, ten immediate tasks; returns when each of these was sent."""
     for _ in range(DELAYED):
         shop.send("note", "delayed", countdown=countdown)
     shop.worker()
