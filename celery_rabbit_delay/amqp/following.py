@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -45,6 +44,7 @@ class Follower:
     def __init__(self, client: kombu.Connection) -> None:
         self._client = client.clone()
         self._ends: dict[str, int] = {}
+        self._unacknowledged: dict[Any, int] = {}  # the last delivery tag, by channel
 
     def __enter__(self) -> Follower:
         self._client.connect()
@@ -76,14 +76,14 @@ class Follower:
 
     def _follow(self, stream: Stream, place: Place | None, callback: Callable[[Entry], None]) -> None:
         channel = self._client.connection.channel()
-        numbers = itertools.count(1)
         begun = place is None
         last = -1
 
         def on_message(message: Any) -> None:
             nonlocal begun, last
-            if next(numbers) % (_PREFETCH // 4) == 0:
-                channel.basic_ack(message.delivery_tag, multiple=True)
+            self._unacknowledged[channel] = message.delivery_tag
+            if message.delivery_tag % (_PREFETCH // 4) == 0:
+                self._acknowledge()
             entry = entry_of(message, last)
             last = entry.offset
             if not begun and place is not None:
@@ -104,8 +104,18 @@ class Follower:
             with self._client.connection.within(timeout):
                 self._client.drain_events()
         except TimeoutError:
+            self._acknowledge()
             return False
         return True
+
+    def _acknowledge(self) -> None:
+        """Acknowledge what came, or RabbitMQ closes the channel after half an hour.
+
+        See https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout.
+        """
+        while self._unacknowledged:
+            channel, tag = self._unacknowledged.popitem()
+            channel.basic_ack(tag, multiple=True)
 
     def _end(self, stream: Stream) -> int | None:
         """Return the offset of the message that is the last one of a stream now; None if it does not exist."""
