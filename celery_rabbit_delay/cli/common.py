@@ -75,6 +75,10 @@ def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connecti
         return connection
     except ValueError as exc:  # its text may be a part of the password
         raise click.ClickException(_UNREADABLE) from exc
+    except TypeError as exc:  # Kombu makes arguments of its own of them
+        raise click.ClickException(
+            "the broker URL has a parameter that Kombu does not know: behind its ?, use only such as heartbeat=10"
+        ) from exc
 
 
 def _check(url: str) -> None:

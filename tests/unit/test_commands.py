@@ -117,6 +117,8 @@ def test_a_url_whose_password_is_not_encoded_is_an_error_without_any_part_of_it(
         ("amqp://me:s3cret@host:99999//", "Port out of range 0-65535"),
         ("amqp://me:s3cret@[::1]:port//", "Port could not be cast to integer value as 'port'"),
         ("redis://:s3cret@host", "use a broker_url that begins with amqp://"),
+        ("amqp://me:s3cret@host//?unknown=1", "has a parameter that Kombu does not know"),
+        ("amqp://me:s3cret@host//?heartbeat=often", "the broker URL cannot be read"),
     ],
 )
 def test_what_else_is_wrong_with_a_url_is_said(url: str, says: str) -> None:
