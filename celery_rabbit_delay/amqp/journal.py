@@ -85,14 +85,13 @@ class Journal:
             self.pause(records, exc)
             raise RecoverableConnectionError(str(exc)) from exc
 
-    def repair(self, refused: Mapping[Any, Outgoing]) -> None:
-        """Create the streams that took no records, and publish these again; warn where that is not possible."""
-        for (stream, _), record in refused.items():
+    def store(self, records: Mapping[Any, Outgoing]) -> None:
+        """Return once records are stored, in streams that are created if they are missing, or warn why they are not."""
+        for (stream, number), record in records.items():
             try:
-                self.ensure(stream)
-                self._write(stream, [record.message])
+                self.write(stream, [record.message.body])
             except (DelayError, AMQPError, OSError) as exc:
-                self.pause(refused, exc)
+                self.pause([(stream, number)], exc)
 
     def _is_paused(self, stream: Stream) -> bool:
         return client_of(self._connection.client).paused_streams.get(stream.name, 0) > time.monotonic()
@@ -181,6 +180,11 @@ class Journal:
             except BaseException:
                 self._channel.reset()
                 raise
+
+
+def stream_for(delay: int, priority: int | None, options: Options) -> Stream | None:
+    """Return the stream that a message is recorded in, by its delay in microseconds; None if that is too short."""
+    return journal.journal_for(options.cascade_for(priority), delay / 1_000_000) if options.records(delay) else None
 
 
 def _message(body: bytes) -> Message:

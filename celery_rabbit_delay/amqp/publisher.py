@@ -66,7 +66,7 @@ class DelayedPublisher:
                     raise
                 self.repair()
                 unrecorded = self._publish(pending)
-        self.journal.repair(unrecorded)
+        self.journal.store(unrecorded)
         self.journal.write_keys([pending])
 
     def repair(self) -> None:
@@ -82,6 +82,10 @@ class DelayedPublisher:
         """
         with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):  # while a channel is opened
             self._unawaited.send(*self._outgoing(pending), answered)
+
+    def record(self, pending: PendingMessage) -> None:
+        """Return once the record of a message that is submitted next is stored, if it is to have one, or warn."""
+        self.journal.store(self.journal.records([(pending.entry, pending.message)]))
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
         """Take the blame if the broker has closed the channel of what was submitted; return whether it has."""
@@ -111,7 +115,7 @@ class DelayedPublisher:
             for name, pending in list(messages.items()):
                 if name not in unsent and not pending.has_key:
                     del messages[name]
-        self.journal.repair(unrecorded)
+        self.journal.store(unrecorded)
         refused = {pending.key for pending in unsent.values()}  # published again, they would count as sent last
         told = {name: pending for name, pending in messages.items() if pending.key not in refused}
         self.journal.write_keys(told.values())

@@ -87,7 +87,9 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
     state = headers_.read_state(message.headers or {})
     if state is None:
         raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: it is of no delayed message")
-    delivery = headers_.unwrap(Delivery(f"{state.prefix}.", "@", message.headers))
+    if state.routing_key is not None and "task" not in message.headers:
+        raise DelayError(f"{record.id!r} stays as it is: its eta is in its body, for it was sent with task protocol 1")
+    delivery = headers_.resent(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
     headers[headers_.X_DELAY] = x_delay_until(due, moment)  # at once is one tick: confirmed, as any delay
     if headers.get("eta"):

@@ -74,9 +74,11 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> 
     """Return what a record and its message's headers say of a message that waits. Raises `Unreadable`."""
     state = headers_.read_state(headers)
     exchange, routing_key = (state.exchange if state else ""), str(headers["CC"][0])
+    queue = queues.get((exchange, routing_key), routing_key)
+    if state and state.routing_key is not None:  # it comes back to one queue, whatever it was sent to
+        queue, routing_key = routing_key, state.routing_key
     texts = [None if headers.get(name) is None else str(headers[name]) for name in ("task", "argsrepr", "kwargsrepr")]
     task, args, kwargs = texts
-    queue = queues.get((exchange, routing_key), routing_key)
     due = headers_.moment(record.due)
     key, retries = record.key or None, _retries(headers)
     return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries)

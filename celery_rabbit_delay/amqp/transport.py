@@ -23,6 +23,7 @@ from .batch import PublishBatch
 from .clients import client_of
 from .connection import Connection, server_version
 from .destinations import is_lasting
+from .journal import stream_for
 from .pending import Entry, PendingMessage, now, with_headers
 from .receiving import is_dropped
 
@@ -260,25 +261,21 @@ def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]
     return others.pop(PLUG_IN_ARGUMENT), others
 
 
-def _entry(
-    msg: Any, headers: headers_.Headers, due: datetime, delay: int, options: Options, recorded: bool | None = None
-) -> Entry | None:
-    """Return what the streams are to be told of a message, whether or not it is long enough to be recorded."""
-    if recorded is None:
-        recorded = options.records(delay)
+def _entry(msg: Any, headers: headers_.Headers, due: datetime, delay: int, options: Options) -> Entry | None:
+    """Return what the streams are to be told of a message; None if that is nothing."""
+    stream = stream_for(delay, msg.properties.get("priority"), options)
     key = headers_.delay_key(headers)
     if key is not None:
         journal.check_keyed_delay(delay)
-    elif not recorded:
+    elif stream is None:
         return None
     sent = headers.get(headers_.X_DELAY_NUMBER)
     retried = sent if key is not None and isinstance(sent, int) else None
-    cascade = options.cascade_for(msg.properties.get("priority"))
     return Entry(
         journal.new_number() if retried is None else retried,
         headers_.milliseconds(due),
         headers_.message_id(msg.properties, headers),
-        journal.journal_for(cascade, delay / 1_000_000) if recorded else None,
+        stream,
         key if retried is None else None,
     )
 

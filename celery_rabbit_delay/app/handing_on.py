@@ -19,13 +19,16 @@ from celery.worker import state as worker_state
 from .. import upstream
 from ..amqp.confirms import NotStored
 from ..amqp.destinations import destinations_of
-from ..amqp.pending import PendingMessage, now, with_headers
+from ..amqp.journal import stream_for
+from ..amqp.pending import Entry, PendingMessage, now, with_headers
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import headers as headers_
+from ..core import journal
 from ..core.due import parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
+from ..core.options import Options
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +86,20 @@ class HandingOn:
         try:
             options.check_delay(delay)
             info = message.delivery_info
+            entry = _entry(message, due, delay, options)
             wrapped = headers_.wrap_for_return(
                 Delivery(info["exchange"], info["routing_key"], message.headers),
                 options.cascade.root,
                 queue.name,
                 due,
+                entry and entry.number,
             )
             copy = with_headers(message.amqp_message, headers_.addressed(wrapped, destination))
             copy.properties.pop("expiration", None)  # as for every delayed message
-            pending = PendingMessage(copy, moment + delay, delay, destination)
+            pending = PendingMessage(copy, moment + delay, delay, destination, entry=entry)
             publisher = connection.publisher_for(pending.priority)
             publisher.bind(destination)
+            publisher.record(pending)
         except DelayError as exc:
             self._warn(queue, exc)
             return False
@@ -177,6 +183,19 @@ class HandingOn:
     def _queue_of(self, message: DeliveredMessage) -> kombu.Queue | None:
         name = upstream.queue_of_tag(self._consumer, message.delivery_info.get("consumer_tag"))
         return next((queue for queue in self._consumer.queues if queue.name == name), None)
+
+
+def _entry(message: DeliveredMessage, due: datetime, delay: int, options: Options) -> Entry | None:
+    """Return what the journal is told of a task that is handed on; None if it is to have no record.
+
+    One with an `x-delay-key` has none: with its number it would give way to tasks that were sent with this package.
+    """
+    properties, headers = message.properties, message.headers
+    stream = stream_for(delay, properties.get("priority"), options)
+    if stream is None or headers_.X_DELAY_KEY in headers:
+        return None
+    id_ = headers_.message_id(properties, headers)
+    return Entry(journal.new_number(), headers_.milliseconds(due), id_, stream, None)
 
 
 def eta_of(message: DeliveredMessage) -> Any:

@@ -132,7 +132,9 @@ def wrap(
     return wrapped
 
 
-def wrap_for_return(delivery: Delivery, prefix: str, queue: str, due: datetime) -> dict[str, Any]:
+def wrap_for_return(
+    delivery: Delivery, prefix: str, queue: str, due: datetime, number: int | None = None
+) -> dict[str, Any]:
     """Return the headers with which a message, delivered by a queue, comes back to that queue as it was delivered.
 
     No other queue gets a copy: what it was sent with travels in our header alone. Raises `InvalidDestination`.
@@ -143,6 +145,7 @@ def wrap_for_return(delivery: Delivery, prefix: str, queue: str, due: datetime) 
         delivery.exchange,
         queue,
         due,
+        number,
     )
     wrapped[HEADER]["routing_key"] = delivery.routing_key
     if cc := cc_keys(delivery.headers, "CC"):

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import celery_rabbit_delay
+from celery_rabbit_delay import DelayError
 from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import QUICK, Broker
 from testkit.node import Node, dead_letters_again
@@ -232,3 +234,65 @@ def test_no_header_of_ours_is_left(make_shop: MakeShop) -> None:
     others.send("note", "delayed", countdown=2)
     [run] = shop.wait_for(1, "delayed")
     assert not {HEADER, "CC", "x-death"} & run["properties"]["application_headers"].keys()
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_such_a_task_is_listed_and_cancelled_as_any_other(make_shop: MakeShop, protocol: int) -> None:
+    shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None, task_protocol=protocol)
+    worker = shop.worker()
+    ids = [others.send("note", "delayed", countdown=100) for _ in range(2)]
+    wait_until(lambda: waiting(shop.vhost) == 2, "all wait in RabbitMQ")
+    assert {(task.id, task.queue) for task in celery_rabbit_delay.scheduled(shop.app)} == {(i, "celery") for i in ids}
+    celery_rabbit_delay.cancel(shop.app, ids[0])
+    assert [task.id for task in celery_rabbit_delay.scheduled(shop.app)] == ids[1:]
+    assert "WARNING" not in worker.output()
+
+
+def test_such_a_task_is_moved_and_comes_back_to_its_queue_alone(make_shop: MakeShop) -> None:
+    conf = {"queues": "classic, topic exchange"}
+    shop, others = make_shop(QUICK | {"journal": 0}, **conf), make_shop(None, **conf)
+    shop.worker("-Q", "celery,mail")
+    id_ = others.send("note", "moved", exchange="shop", routing_key="mail", countdown=100)
+    wait_until(lambda: waiting(shop.vhost) == 1, "it waits in RabbitMQ")
+    [task] = celery_rabbit_delay.scheduled(shop.app)
+    assert (task.id, task.queue, task.exchange, task.routing_key) == (id_, "mail", "shop", "mail")
+    with shop.vhost.plain() as connection:
+        connection.default_channel.queue_declare("copies", durable=True, auto_delete=False)
+        connection.default_channel.queue_bind("copies", "shop", "#")
+    celery_rabbit_delay.reschedule(shop.app, id_, countdown=0)
+    shop.wait_for(1, "moved")
+    assert list(celery_rabbit_delay.scheduled(shop.app)) == []
+    assert shop.vhost.count("copies") == 0
+
+
+def test_such_a_task_of_protocol_1_says_when_it_is_due_where_nobody_may_change_it(make_shop: MakeShop) -> None:
+    shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None, task_protocol=1)
+    shop.worker()
+    id_ = others.send("note", "delayed", countdown=100)
+    wait_until(lambda: waiting(shop.vhost) == 1, "it waits in RabbitMQ")
+    with pytest.raises(DelayError, match="its eta is in its body"):
+        celery_rabbit_delay.reschedule(shop.app, id_, countdown=0)
+    assert [task.id for task in celery_rabbit_delay.scheduled(shop.app)] == [id_]
+
+
+def test_a_key_of_ours_that_somebody_else_sets_drops_no_task(make_shop: MakeShop) -> None:
+    shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None)
+    shop.worker()
+    shop.send("note", "ours", headers={"x-delay-key": "k"}, countdown=12)
+    others.send("note", "theirs", headers={"x-delay-key": "k"}, countdown=12)
+    wait_until(lambda: waiting(shop.vhost) == 2, "both wait in RabbitMQ")
+    shop.wait_for(1, "ours")
+    shop.wait_for(1, "theirs")
+
+
+def test_where_no_record_can_be_written_it_warns_once_and_hands_on(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None)
+    shop.send("note", "first", countdown=0.1)
+    worker = make_shop(QUICK | {"journal": 0, "declare": "passive"}).worker()
+    shop.wait_for(1, "first")
+    for _ in range(3):
+        others.send("note", "delayed", countdown=12)
+    wait_until(lambda: waiting(shop.vhost) == 3, "all wait in RabbitMQ")
+    shop.wait_for(3, "delayed")
+    assert worker.output().count("sent without being recorded") == 1
+    assert "Traceback" not in worker.output()
