@@ -50,7 +50,7 @@ class Broker:
     def recording(self, records: Any) -> Any:
         return nullcontext()
 
-    def repair(self, refused: Any) -> None:
+    def store(self, records: Any) -> None:
         pass
 
     def publish_all(self, messages: dict[Any, Any], *args: Any) -> None:
