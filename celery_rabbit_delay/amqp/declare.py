@@ -5,6 +5,7 @@ Every function takes a channel that the broker's answer may close and py-amqp op
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,6 +26,10 @@ from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream, T
 
 #: Which user needs which permission.
 PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/operations.md#permissions"
+
+#: Seconds after which RabbitMQ says that a quorum queue is empty because its leader does not answer (its
+#: rabbit_quorum_queue, stat): from a broker that is busy, as from one that works, no message may be deleted.
+_UNKNOWN_AFTER = 0.25
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -203,11 +208,20 @@ def queue_exists(channel: Channel, name: str) -> bool:
 
 
 def message_count(channel: Channel, name: str) -> int | None:
-    """Return how many messages are ready in a queue; None if it does not exist."""
-    try:
-        return int(passive_declare_queue(channel, name).message_count)
-    except NotFound:
-        return None
+    """Return how many messages are ready in a queue; None if it does not exist.
+
+    Asks again where RabbitMQ took so long to say that there are none that it may not know.
+    """
+    count = 0
+    for _ in range(3):
+        asked = time.monotonic()
+        try:
+            count = int(passive_declare_queue(channel, name).message_count)
+        except NotFound:
+            return None
+        if count or time.monotonic() - asked < _UNKNOWN_AFTER:
+            break
+    return count
 
 
 def passive_declare_queue(channel: Channel, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from testkit.broker import QUICK, Vhost, take
 from testkit.frames import frames
+from testkit.wait import wait_until
 
 Q = Destination("", ("q",))
 
@@ -229,3 +231,24 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
             else:
                 producer.publish("x", routing_key="q", headers={"x-delay": 30})
                 take(connection, "q", 1)
+
+
+def test_a_queue_whose_leader_is_slow_to_answer_does_not_count_as_empty(vhost: Vhost) -> None:
+    """RabbitMQ says after 250 ms that such a queue has no messages, and who asks may delete it then."""
+    arguments = {"x-queue-type": "quorum"}
+    with vhost.plain() as connection:
+        channel = connection.default_channel
+        channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
+        connection.Producer(channel).publish("x", routing_key="q")
+        wait_until(lambda: declare.message_count(channel, "q"), "the message is there")
+        name = f'rabbit_misc:r(<<"{vhost.name}">>, queue, <<"q">>)'
+        vhost.broker.node.ctl(
+            "eval",
+            f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), Leader = amqqueue:get_pid(Q), spawn(fun () -> "
+            "timer:sleep(1000), sys:suspend(Leader), timer:sleep(600), sys:resume(Leader) end).",
+        )
+        took = 0.0
+        while took < 0.25:  # until it was slow, once
+            asked = time.monotonic()
+            assert declare.message_count(channel, "q") == 1
+            took = time.monotonic() - asked
