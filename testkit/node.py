@@ -149,7 +149,7 @@ class Node:
             "RABBITMQ_CONFIG_FILES": str(self.data / "no-such-file"),  # conf.d: official images turn statistics off
         }
 
-    def start(self, timeout: float = 60) -> None:
+    def start(self, timeout: float = 180) -> None:
         """Start the node and wait until it has started and speaks AMQP. Raises `NodeFailed` with the log's end."""
         self.data.mkdir(exist_ok=True)
         (self.data / "enabled_plugins").write_text("[{}].\n".format(",".join(self.plugins)))

@@ -1,4 +1,4 @@
-"""Sent with delays 3, 2, 1; run after 1, 2, 3.
+"""Sent with delays 9, 6, 3; run after 3, 6, 9.
 
 celery -A ordering worker -c 1      # in one terminal
 python ordering.py                  # in another
@@ -22,6 +22,6 @@ def report(delay: float, sent: float) -> None:
 
 if __name__ == "__main__":
     now = datetime.now(timezone.utc)
-    for delay in (3, 2, 1):
+    for delay in (9, 6, 3):
         report.apply_async((delay, now.timestamp()), eta=now + timedelta(seconds=delay))
         print(f"sent with a delay of {delay} s")

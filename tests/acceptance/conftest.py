@@ -70,7 +70,7 @@ class Shop:
         process = background.start(command, log, self.directory, {**os.environ, **self.environment})
         self.processes.append(process)
         worker = Worker(process, log)
-        wait_until(lambda: " ready." in worker.output() or process.poll() is not None, "the worker is ready")
+        wait_until(lambda: " ready." in worker.output() or process.poll() is not None, "the worker is ready", 150)
         assert process.poll() is None, worker.output()
         return worker
 
@@ -105,7 +105,10 @@ def plain_celery_url(shop: Shop, **more: str) -> str:
 def waiting(vhost: Vhost) -> int:
     """How many messages wait in the levels of the cascade."""
     there = set(vhost.names("queues"))
-    return sum(vhost.count(level.queue) for level in vhost.cascade.levels if level.queue in there)
+    names = [level.queue for level in vhost.cascade.levels if level.queue in there]
+    with vhost.plain() as connection:
+        channel = connection.default_channel
+        return sum(channel.queue_declare(name, passive=True).message_count for name in names)
 
 
 class Worker:

@@ -103,7 +103,7 @@ def once(n):
     write(n)
 
 if __name__ == "__main__":
-    ids = [once.apply_async((n,), countdown=1).id for n in (1, 1, 1, 2)]
+    ids = [once.apply_async((n,), countdown=10).id for n in (1, 1, 1, 2)]
     print(len(set(ids)))
 """
 

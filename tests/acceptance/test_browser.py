@@ -84,6 +84,13 @@ def search(chrome: Any, words: str) -> None:
     wait_until(lambda: parse_qs(urlsplit(chrome.current_url).query).get("q") == [words], "it searches")
 
 
+def press(chrome: Any, *keys: str) -> None:
+    """Press keys on whatever has the focus then: the page may replace it in between."""
+    from selenium.webdriver import ActionChains
+
+    ActionChains(chrome).send_keys(*keys).perform()
+
+
 def confirm(chrome: Any, yes: bool = True) -> None:
     def alert() -> Any:
         from selenium.common.exceptions import NoAlertPresentException
@@ -119,7 +126,7 @@ def fill(shop: Shop, many: int) -> None:
                 (dice.randrange(10_000, 99_999),),
                 customer,
                 queue=kinds[name][0],
-                countdown=delay if delay > 240 else dice.uniform(240, 3600),
+                countdown=delay if delay > 1800 else dice.uniform(1800, 3600),
                 producer=producer,
             )
 
@@ -131,7 +138,7 @@ def shop(make_shop: MakeShop) -> Shop:
 
 def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_path: Path) -> None:
     fill(shop, 300)
-    eta = datetime.now(timezone.utc) + timedelta(seconds=200)
+    eta = datetime.now(timezone.utc) + timedelta(seconds=1500)
     ids = {name: shop.send("note", name, eta=eta) for name in ("cancelled", "moved", "alone", "along", "run")}
     hostile = shop.send("note", MARKUP, "\u202e\x1b[2J", "x" * 5000, eta=eta)
     with looking(chrome, tmp_path, **shop.environment) as site:
@@ -210,8 +217,7 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
         wait_until(lambda: amount(chrome, "#rows tbody tr") == 1, "one is found")
         chrome.execute_script("document.activeElement.blur()")
         body = chrome.find_element("css selector", "body")
-        body.send_keys("j")
-        chrome.switch_to.active_element.send_keys("x")
+        press(chrome, "j", "x")
         shows(chrome, "1 selected", "#acts")
         # Run now, for a worker.
         shop.worker()
@@ -226,7 +232,7 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
 def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
     shop.vhost.declare("gone")
     shop.send("note", "waits", queue="gone", countdown=600)  # and makes the cascade, which takes a while
-    shop.send("note", "orphan", queue="gone", countdown=6)
+    shop.send("note", "orphan", queue="gone", countdown=15)
     shop.vhost.delete_queue("gone")
 
     with looking(chrome, tmp_path, "--any-queue", **shop.environment) as site:
@@ -244,7 +250,7 @@ def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
 
 
 def test_a_page_for_others_asks_for_the_password_and_may_be_read_only(shop: Shop, chrome: Any, tmp_path: Path) -> None:
-    shop.send("note", "mine", countdown=200)
+    shop.send("note", "mine", countdown=1500)
     environment = {**shop.environment, **PASSWORD}
     with looking(chrome, tmp_path, "--host", "0.0.0.0", "--read-only", **environment) as site:
         chrome.get(site.url)

@@ -17,7 +17,7 @@ import celery_rabbit_delay
 from testkit import background
 from testkit.broker import QUICK, Broker
 from testkit.commands import celery
-from testkit.node import Node
+from testkit.node import Node, dead_letters_again
 from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop
@@ -58,7 +58,7 @@ def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_
     (tmp_path / "results").mkdir()
     shop = make_shop(result_backend=f"file://{tmp_path}/results", task_track_started=True, worker_send_task_events=True)
     worker = shop.worker(name="one")
-    ids = [shop.send("note", "cancelled", countdown=seconds) for seconds in (3, 20)]
+    ids = [shop.send("note", "cancelled", countdown=seconds) for seconds in (10, 30)]
     celery_rabbit_delay.cancel(shop.app, *ids)
     wait_until(lambda: AsyncResult(ids[0], app=shop.app).state == "REVOKED", "the first is revoked")
     worker.stop()
@@ -70,7 +70,7 @@ def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_
 def test_a_cancelled_task_takes_celerys_own_way_of_a_revoked_task(make_shop: MakeShop, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     shop = make_shop(result_backend=f"file://{tmp_path}/results", task_send_sent_event=True)
-    dead = shop.send("note", "cancelled", countdown=8)
+    dead = shop.send("note", "cancelled", countdown=15)
     celery_rabbit_delay.cancel(shop.app, dead)
     revoked: list[dict[str, Any]] = []
     with shop.app.connection_for_read() as connection:
@@ -106,7 +106,7 @@ def test_a_worker_whose_stream_of_changes_does_not_answer_warns_and_runs_what_co
 def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker(name="one")
-    delayed = shop.send("stubborn", 5, 8, "delayed")
+    delayed = shop.send("stubborn", 5, 20, "delayed")
     at_once = shop.send("stubborn", 1_000_000, 0, "at once")
     shop.wait_for(1, "delayed")
     wait_until(lambda: shop.runs("at once"), "it is a retry that waits")
@@ -173,9 +173,9 @@ def test_a_stream_that_is_deleted_while_a_worker_follows_it_stops_no_task(make_s
     worker = shop.worker()
     shop.vhost.delete_queue(CHANGES)
     wait_until(lambda: CHANGES in shop.vhost.names("queues"), "the worker has created it again")
-    dead = shop.send("note", "cancelled", countdown=5)
+    dead = shop.send("note", "cancelled", countdown=12)
     celery_rabbit_delay.cancel(shop.app, dead)
-    shop.send("note", "runs", countdown=5)
+    shop.send("note", "runs", countdown=12)
     shop.wait_for(1, "runs")
     wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
 
@@ -195,7 +195,7 @@ def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> Non
 @pytest.fixture
 def crashing(tmp_path: Path) -> Iterator[tuple[Shop, Node]]:
     """A shop on a node of its own."""
-    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+    with Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5)) as node, Broker(node).vhost() as vhost:
         shop = Shop(vhost, tmp_path, {**QUICK, "max_delay": 600}, {})
         yield shop, node
         shop.close()

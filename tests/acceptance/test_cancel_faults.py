@@ -15,7 +15,7 @@ import pytest
 
 from testkit import background, ledger
 from testkit.broker import QUICK, Broker
-from testkit.node import Node, cluster
+from testkit.node import Node, cluster, dead_letters_again
 from testkit.wait import wait_until
 
 from .conftest import ROOT, Shop
@@ -44,7 +44,7 @@ for id_ in sys.argv[2:]:
 @contextmanager
 def nodes(amount: int) -> Iterator[list[Node]]:
     if amount == 1:
-        with Node(plugins=("rabbitmq_management",)) as node:
+        with Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5)) as node:
             yield [node]
     else:
         with cluster(amount, plugins=("rabbitmq_management",)) as found:

@@ -10,7 +10,7 @@ import pytest
 from celery import chain, chord
 
 from testkit.broker import QUICK, Broker
-from testkit.node import Node
+from testkit.node import Node, dead_letters_again
 from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, signature
@@ -20,7 +20,7 @@ from .conftest import MakeShop, Shop, signature
 def test_a_revoked_task_is_revoked_in_the_result_backend(make_shop: MakeShop, tmp_path: Path) -> None:
     shop = make_shop(result_backend=f"file://{tmp_path}")
     shop.worker()
-    result = signature(shop, "note", "revoked").apply_async(countdown=4)
+    result = signature(shop, "note", "revoked").apply_async(countdown=12)
     assert result.state == "PENDING"
     assert shop.app.control.revoke(result.id, reply=True, timeout=30)
     wait_until(lambda: result.state == "REVOKED", "the result backend knows")
@@ -73,7 +73,7 @@ def test_chords_are_unlocked_from_another_queue(make_shop: MakeShop, tmp_path: P
 
 @pytest.mark.long
 def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -> None:
-    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+    with Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5)) as node, Broker(node).vhost() as vhost:
         # Or else Celery 5.4, also without us, gives the task that is delivered again to the process that still runs it.
         conf = {"queues": "quorum", "worker_cancel_long_running_tasks_on_connection_loss": True}
         shop = Shop(vhost, tmp_path, QUICK, conf)
@@ -109,7 +109,7 @@ def test_a_task_revoked_before_the_worker_restarts_does_not_run_with_a_state_dat
 def test_purge_empties_the_queues_and_leaves_what_waits(make_shop: MakeShop) -> None:
     shop = make_shop()
     shop.send("note", "purged")
-    shop.send("note", "waits", countdown=3)
+    shop.send("note", "waits", countdown=12)
     purged: Any = shop.app.control.purge()
     assert purged == 1
     shop.worker()

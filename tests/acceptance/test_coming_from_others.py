@@ -31,14 +31,15 @@ def not_native(vhost: Vhost) -> set[str]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(celery.VERSION < (5, 5), reason="native delayed delivery came with Celery 5.5")
 def test_what_waits_in_native_delayed_delivery_arrives_and_then_it_can_be_removed(make_shop: MakeShop) -> None:
     ours, before = make_shop(**TOPIC), make_shop(None, **TOPIC)
     vhost = ours.vhost
     old = before.worker(name="old")
     for n in range(20):
-        before.send("note", n, countdown=15)
-    before.send("stubborn", 3, 0.5, countdown=12)
+        before.send("note", n, countdown=60)
+    before.send("stubborn", 3, 0.5, countdown=55)
     assert old.stop() == 0
     assert not ours.runs()
     ours.worker(name="new")
@@ -49,7 +50,7 @@ def test_what_waits_in_native_delayed_delivery_arrives_and_then_it_can_be_remove
         assert refused.code == 1
         assert "messages wait in native delayed delivery" in refused.err
     for n in range(20):
-        ours.wait_for(1, n)
+        ours.wait_for(1, n, timeout=150)
     ours.wait_for(4, "stubborn")
     others = not_native(vhost)
     removed = run(vhost.url("amqp"), "teardown", "--native", "--yes")

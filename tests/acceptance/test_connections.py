@@ -13,7 +13,7 @@ import celery
 import pytest
 
 from testkit.broker import QUICK, Broker
-from testkit.node import Node, free_port
+from testkit.node import Node, dead_letters_again, free_port
 from testkit.proxy import proxy
 from testkit.wait import wait_until
 
@@ -72,7 +72,7 @@ def ran(shop: Shop) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("wiped", [False, True], ids=["restarted", "wiped"])
 def test_a_broker_is_killed_under_a_worker_and_a_publisher(shop_at: Callable[..., Shop], wiped: bool) -> None:
     """What was confirmed survives; a broker that comes back empty gets its cascade and its bindings again."""
-    with Node() as node:
+    with Node(advanced=dead_letters_again(5)) as node:
         shop = shop_at(node.url(), **PATIENT)
         worker = shop.worker()
         shop.send("note", "before", countdown=0.3)

@@ -64,10 +64,10 @@ def test_ordering(vhost: Vhost, run_worker: Callable[..., Worker]) -> None:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 1})
     worker = run_worker("ordering", "ordering", "-c", "1")
     sent = re.findall(r"sent with a delay of (\d)", script(vhost, "ordering", "ordering.py"))
-    assert sent == ["3", "2", "1"]
+    assert sent == ["9", "6", "3"]
     wait_until(lambda: worker.output().count("ran after") == 3, "all three ran")
     ran = re.findall(r"sent with a delay of (\d) s, ran after ([\d.]+) s", worker.output())
-    assert [delay for delay, _ in ran] == ["1", "2", "3"]
+    assert [delay for delay, _ in ran] == ["3", "6", "9"]
     assert all(float(after) >= float(delay) for delay, after in ran)
 
 

@@ -90,9 +90,10 @@ def test_five_tasks_of_one_eta(shop: Shop, name: str) -> None:
 
 
 def test_order_follows_the_delays(shop: Shop, name: str) -> None:
-    for seconds in (6, 4, 2):
-        shop.send("note", [name, seconds], countdown=seconds)
-    ran = [shop.wait_for(1, [name, seconds])[0]["at"] for seconds in (2, 4, 6)]
+    now = in_seconds(0)
+    for seconds in (15, 10, 5):
+        shop.send("note", [name, seconds], eta=now + timedelta(seconds=seconds))
+    ran = [shop.wait_for(1, [name, seconds])[0]["at"] for seconds in (5, 10, 15)]
     assert ran == sorted(ran)
 
 
@@ -104,9 +105,9 @@ def test_a_chain_with_countdowns(shop: Shop, name: str) -> None:
 
 
 def test_a_revoked_task_does_not_run(shop: Shop, name: str) -> None:
-    task_id = shop.send("note", name, countdown=4)
+    task_id = shop.send("note", name, countdown=12)
     assert shop.app.control.revoke(task_id, destination=["w@localhost"], reply=True, timeout=30)
-    shop.send("note", [name, "later"], countdown=5)
+    shop.send("note", [name, "later"], countdown=13)
     shop.wait_for(1, [name, "later"])
     assert not shop.runs(name)
 

@@ -70,7 +70,7 @@ def test_a_warm_shutdown_leaves_what_is_still_to_come_in_the_broker(make_shop: M
     shop = make_shop()
     worker = shop.worker()
     for _ in range(10):
-        shop.send("note", "delayed", countdown=6)
+        shop.send("note", "delayed", countdown=15)
     assert worker.stop() == 0
     assert not shop.runs()
     shop.worker(name="two")

@@ -64,7 +64,7 @@ def test_an_exclusive_queue_is_reached_through_its_exchange(make_shop: MakeShop)
 def test_an_auto_delete_queue_that_comes_back_receives_what_waits_for_it(make_shop: MakeShop) -> None:
     shop = make_shop(queues="auto-delete")
     worker = shop.worker(name="one")
-    shop.send("note", "patient", countdown=8)
+    shop.send("note", "patient", countdown=15)
     os.kill(worker.process.pid, signal.SIGTERM)
     wait_until(lambda: "celery" not in shop.vhost.names("queues"), "the queue is gone")
     again = shop.worker(name="two")

@@ -200,8 +200,8 @@ def test_an_orphan_whose_exchange_is_gone_stays_and_those_behind_it_go_on(vhost:
     vhost.declare("q", "good", exchange="e")
     assert run(vhost.url("amqp"), "setup").code == 0
     with vhost.connection() as connection:
-        connection.Producer().publish(1, exchange="e", routing_key="q", headers={"x-delay": 4000})
-        connection.Producer().publish(2, routing_key="good", headers={"x-delay": 4000})
+        connection.Producer().publish(1, exchange="e", routing_key="q", headers={"x-delay": 8000})
+        connection.Producer().publish(2, routing_key="good", headers={"x-delay": 8000})
     vhost.delete_queue("good")
     vhost.delete_exchange("e")
     wait_until(lambda: vhost.count(CASCADE.orphans) == 2, "both are orphans")

@@ -17,7 +17,7 @@ from testkit.proxy import proxy
 from testkit.wait import wait_until
 
 SOON = {"x-delay": 200}
-SLOW = {"x-delay": 3000}
+SLOW = {"x-delay": 8000}
 
 
 def full(vhost: Vhost, name: str, kind: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import Vhost, take
 
-SLOW = {"x-delay": 3000}  # long enough to delete something meanwhile
+SLOW = {"x-delay": 8000}  # long enough to delete something meanwhile
 
 
 def test_orphans_block_no_other_message(vhost: Vhost) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from celery_rabbit_delay import InvalidDelay
 from celery_rabbit_delay.amqp import transport
-from testkit.broker import Vhost, take
+from testkit.broker import Vhost, lead, take
 from testkit.wait import wait_until
 
 
@@ -120,12 +120,13 @@ def test_priorities_order_the_final_queue(vhost: Vhost) -> None:
 
 def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:
     vhost.declare("q")
-    now = datetime.now(timezone.utc)
     with vhost.connection() as connection:
-        for seconds in (3.0, 2.5, 2.0):
+        lead(connection, "q")
+        now = datetime.now(timezone.utc)
+        for seconds in (6.0, 5.5, 5.0):
             headers = task((now + timedelta(seconds=seconds)).isoformat())
             connection.Producer().publish(seconds, routing_key="q", headers=headers)
-        assert [message.payload for message in take(connection, "q", 3)] == [2.0, 2.5, 3.0]
+        assert [message.payload for message in take(connection, "q", 3)] == [5.0, 5.5, 6.0]
 
 
 @pytest.mark.parametrize("headers", [{"x-delay": 0}, task("2020-01-01T00:00:00+00:00"), task("2020-01-01T00:00:00")])
