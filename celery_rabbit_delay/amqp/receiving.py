@@ -42,9 +42,8 @@ def is_dropped(connection: Any, message: Any) -> bool:
             return True
         key = headers.get(X_DELAY_KEY)
         if isinstance(key, str):
-            if not _follow_once(connection, journal.keys(_cascade(connection)), client.keys.apply):
-                client.keys.clear()  # what was the last may be so no more
-            if client.keys.supersede(key, number):
+            _follow_once(connection, journal.keys(_cascade(connection)), client.keys.apply)
+            if client.keys.replaces(number):
                 logger.info(
                     "A message of the key %r is dropped, for another was sent later: %s", key, headers.get("id")
                 )
@@ -63,18 +62,16 @@ def _cascade(connection: Any) -> Any:
     return connection.delay_options.cascade
 
 
-def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any]) -> bool:
+def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any]) -> None:
     """Make sure that an `amqp.Connection` knows what a stream says now, and learns what is added to it.
 
-    Returns False, and warns, the first time that it cannot.
+    Warns, the first time, if it cannot.
     """
     if stream.name not in connection.followed:
         try:
             catch_up(connection, stream, apply, PATIENCE)
         except DelayError as exc:
             logger.warning("Messages that were moved, cancelled or replaced may be delivered all the same: %s", exc)
-            return False
-    return True
 
 
 def learn(client: kombu.Connection) -> None:

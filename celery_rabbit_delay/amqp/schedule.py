@@ -210,7 +210,7 @@ def _roll(connection: kombu.Connection, stream: Stream) -> None:
 def _waits(record: Record, changes: Changes, keys: Keys) -> bool:
     if record.due <= _now() or changes.voids(record.number):
         return False
-    if record.key and keys.supersede(record.key, record.number):
+    if keys.replaces(record.number):
         return False
     headers: Mapping[str, Any] = to_message(record).headers if changes.has_stamps else {}
     return not changes.cancels(record.id, headers)

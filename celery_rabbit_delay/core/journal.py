@@ -279,7 +279,8 @@ class Changes:
 class Keys:
     """What the stream `keys` says, as far as it has been read, for at least as long as the stream keeps it.
 
-    That time begins when it is read: nothing in the stream tells how old it is.
+    That time begins when it is read: nothing in the stream tells how old it is. Whoever has not read that a message was
+    sent last takes it for no other, for it may be due before that is read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -287,7 +288,8 @@ class Keys:
         self._clock = clock
         self._since = clock()
         self._last: dict[str, int] = {}
-        self._before: dict[str, int] = {}  # was said before `_since`
+        self._replaced: set[int] = set()
+        self._before: tuple[dict[str, int], set[int]] = ({}, set())  # was said before `_since`
 
     @reading
     def apply(self, message: bytes) -> None:
@@ -296,21 +298,26 @@ class Keys:
             key, number = message[1 + _TIME.size :].decode(), _TIME.unpack_from(message, 1)[0]
             now = self._clock()
             if now - self._since >= 2 * MAX_KEYED_DELAY:
-                self._since, self._before, self._last = now, self._last, {}
+                self._since, self._before = now, (self._last, self._replaced)
+                self._last, self._replaced = {}, set()
+            last, replaced = self._before
+            previous = self._last.get(key, last.get(key, number))
+            if previous != number:
+                self._replaced.add(previous)
+            for numbers in (self._replaced, replaced):
+                numbers.discard(number)  # published again after an error, it is the last once more
             self._last[key] = number
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._last, self._before = {}, {}
 
     @property
     def last(self) -> Mapping[str, int]:
         """The number of the message that was sent last, by key."""
-        return {**self._before, **self._last}
+        last, _ = self._before
+        return {**last, **self._last}
 
-    def supersede(self, key: str, number: object) -> bool:
-        """Return whether another message of a key was sent later."""
-        return self._last.get(key, self._before.get(key, number)) != number
+    def replaces(self, number: int) -> bool:
+        """Return whether another message of the key of one was sent later."""
+        _, replaced = self._before
+        return number in self._replaced or number in replaced
 
 
 def _uuid(id_: str) -> bytes | None:

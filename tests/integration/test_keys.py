@@ -67,6 +67,17 @@ def test_a_consumer_that_has_run_for_a_while_learns_of_later_messages(vhost: Vho
         assert arriving(consumer) == ["second"]
 
 
+@pytest.mark.parametrize("delay", [0.01, 0.3])
+def test_no_message_is_dropped_because_it_is_due_before_its_consumer_hears_that_it_is_the_last(
+    vhost: Vhost, delay: float
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as publisher, vhost.connection() as consumer:
+        for n in range(40):
+            publish(publisher, str(n), delay)
+            assert take(consumer, "q", 1)[0].payload == str(n)
+
+
 def test_the_messages_of_a_batch_replace_each_other(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection, connection.Producer() as producer:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import uuid
 from contextlib import suppress
@@ -156,32 +157,53 @@ def test_a_void_copy_is_told_from_others() -> None:
     assert not changes.voids(None)
 
 
-def test_of_a_key_the_message_that_was_sent_last_supersedes_all_others() -> None:
+def test_of_a_key_the_message_that_was_sent_last_replaces_those_before() -> None:
     keys = Keys()
-    assert not keys.supersede("report", 1)
+    assert not keys.replaces(1)
     for number in (1, 2, 3):
         keys.apply(journal.last_of_key("report", number))
+    keys.apply(journal.last_of_key("other", 5))
     keys.apply(journal.marker())
-    assert [keys.supersede("report", number) for number in (1, 2, 3, 4)] == [True, True, False, True]
-    assert not keys.supersede("other", 1)
+    assert [keys.replaces(number) for number in (1, 2, 3, 5)] == [True, True, False, False]
+    assert dict(keys.last) == {"report": 3, "other": 5}
+
+
+def test_a_message_of_which_nothing_was_read_yet_is_not_replaced() -> None:
+    """It may be due before what was told of it is read, or its publisher was killed before it told."""
+    keys = Keys()
+    keys.apply(journal.last_of_key("report", 1))
+    assert not keys.replaces(2)
+
+
+def test_a_message_that_is_told_again_is_the_last_once_more() -> None:
+    keys = Keys()
+    for number in (1, 2, 1):
+        keys.apply(journal.last_of_key("report", number))
+    assert [keys.replaces(number) for number in (1, 2)] == [False, True]
 
 
 def test_what_is_said_of_a_key_is_forgotten_after_a_time_but_not_while_a_message_may_wait() -> None:
     hour = 0
     keys = Keys(lambda: 3600.0 * hour)
+    numbers = itertools.count()
     told = dict[str, int]()
+    when = dict[int, int]()  # number -> hour
+    replaced = dict[int, int]()
     kept = 2 * journal.MAX_KEYED_DELAY // 3600
     for hour in range(20 * kept):
-        keys.apply(journal.last_of_key(f"hourly {hour}", hour))
-        told[f"hourly {hour}"] = hour
-        if hour % (kept - 1) == 0:
-            keys.apply(journal.last_of_key("again and again", hour))
-            told["again and again"] = hour
-        recent = {key: number for key, number in told.items() if number > hour - kept}
+        for key, often in (("hourly", 1), (f"once {hour}", 1), ("again and again", kept - 1)):
+            if hour % often == 0:
+                if key in told:
+                    replaced[told[key]] = hour
+                told[key] = next(numbers)
+                when[told[key]] = hour
+                keys.apply(journal.last_of_key(key, told[key]))
+        recent = {key: number for key, number in told.items() if when[number] > hour - kept}
         assert recent.items() <= keys.last.items()
-        assert all(not keys.supersede(key, number) for key, number in told.items())  # none is ever lost
-        assert all(keys.supersede(key, -1) for key in recent)
-        assert len(keys.last) <= 2 * kept + 1
+        assert not any(map(keys.replaces, told.values()))  # none is ever lost
+        assert all(keys.replaces(number) for number, since in replaced.items() if since > hour - kept)
+        assert len(keys.last) <= 2 * kept + 3
+    assert not keys.replaces(min(replaced))
 
 
 def test_a_key_that_is_read_late_is_kept_as_long_as_one_that_was_just_said() -> None:
@@ -194,7 +216,7 @@ def test_a_key_that_is_read_late_is_kept_as_long_as_one_that_was_just_said() -> 
     assert dict(keys.last) == {"old": 1, "new": 2}
     keys.apply(journal.last_of_key("old", 3))
     assert keys.last["old"] == 3
-    assert keys.supersede("old", 1)
+    assert keys.replaces(1)
 
 
 def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
