@@ -183,7 +183,7 @@ def test_a_stream_that_is_deleted_while_a_worker_follows_it_stops_no_task(make_s
 def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> None:
     shop = make_shop()
     user = shop.vhost.user("^(?!celery-rabbit-delay)", ".*", "^(?!celery-rabbit-delay)")
-    shop.send("note", "first", countdown=0.1)
+    shop.send("note", "first", countdown=6)
     limited = {"broker_url": shop.vhost.url("amqp", user)}
     second = make_shop({**QUICK, "declare": "passive"}, **limited)
     worker = second.worker()

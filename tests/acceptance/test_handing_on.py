@@ -146,7 +146,7 @@ def test_beyond_the_maximum_it_warns_once_and_celery_holds_the_task(make_shop: M
 def test_without_permission_it_warns_once_and_celery_holds_the_tasks(make_shop: MakeShop, created: bool) -> None:
     shop, others = make_shop(), make_shop(None)
     if created:
-        shop.send("note", "first", countdown=0.1)
+        shop.send("note", "first", countdown=6)
     worker = make_shop(QUICK, broker_url=plain_celery_url(shop)).worker()
     for _ in range(4):
         others.send("note", "delayed", countdown=15)
@@ -157,7 +157,7 @@ def test_without_permission_it_warns_once_and_celery_holds_the_tasks(make_shop: 
 
 def test_a_permission_to_bind_but_not_to_publish_is_no_reason_to_stop(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
-    shop.send("note", "first", countdown=0.1)
+    shop.send("note", "first", countdown=6)
     root = shop.vhost.cascade.root.replace(".", r"\.")
     url = plain_celery_url(shop, read=rf"{root}\.done", configure="nothing", write="nothing")
     worker = make_shop(QUICK, broker_url=url).worker()
@@ -216,7 +216,8 @@ def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
     with node, Broker(node).vhost() as vhost:
         shop, others = Shop(vhost, tmp_path, QUICK, {}), Shop(vhost, tmp_path, None, {})
         try:
-            shop.send("note", "first", countdown=0.1)
+            shop.send("note", "first", countdown=6)
+            wait_until(lambda: node.has_registered(".out.+celery"), "the node has written down what it has")
             eta = datetime.now(timezone.utc) + timedelta(seconds=60)
             for n in range(1000):
                 others.send("note", n, eta=eta)
@@ -290,7 +291,7 @@ def test_a_key_of_ours_that_somebody_else_sets_drops_no_task(make_shop: MakeShop
 
 def test_where_no_record_can_be_written_it_warns_once_and_hands_on(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
-    shop.send("note", "first", countdown=0.1)
+    shop.send("note", "first", countdown=6)
     worker = make_shop(QUICK | {"journal": 0, "declare": "passive"}).worker()
     shop.wait_for(1, "first")
     for _ in range(3):
