@@ -27,8 +27,8 @@ from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream, T
 #: Which user needs which permission.
 PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/operations.md#permissions"
 
-#: Seconds after which RabbitMQ says that a quorum queue is empty because its leader does not answer (its
-#: rabbit_quorum_queue, stat): from a broker that is busy, as from one that works, no message may be deleted.
+#: Seconds after which RabbitMQ says that a quorum queue is empty if its leader has not answered (rabbit_quorum_queue,
+#: `stat`). Whoever believes it deletes a queue with its messages.
 _UNKNOWN_AFTER = 0.25
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
