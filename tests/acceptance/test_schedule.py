@@ -73,7 +73,7 @@ def test_a_retry_of_a_task_gives_way_to_a_later_task_of_its_key(make_shop: MakeS
     shop = make_shop({**QUICK, "max_delay": 600})
     shop.worker()
     key = {"x-delay-key": "report-42"}
-    shop.send("stubborn", 5, 15, "first", countdown=0.1, headers=key)
+    shop.send("stubborn", 5, 15, "first", countdown=6, headers=key)
     shop.wait_for(1, "first")
     shop.send("note", "second", countdown=2, headers=key)
     shop.wait_for(1, "second")
