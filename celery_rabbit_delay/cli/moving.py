@@ -113,7 +113,8 @@ def migrate(
                     bar.update(1)
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
-            left = waiting()
+            # What was refused goes back to its queue when the channel closes, but perhaps not before it is counted.
+            left = max(waiting(), refused.total())
     click.echo(f"{moved:,} moved, {left:,} left")
     if left:
         raise SystemExit(EXIT_PROBLEMS)

@@ -8,13 +8,16 @@ import time
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import kombu
 import pytest
+from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.amqp.waiting import Allowed
+from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade
@@ -93,6 +96,18 @@ def test_what_cannot_move_stays(vhost: Vhost, destination: str) -> None:
         assert failed.code == 3
         assert ("does not exist" if destination == "nowhere" else "more than max_delay=10 s") in failed.out
         wait_until(lambda: waiting(vhost, CASCADE) == 1, "the message is given back")
+
+
+def test_what_stays_is_left_though_its_queue_does_not_count_it_yet(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vhost.declare("q")
+    vhost.publish("q", 100)
+    monkeypatch.setattr(operate, "status", lambda *args: SimpleNamespace(waiting=0))
+    command = ["--broker", vhost.url("amqp"), *QUICKLY, "migrate", "--any-queue", "--to-prefix", "new"]
+    result = CliRunner().invoke(standalone, [*command, "--to-max-delay", "10"])
+    assert "0 moved, 1 left\n" in result.output
+    assert result.exit_code == 3
 
 
 def test_without_another_place_nothing_moves(vhost: Vhost) -> None:
