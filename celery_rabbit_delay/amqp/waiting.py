@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -42,6 +43,20 @@ def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False)
             channel.basic_cancel(channel.basic_consume(queue, callback=lambda message: None))
             return
         yield message
+
+
+def look(connection: kombu.Connection, queue: str, limit: int | None = None) -> list[Message]:
+    """Return the oldest messages of a queue, of those that are there now. They stay, and another look finds them."""
+    channel = connection.channel()
+    there = declare.message_count(channel, queue) or 0
+    try:
+        found = list(take(channel, queue, limit, peek=True))
+    finally:
+        channel.close()  # gives them back, but the answer does not wait for that
+    deadline = time.monotonic() + 2  # another may have taken some of them
+    while (declare.message_count(connection.default_channel, queue) or 0) < there and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
 
 
 def original(message: Message) -> tuple[Message, str, str]:

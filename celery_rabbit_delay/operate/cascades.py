@@ -14,7 +14,7 @@ import kombu
 from amqp.exceptions import AccessRefused, ResourceLocked
 
 from ..amqp import declare
-from ..amqp.waiting import take
+from ..amqp.waiting import look
 from ..core.layouts import Layout1
 from ..core.options import TEN_YEARS, Options
 from ..core.topology import Cascade
@@ -93,11 +93,7 @@ def _recorded(connection: kombu.Connection, shards: Sequence[Cascade]) -> list[C
 def _records(connection: kombu.Connection, cascade: Cascade) -> list[str | bytes]:
     """Return the records of all sets of levels; none where that is not permitted."""
     with suppress(AccessRefused), _only_reader(connection.default_channel, f"{cascade.records}.reader"):
-        channel = connection.channel()
-        try:
-            return [message.body for message in take(channel, cascade.records)]
-        finally:
-            channel.close()  # gives them back
+        return [message.body for message in look(connection, cascade.records)]
     return []
 
 

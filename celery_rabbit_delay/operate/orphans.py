@@ -29,12 +29,8 @@ class Orphan(NamedTuple):
 def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
     """Return the oldest orphans, which stay where they are."""
     _require_cascade(connection)
-    channel = connection.channel()
-    try:
-        queue = connection.transport.delay_options.cascade.orphans
-        return [_orphan(message) for message in waiting.take(channel, queue, limit, peek=True)]
-    finally:
-        channel.close()  # gives them back
+    queue = connection.transport.delay_options.cascade.orphans
+    return [_orphan(message) for message in waiting.look(connection, queue, limit)]
 
 
 #: Says of an orphan whether it is one of those that something is to be done with.

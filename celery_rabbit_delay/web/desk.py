@@ -68,6 +68,8 @@ class Desk:
         self._indexer = indexer
         self._path = path
         self._turn = threading.Lock()
+        # RabbitMQ hides the orphans that one looks at from another who looks.
+        self._turn_at_orphans = threading.Lock()
 
     @contextmanager
     def _connected(self) -> Iterator[kombu.Connection]:
@@ -142,19 +144,19 @@ class Desk:
 
     def orphans(self) -> list[Orphan]:
         """Return the oldest orphans."""
-        with self._connected() as connection:
+        with self._turn_at_orphans, self._connected() as connection:
             return operate.orphans(connection, ORPHANS)
 
     def replay(self, marks: Iterable[str] | None) -> Done:
         """Send orphans on, all or those with some marks."""
-        with self._acting() as connection:
+        with self._acting() as connection, self._turn_at_orphans:
             results = list(operate.replay(connection, ORPHANS, self._allowed, _chosen(marks)))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), refused)
 
     def remove(self, marks: Iterable[str] | None) -> Done:
         """Remove orphans, all that are shown or those with some marks."""
-        with self._acting() as connection:
+        with self._acting() as connection, self._turn_at_orphans:
             return Done(operate.remove(connection, ORPHANS, _chosen(marks)), [])
 
     def status(self) -> Status:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import kombu
 import pytest
 
+from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp.waiting import look
 from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import Vhost, take
+from testkit.wait import wait_until
 
 SLOW = {"x-delay": 8000}  # long enough to delete something meanwhile
 
@@ -78,3 +81,15 @@ def test_what_no_queue_wants_any_more_is_dropped_and_blocks_no_other_message(vho
         producer.publish("last", exchange=news, headers=SLOW)
         assert [message.payload for message in take(connection, "late", 1)] == ["last"]
     assert vhost.count(vhost.cascade.orphans) == 0
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_a_look_hides_nothing_from_the_next(vhost: Vhost, limit: int | None) -> None:
+    with vhost.connection() as one, vhost.connection() as another:
+        one.default_channel.queue_declare("q", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
+        for _ in range(5):
+            one.Producer().publish("x", routing_key="q")
+        wait_until(lambda: declare.message_count(one.default_channel, "q") == 5, "all are there")
+        for _ in range(15):
+            assert len(look(one, "q", limit)) == (limit or 5)
+            assert declare.message_count(another.default_channel, "q") == 5
