@@ -56,7 +56,7 @@ dist-check: $(VENV)/ready
 
 matrix: $(VENV)/ready browser
 	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done
-	PATH=$$(tools/python-path) $(BIN)/tox run-parallel --parallel 2 $(ARGS)
+	PATH=$$(tools/python-path) $(BIN)/tox run-parallel --parallel $$((($$(getconf _NPROCESSORS_ONLN) + 1) / 2)) $(ARGS)
 
 # --pre: what is not released yet, too. It may be newer than this package permits, and that is the point.
 upstream: $(VENV)/ready broker browser

@@ -62,5 +62,5 @@ def test_all_of_it_on_rabbitmq_without_waiting_two_weeks() -> None:
     assert abs(waiting.due - in_two_weeks) < timedelta(minutes=1)
 
     celery_rabbit_delay.reschedule(shop.app, waiting.id, countdown=0)
-    with start_worker(shop.app, perform_ping_check=False, without_heartbeat=False):
+    with start_worker(shop.app, perform_ping_check=False, without_heartbeat=False, shutdown_timeout=60):
         assert shop.asked.get(timeout=30) == order

@@ -8,6 +8,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,8 @@ def test_flower_shows_delayed_tasks_and_with_the_broker_alone_its_queues(
     with program.started(*whose, "flower", "--address=127.0.0.1", f"--port={port}", f"--broker_api={api}"):
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: "w@localhost" in page(f"{url}/api/workers?refresh=1"), "Flower knows the worker")
+        queues = partial(vhost.names, "queues")
+        wait_until(lambda: sum(name.startswith("celeryev.") for name in queues()) == 2, "it hears of tasks")
         task_id = shop.send("note", "delayed", countdown=1)
         wait_until(lambda: task_id in page(f"{url}/api/tasks?state=SUCCESS"), "Flower has seen it run")
         if how == "of the broker":

@@ -37,11 +37,11 @@ def test_delayed_tasks_and_retries_run(make_shop: MakeShop, arguments: str, conf
 def test_green_pools_take_more_than_ten_messages_a_second(make_shop: MakeShop, pool: str) -> None:
     """Celery 5.7 waits 0.1 s for heartbeats after each."""
     shop = make_shop()
-    for n in range(200):
+    for n in range(600):
         shop.send("note", n)
     worker = shop.worker("-P", pool)
-    runs = shop.wait_for(200)
-    assert max(run["at"] for run in runs) - min(run["at"] for run in runs) < 10
+    runs = shop.wait_for(600)
+    assert max(run["at"] for run in runs) - min(run["at"] for run in runs) < 45
     assert "Traceback" not in worker.output()
 
 
