@@ -15,7 +15,7 @@ import os
 import struct
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -313,6 +313,12 @@ class Keys:
         """The number of the message that was sent last, by key."""
         last, _ = self._before
         return {**last, **self._last}
+
+    @property
+    def replaced(self) -> Set[int]:
+        """The numbers of messages of whose key another was sent later."""
+        _, replaced = self._before
+        return self._replaced | replaced
 
     def replaces(self, number: int) -> bool:
         """Return whether another message of the key of one was sent later."""

@@ -60,12 +60,12 @@ CREATE INDEX IF NOT EXISTS message_due ON message (state, due);
 CREATE INDEX IF NOT EXISTS message_id ON message (id);
 CREATE INDEX IF NOT EXISTS message_task ON message (task, state, due);
 CREATE INDEX IF NOT EXISTS message_queue ON message (queue, state, due);
-CREATE INDEX IF NOT EXISTS message_key ON message (key) WHERE key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS message_stamps ON message (row) WHERE stamps IS NOT NULL;
 CREATE TABLE IF NOT EXISTS cancelled (id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stamp (name TEXT, value TEXT, PRIMARY KEY (name, value)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS void (number INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS last (key TEXT PRIMARY KEY, number INTEGER NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS replaced (number INTEGER PRIMARY KEY, seen INTEGER NOT NULL);
 CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(
     arguments, content='message', content_rowid='row', tokenize='trigram', detail='none'
 );
@@ -134,7 +134,7 @@ class Index:
         with self._db as db:
             db.execute("DROP TRIGGER message_removed")  # row by row, that would take minutes
             db.execute("INSERT INTO search (search) VALUES ('delete-all')")
-            for table in ("message", "place", "cancelled", "stamp", "void", "last"):
+            for table in ("message", "place", "cancelled", "stamp", "void", "last", "replaced"):
                 db.execute(f"DELETE FROM {table}")
         self._db.executescript(_TABLES)
 
@@ -174,7 +174,8 @@ class Index:
                     "(SELECT row FROM message WHERE state = ? AND due <= ? ORDER BY due LIMIT ?)",
                     [state, now, _PRUNED],
                 ).rowcount
-            db.execute("DELETE FROM last WHERE seen < ?", [now - 2000 * journal.MAX_KEYED_DELAY])
+            for table in ("last", "replaced"):
+                db.execute(f"DELETE FROM {table} WHERE seen < ?", [now - 2000 * journal.MAX_KEYED_DELAY])
         return removed
 
     def _rows(self, stream: str, entry: Entry, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
@@ -235,22 +236,29 @@ class Index:
             self._cancel_by_stamps(0)
 
     def _replace(self, keys: Keys, now: int) -> None:
+        """Apply which message of a key is the last. One of which that was never said runs as well, so it waits."""
+        db = self._db
         last = [(clean(key), number) for key, number in keys.last.items() if number < _NUMBERS]
-        self._db.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?)", [(*one, now) for one in last])
-        self._db.executemany(
-            f"UPDATE message SET state = CASE number WHEN ? THEN {WAITING} ELSE {REPLACED} END "
-            f"WHERE key = ? AND state != {CANCELLED}",
-            [(number, key) for key, number in last],
+        replaced = {number for number in keys.replaced if number < _NUMBERS}
+        for key, number in last:
+            before = db.execute("SELECT number FROM last WHERE key = ? AND number != ?", [key, number]).fetchone()
+            replaced.update(before or ())
+        db.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?)", [(*one, now) for one in last])
+        db.executemany("INSERT OR REPLACE INTO replaced VALUES (?, ?)", [(number, now) for number in replaced])
+        db.executemany(
+            f"UPDATE message SET state = {REPLACED} WHERE number = ? AND state = {WAITING}",
+            [(number,) for number in replaced],
         )
+        again = [(number,) for _, number in last]  # published once more after an error, it is the last again
+        db.executemany("DELETE FROM replaced WHERE number = ?", again)
+        db.executemany(f"UPDATE message SET state = {WAITING} WHERE number = ? AND state = {REPLACED}", again)
 
     def _settle(self, after: int) -> None:
         """Apply to the rows after one what was said of them before they came."""
         db = self._db
         db.execute("DELETE FROM message WHERE row > ? AND number IN (SELECT number FROM void)", [after])
         db.execute(
-            f"UPDATE message SET state = {REPLACED} WHERE row > ? AND key IS NOT NULL AND EXISTS "
-            "(SELECT 1 FROM last WHERE last.key = message.key AND last.number != message.number)",
-            [after],
+            f"UPDATE message SET state = {REPLACED} WHERE row > ? AND number IN (SELECT number FROM replaced)", [after]
         )
         db.execute(
             f"UPDATE message SET state = {CANCELLED} WHERE row > ? AND id IN (SELECT id FROM cancelled)", [after]

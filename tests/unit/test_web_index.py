@@ -116,6 +116,24 @@ def test_a_change_counts_whether_it_comes_before_or_after(streams: Streams, what
     assert streams.ask(search.cancelled, NOW) == (what != "moved")
 
 
+def test_what_was_never_said_to_be_the_last_of_its_key_is_not_replaced(streams: Streams) -> None:
+    streams.tell(record(1, key="k"), journal.last_of_key("k", 1))
+    streams.tell(record(2, key="k"))  # its publisher was killed before it said so
+    assert streams.found() == ["id-1", "id-2"]
+    streams.tell(journal.last_of_key("k", 3))
+    streams.tell(record(3, key="k"))
+    assert streams.found() == ["id-2", "id-3"]
+
+
+def test_what_is_published_again_is_the_last_again(streams: Streams) -> None:
+    streams.tell(record(1, key="k"), record(2, key="k"))
+    for number in (1, 2, 1):
+        streams.tell(journal.last_of_key("k", number))
+    assert streams.found() == ["id-1"]
+    streams.tell(*(journal.last_of_key("k", number) for number in (2, 1, 2)))
+    assert streams.found() == ["id-2"]
+
+
 @given(st.permutations(["first", "second", "third", "key 1", "key 2", "key 3"]))
 @settings(max_examples=100)
 def test_of_one_key_the_last_is_left_in_whatever_order_streams_are_read(order: list[str]) -> None:
