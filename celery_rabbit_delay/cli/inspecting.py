@@ -71,10 +71,14 @@ def orphans() -> None:
 
 @orphans.command("list", short_help="List the oldest orphans.")
 @limit_option
+@management_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 @click.pass_obj
-def list_orphans(obj: Any, limit: int, as_json: bool) -> None:
-    """List the oldest orphans: when they were due, where they were going, and which tasks they are."""
+def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool) -> None:
+    """List the oldest orphans: when they were due, where they were going, and which tasks they are.
+
+    With --management-url, this also names the destinations that take nothing, and how many tasks are due for each.
+    """
     from .. import operate
 
     with connected(target_of(obj)) as connection:
@@ -84,6 +88,9 @@ def list_orphans(obj: Any, limit: int, as_json: bool) -> None:
                 click.echo(json.dumps({**orphan._asdict(), "due": orphan.due and orphan.due.isoformat()}))
             else:
                 click.echo(format_orphan(orphan))
+        if management := management_of(management_url, connection):
+            for outbox in operate.outboxes(operate.existing(connection), management):
+                click.echo(json.dumps(outbox._asdict()) if as_json else outbox)
     _tell_of_limit(len(found), limit)
 
 

@@ -100,7 +100,6 @@ def verify(obj: Any, priorities: bool | None, management_url: str | None) -> Non
 
 def _report(obj: Any, priorities: bool | None, management_url: str | None, probing: bool) -> None:
     from .. import operate
-    from ..operate.status import outboxes
 
     target = target_of(obj)
     with connected(target) as connection:
@@ -114,7 +113,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
         earlier = _report_earlier(connection)
         stuck = False
         if probing and management:
-            for outbox in outboxes(operate.existing(connection, priorities), management):
+            for outbox in operate.outboxes(operate.existing(connection, priorities), management):
                 click.echo(outbox)
                 stuck |= outbox.is_stuck
         lost: list[str] = []

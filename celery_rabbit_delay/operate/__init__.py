@@ -27,7 +27,7 @@ from .orphans import Orphan, orphans, purge, remove, replay
 from .probe import probe, probe_streams
 from .settings import advice
 from .setup import setup, teardown, teardown_earlier
-from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, status
+from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, outboxes, status
 from .verify import can_try_out, compare, try_out
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "moving",
     "native_waiting",
     "orphans",
+    "outboxes",
     "probe",
     "probe_streams",
     "purge",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
@@ -149,10 +150,14 @@ def test_what_takes_nothing_is_named_with_what_to_do(vhost: Vhost) -> None:
     }
     url = vhost.url("amqp")
     wait_until(lambda: said <= {*run(url, "status", *management(vhost)).out.splitlines()}, "the API has counted")
+    assert said == {*run(url, "orphans", "list", *management(vhost)).out.splitlines()}
+    listed = run(url, "orphans", "list", "--json", *management(vhost)).out.splitlines()
+    assert {json.loads(line)["stuck"] for line in listed} == {4, 1}
+    assert not run(url, "orphans", "list").out  # AMQP shows no outboxes
     verified = run(url, "verify", *management(vhost))
     assert verified.code == 3
     assert said <= {*verified.out.splitlines()}
-    assert run(url, "verify").code == 0  # AMQP shows no outboxes
+    assert run(url, "verify").code == 0
 
 
 def table(data: bytes) -> bytes:
