@@ -61,7 +61,7 @@ def web(
     """
     with handle_errors(), _extra():
         from ..web.serve import serve
-        from ..web.site import Setting
+        from ..web.setting import Setting
 
         setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only, bool(management_url))
         serve(setting, _broker(obj, management_url, any_queue), index, click.echo)

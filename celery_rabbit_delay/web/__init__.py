@@ -1,4 +1,4 @@
-"""A page to look at what waits, and metrics of it: thin, over `operate` and an index of the journal.
+"""A web page of waiting tasks, and metrics: a thin layer over `operate` and an index of the journal.
 
-Needs the extra `celery-rabbit-delay[web]`: this package imports what that brings.
+Needs the extra `celery-rabbit-delay[web]`: only this package imports its dependencies.
 """

@@ -1,4 +1,4 @@
-"""What the page does on the broker: cancel, move, orphans, health. Each call connects for itself."""
+"""The page's actions on the broker: cancel, move, orphans, health. Each call opens its own connection."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .index import WAITING, now, reading
 from .indexer import Indexer
 from .search import Row
 
-#: Most orphans that are shown, sent on or removed at a time.
+#: The maximum number of orphans to show, send or remove at a time.
 ORPHANS = 500
 
-#: What goes wrong on the way to the broker, and is shown.
+#: Errors of the broker, which the page shows.
 FAILURES = (DelayError, AMQPError, OperationalError, OSError)
 
 
 class Broker(NamedTuple):
-    """Where the cascade is, and how to get there."""
+    """The broker of the cascade, and how to connect to it."""
 
     name: str  # without a password
     connect: Callable[[], kombu.Connection]
@@ -45,30 +45,30 @@ class Broker(NamedTuple):
 
 
 class Done(NamedTuple):
-    """How many were done, and what is to be said of the others."""
+    """The number of processed messages, and the reasons for the refused ones."""
 
     amount: int
     refused: list[str]
 
 
 class Verified(NamedTuple):
-    """What `verify` found."""
+    """The findings of `verify`."""
 
     at: int  # milliseconds since 1970
     checks: int
-    findings: list[Finding]  # what is not as it should be
-    problems: list[str] | None  # what messages that were sent have shown; None: none were sent
+    findings: list[Finding]  # of parts that are not present
+    problems: list[str] | None  # that test messages have shown; None: none were sent
 
 
 class Desk:
-    """Changes one thing at a time; looking does not wait for that."""
+    """Runs the page's actions, one change at a time. Reads do not wait for changes."""
 
     def __init__(self, broker: Broker, indexer: Indexer, path: Path) -> None:
         self.broker = broker
         self._indexer = indexer
         self._path = path
         self._turn = threading.Lock()
-        # RabbitMQ hides the orphans that one looks at from another who looks.
+        # Orphans that one connection reads are invisible to others meanwhile.
         self._turn_at_orphans = threading.Lock()
 
     @contextmanager
@@ -83,7 +83,7 @@ class Desk:
             yield connection
 
     def cancel(self, numbers: Iterable[int]) -> Done:
-        """Cancel messages that wait, by the numbers of their records."""
+        """Cancel waiting messages by the numbers of their records."""
         with self._acting() as connection:
             self._indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
@@ -95,11 +95,11 @@ class Desk:
         return Done(len(ids), refused)
 
     def move(self, numbers: Iterable[int], due: datetime) -> Done:
-        """Give messages that wait another due time, by the numbers of their records."""
+        """Give waiting messages another due time, by the numbers of their records."""
         moved = 0
-        covered: set[int] = set()  # numbers of what was moved together with its other copies
+        covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
-            # What another has moved meanwhile must not be moved again: it would be delivered twice.
+            # A message that somebody else has just moved must not be moved again: it would be delivered twice.
             self._indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
             with operate.moving(connection, self._allowed) as move:
@@ -118,7 +118,7 @@ class Desk:
         return Done(moved, refused)
 
     def record(self, row: Row) -> Record:
-        """Return the record of a message, as the journal has it. Raises `NotWaiting`."""
+        """Return the record of a message from the journal. Raises `NotWaiting`."""
         with self._connected() as connection:
             return self._record(connection, row)
 
@@ -127,7 +127,7 @@ class Desk:
         with reading(self._path) as db:
             rows = [row for row in search.find(db, wanted) if row.state == WAITING and row.due > now()]
         gone = len(wanted) - len(rows)
-        return rows, [f"{gone:,} of them no longer wait"] if gone else []
+        return rows, [f"{gone:,} of the selected tasks no longer wait"] if gone else []
 
     def _record(self, connection: kombu.Connection, row: Row) -> Record:
         streams = journal.all_streams(connection.transport.delay_options.cascade)
@@ -148,25 +148,25 @@ class Desk:
             return operate.orphans(connection, ORPHANS)
 
     def replay(self, marks: Iterable[str] | None) -> Done:
-        """Send orphans on, all or those with some marks."""
+        """Send all orphans, or those with some marks, to their destinations."""
         with self._acting() as connection, self._turn_at_orphans:
             results = list(operate.replay(connection, ORPHANS, self._allowed, _chosen(marks)))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), refused)
 
     def remove(self, marks: Iterable[str] | None) -> Done:
-        """Remove orphans, all that are shown or those with some marks."""
+        """Remove all orphans that are shown, or those with some marks."""
         with self._acting() as connection, self._turn_at_orphans:
             return Done(operate.remove(connection, ORPHANS, _chosen(marks)), [])
 
     def status(self) -> Status:
-        """Return what waits where."""
+        """Return the message counts of the cascade."""
         with self._connected() as connection:
             wanted = operate.existing(connection)
             return operate.status(connection, wanted, self.broker.management(connection))
 
     def verify(self) -> Verified:
-        """Compare the broker with what should be there, and send messages through the short levels."""
+        """Compare the broker with the expected cascade, and send test messages through the short levels."""
         with self._acting() as connection:
             findings = operate.compare(connection, self.broker.destinations, self.broker.management(connection))
             wrong = [finding for finding in findings if finding.state != "present"]
@@ -175,7 +175,7 @@ class Desk:
 
 
 def mark(orphan: Orphan) -> str:
-    """Return what tells an orphan from others."""
+    """Return a digest that identifies an orphan."""
     return hashlib.blake2b(repr(tuple(orphan)).encode(errors="replace"), digest_size=12).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What a request says: the viewer's zone, what is to be shown, and what a form names."""
+"""Parses requests: the viewer's time zone, the filters, and the fields of forms."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..core import journal
 from ..core.due import due_at
 from .search import Filter
 
-#: Most messages that one form may name, and bytes that a form may have.
+#: The maximum number of messages in one form, and of its bytes.
 SELECTED, FORM = 1000, 200_000
 
-#: Numbers of messages lie below.
+#: The limit of the messages' numbers.
 MOST = 1 << journal.NUMBER_BITS
 
-#: What a moved message may be given instead of a moment: what it is called, and seconds.
+#: The delays that the form for moving offers: text and seconds.
 DELAYS = {"in 1 minute": 60, "in 10 minutes": 600, "in 1 hour": 3600, "in 1 day": 86_400, "in 1 week": 604_800}
 
 
 def zone() -> tzinfo:
-    """Return the viewer's zone, which the browser tells in a cookie; UTC until it does."""
+    """Return the viewer's time zone from the browser's cookie; UTC without one."""
     if "zone" not in g:
         name = request.cookies.get("zone", "")
         try:
@@ -36,7 +36,7 @@ def zone() -> tzinfo:
 
 
 def numbers() -> list[int]:
-    """Return the numbers of the messages that were selected."""
+    """Return the numbers of the selected messages."""
     chosen = [number for number in request.form.getlist("number", type=int) if 0 <= number < MOST]
     if not chosen:
         abort(400, "Nothing was selected: go back, and select a task.")
@@ -44,7 +44,7 @@ def numbers() -> list[int]:
 
 
 def marks() -> list[str] | None:
-    """Return what tells the orphans that were selected; None for all."""
+    """Return the marks of the selected orphans; None for all."""
     if request.form.get("all"):
         return None
     chosen = request.form.getlist("mark")
@@ -54,7 +54,7 @@ def marks() -> list[str] | None:
 
 
 def due() -> datetime:
-    """Return the moment that a form names: a delay, or a time in the viewer's zone. Raises `InvalidDelay`."""
+    """Return the due time in a form: a delay, or a time in the viewer's time zone. Raises `InvalidDelay`."""
     moment = datetime.now(timezone.utc)
     eta, delay = request.form.get("eta", ""), request.form.get("delay", "")
     if eta:
@@ -65,14 +65,14 @@ def due() -> datetime:
 
 
 def back() -> str:
-    """Return where a form came from: a path of this page, never another site."""
+    """Return the path that a form came from: a path of this page, never another site."""
     path = request.form.get("back", "/")
     own = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
     return path if own else "/"
 
 
 def wanted() -> Filter:
-    """Return which messages the address asks for."""
+    """Return the filter in the query string."""
     arguments = request.args
     return Filter(
         arguments.get("q", "").strip()[:200],
@@ -84,7 +84,7 @@ def wanted() -> Filter:
 
 
 def moment(text: str) -> int | None:
-    """Return a moment in milliseconds since 1970: from such a number, or from a time in the viewer's zone."""
+    """Return milliseconds since 1970 from a number of these, or from a time in the viewer's time zone."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         return int(text)
     try:
@@ -95,7 +95,7 @@ def moment(text: str) -> int | None:
 
 
 def place(text: str | None) -> tuple[int, int] | None:
-    """Return a row's place in the schedule, as `Row.place` writes it; None for anything else."""
+    """Return a row's place in the schedule from two numbers, see `Row.place`; None for other text."""
     parts = (text or "").split("-")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 18 for part in parts):
         return None
@@ -103,7 +103,7 @@ def place(text: str | None) -> tuple[int, int] | None:
 
 
 def link(**changes: Any) -> str:
-    """Return the address of the schedule with other arguments; None leaves one out."""
+    """Return the URL of the schedule with changed arguments; None removes one."""
     kept = {
         name: value for name, value in request.args.items() if name in ("q", "task", "queue", "since", "until", "range")
     }

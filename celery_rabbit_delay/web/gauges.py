@@ -1,4 +1,4 @@
-"""What waits, as metrics of Prometheus (https://prometheus.io/docs/concepts/metric_types)."""
+"""Prometheus metrics of waiting messages (https://prometheus.io/docs/concepts/metric_types)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .search import Share
 
 
 class Measured(NamedTuple):
-    """What the metrics are made of."""
+    """The values of the metrics."""
 
     queues: list[Share]
     cancelled: int
@@ -37,39 +37,37 @@ class _Collector(Collector):
 
 
 def exposition(measured: Measured) -> bytes:
-    """Return the text that Prometheus reads."""
+    """Return the metrics in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Collector(measured))
     return generate_latest(registry)
 
 
 def _of_the_index(measured: Measured) -> Iterator[Gauge]:
-    waiting = Gauge(_named("waiting"), "Messages of the journal that wait, by their queue.", labels=["queue"])
+    waiting = Gauge(_named("waiting"), "Waiting messages in the journal, by their queue.", labels=["queue"])
     for share in measured.queues:
         waiting.add_metric([share.name], share.waiting)
     yield waiting
-    yield _gauge("cancelled", "Cancelled messages of the journal that are not due yet.", measured.cancelled)
+    yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", measured.cancelled)
     if measured.next_due is not None:
-        yield _gauge("next_due_seconds", "Seconds until the next message of the journal is due.", measured.next_due)
+        yield _gauge("next_due_seconds", "Seconds until the next message in the journal is due.", measured.next_due)
     behind = measured.progress
     yield _gauge("index_behind_seconds", "Seconds since the index last held all of the journal.", behind.behind)
-    yield _gauge("index_behind_messages", "Messages of streams that the index has still to read.", behind.left)
+    yield _gauge("index_behind_messages", "Messages of streams that the index has not read yet.", behind.left)
 
 
 def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
-    levels = Gauge(
-        _named("level_messages"), "Messages in a level, all that wait.", labels=["level", "ttl_seconds", "shard"]
-    )
+    levels = Gauge(_named("level_messages"), "Waiting messages in a level.", labels=["level", "ttl_seconds", "shard"])
     for level in status.levels:
         held = (level.ready or 0) + (level.unsettled or 0)
         levels.add_metric([level.queue, f"{level.ttl / 1000:g}", str(level.shard)], held)
     yield levels
     missing = sum(level.ready is None for level in status.levels)
     yield _gauge("missing_levels", "Levels that do not exist.", missing)
-    yield _gauge("orphans", "Messages that had no way to go when they were due.", status.orphans or 0)
-    if management:  # AMQP does not tell
-        yield _gauge("blocked_levels", "Levels that cannot hand on what is due.", len(status.blocked))
-        yield _gauge("stuck", "Messages that are due and that their destinations have not taken.", status.stuck)
+    yield _gauge("orphans", "Messages that could not be delivered when they were due.", status.orphans or 0)
+    if management:  # AMQP does not show this
+        yield _gauge("blocked_levels", "Levels that cannot forward their due messages.", len(status.blocked))
+        yield _gauge("stuck", "Due messages that their destinations have not accepted.", status.stuck)
 
 
 def _named(name: str) -> str:

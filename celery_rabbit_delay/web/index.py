@@ -1,7 +1,7 @@
-"""An index of what waits, in a file of SQLite: fed from the journal's streams, read by the page and the metrics.
+"""An index of waiting messages in an SQLite file: fed from the journal's streams, read by the page and the metrics.
 
-It grows with the journal and not with what is looked at, so memory stays flat, and it goes on where it stopped: what a
-stream said and the place in it are stored together.
+The file grows with the journal, but the memory of the process does not. After a restart the index continues where it
+stopped, because it stores the contents of a stream together with the position in it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..core.journal import Changes, Keys, Unreadable
 from ..operate import Entry, Place, QueueNames, Record
 from .text import SEARCHED, body_text, printable
 
-#: What a message is: waiting, cancelled before it is due, replaced by a later one of its key.
+#: The state of a message: waiting, cancelled before it is due, replaced by a later message with its key.
 WAITING, CANCELLED, REPLACED = 0, 1, 2
 
 _VERSION = 1
 
-#: The last moment of the year 9999, in milliseconds: no due time lies beyond.
+#: The end of the year 9999, in milliseconds: the latest due time.
 _LATEST = 253_402_300_799_999
 
-#: The numbers of messages lie below.
+#: The limit of the messages' numbers.
 _NUMBERS = 1 << journal.NUMBER_BITS
 
-#: Rows that are removed at a time because they were due.
+#: The maximum number of past rows to remove at a time.
 _PRUNED = 5000
 
 _TABLES = """
@@ -80,11 +80,11 @@ _INSERT = """INSERT OR IGNORE INTO message
 
 
 class IndexUnusable(DelayError):
-    """The file of an index is that of another cascade, is in use, or is no such file."""
+    """The file is the index of another cascade, is in use, or is not an index."""
 
 
 class Index:
-    """Writes the index. One process and one thread of it may do so; `connect` is for the others."""
+    """Writes the index. Only one thread of one process may write it; others use `connect`."""
 
     def __init__(self, path: Path, about: str) -> None:
         """`about` names the cascade and its broker. Raises `IndexUnusable`."""
@@ -101,7 +101,7 @@ class Index:
         self._names: dict[str, int] = {}
 
     def _check(self) -> None:
-        """Make sure, before anything is written to it, that the file is an index or empty."""
+        """Check that the file is an index or empty, before anything is written to it."""
         with reading(self.path) as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
@@ -112,34 +112,34 @@ class Index:
 
     def _prepare(self, about: str) -> None:
         db = self._db
-        # All or nothing, for tables without a version are those of another program.
+        # In one transaction, because tables without a version count as those of another program.
         db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
         with db:
             db.execute("INSERT OR IGNORE INTO about VALUES ('of', ?)", [about])
         found = db.execute("SELECT value FROM about WHERE name = 'of'").fetchone()[0]
         if found != about:
-            raise IndexUnusable(f"{self.path} is the index of {found}, and this is {about}: name another file")
+            raise IndexUnusable(f"{self.path} is the index of {found}, but this is {about}: name another file")
 
     def close(self) -> None:
         self._db.close()
         self._lock.close()
 
     def places(self) -> dict[str, Place]:
-        """Return what was read last, by the stream's name."""
+        """Return the last message that was read of each stream, by the stream's name."""
         rows = self._db.execute("SELECT stream, offset, digest FROM place")
         return {stream: Place(offset, digest) for stream, offset, digest in rows}
 
     def clear(self) -> None:
-        """Forget everything, to begin anew."""
+        """Delete all contents, to build the index again."""
         with self._db as db:
-            db.execute("DROP TRIGGER message_removed")  # row by row, that would take minutes
+            db.execute("DROP TRIGGER message_removed")  # it would take minutes, because it runs for each row
             db.execute("INSERT INTO search (search) VALUES ('delete-all')")
             for table in ("message", "place", "cancelled", "stamp", "void", "last", "replaced"):
                 db.execute(f"DELETE FROM {table}")
         self._db.executescript(_TABLES)
 
     def apply(self, entries: Iterable[tuple[str, Entry]], queues: QueueNames, now: int) -> None:
-        """Take note of some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
+        """Store some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
         changes, keys = Changes(), Keys()
         places: dict[str, Place] = {}
         cancelled: list[str] = []
@@ -165,7 +165,7 @@ class Index:
             )
 
     def prune(self, now: int) -> int:
-        """Remove some of what is due before `now`, in milliseconds since 1970; return how much it was."""
+        """Remove some messages that are due before `now`, in milliseconds since 1970; return their number."""
         removed = 0
         with self._db as db:
             for state in (WAITING, CANCELLED, REPLACED):
@@ -210,7 +210,7 @@ class Index:
         )
 
     def _name(self, text: str) -> int:
-        """Return the number of a name, which many messages share."""
+        """Return the number of a name. Names are stored once, because many messages share them."""
         number = self._names.get(text)
         if number is None:
             shown = clean(text)[:255]
@@ -222,7 +222,7 @@ class Index:
         return number
 
     def _change(self, changes: Changes, cancelled: list[str]) -> None:
-        """Apply what is said of messages that are here already, and keep it for those that come."""
+        """Apply changes to the messages in the index, and store them for later messages."""
         db = self._db
         void = [(number,) for number in changes.void if number < _NUMBERS]
         db.executemany("INSERT OR IGNORE INTO void VALUES (?)", void)
@@ -236,7 +236,7 @@ class Index:
             self._cancel_by_stamps(0)
 
     def _replace(self, keys: Keys, now: int) -> None:
-        """Apply which message of a key is the last. One of which that was never said runs as well, so it waits."""
+        """Mark messages as replaced by the last one of their key. A message whose key was never stored still waits."""
         db = self._db
         last = [(clean(key), number) for key, number in keys.last.items() if number < _NUMBERS]
         replaced = {number for number in keys.replaced if number < _NUMBERS}
@@ -249,12 +249,12 @@ class Index:
             f"UPDATE message SET state = {REPLACED} WHERE number = ? AND state = {WAITING}",
             [(number,) for number in replaced],
         )
-        again = [(number,) for _, number in last]  # published once more after an error, it is the last again
+        again = [(number,) for _, number in last]  # a message that is published again after an error is the last again
         db.executemany("DELETE FROM replaced WHERE number = ?", again)
         db.executemany(f"UPDATE message SET state = {WAITING} WHERE number = ? AND state = {REPLACED}", again)
 
     def _settle(self, after: int) -> None:
-        """Apply to the rows after one what was said of them before they came."""
+        """Apply earlier changes to the rows after a row."""
         db = self._db
         db.execute("DELETE FROM message WHERE row > ? AND number IN (SELECT number FROM void)", [after])
         db.execute(
@@ -282,18 +282,18 @@ def _pairs(stamps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def clean(text: str) -> str:
-    """Return text as SQLite takes it."""
+    """Return text that SQLite can store."""
     return text.encode(errors="replace").decode()
 
 
 def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
-    """Return a connection to an index for the thread that asks."""
-    db = sqlite3.connect(path, timeout=30, check_same_thread=False)  # written by one thread at a time
+    """Return a connection to an index for one thread."""
+    db = sqlite3.connect(path, timeout=30, check_same_thread=False)  # only one thread at a time writes
     try:
         db.execute("PRAGMA case_sensitive_like = OFF")
         db.execute("PRAGMA cache_size = -32000")  # 32 MB
         if writable:
-            db.execute("PRAGMA journal_mode = WAL")  # whoever reads does not wait for whoever writes
+            db.execute("PRAGMA journal_mode = WAL")  # readers do not wait for the writer
             db.execute(
                 "PRAGMA synchronous = NORMAL"
             )  # no sync but at checkpoints; a crash costs the last moments at most
@@ -308,7 +308,7 @@ def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Connect to an index to read from it, as it is at one moment."""
+    """Connect to an index for reading."""
     db = connect(path)
     try:
         yield db
@@ -317,7 +317,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _lock(path: Path) -> Any:
-    """Make sure that no other process writes the index, whose file only its owner may read."""
+    """Lock the index against other processes, and let only the file's owner read it."""
     try:
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         os.close(file)

@@ -1,4 +1,4 @@
-"""Feeds the index from the journal's streams, in a thread of its own."""
+"""Feeds the index from the journal's streams, in a separate thread."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from .text import reason
 
 logger = logging.getLogger(__name__)
 
-#: Bytes, messages and seconds that are stored together at most.
+#: The maximum of bytes, messages and seconds that are stored in one transaction.
 _BYTES, _MESSAGES, _SECONDS = 2_000_000, 2000, 1.0
 
-#: Seconds without a message after which what has come is stored, and after which others have a turn.
+#: Seconds without a message until pending messages are stored, and until other work is done if none is pending.
 _PAUSE, _TURN = 0.02, 0.3
 
-#: Milliseconds since it was sent for which the last message counts as all that there is.
+#: Milliseconds. If the last message is younger than this, the index counts as up to date.
 _FRESH = 2000
 
-#: Seconds between two looks for streams that did not exist yet, between two attempts to connect, between two prunings.
+#: Seconds between two checks for new streams, between two attempts to connect, between two prunings.
 _LOOK, _AGAIN, _PRUNE = 5, 1, 5
 
-#: How long what was due stays, so that a page that was just shown does not lose it: milliseconds.
+#: Milliseconds that a message stays after its due time, so that it does not vanish from a page that was just shown.
 _KEEP = 2000
 
 
 class Progress(NamedTuple):
-    """How far the index is."""
+    """The progress of the index."""
 
-    behind: float  # seconds since it last held all that the streams had
-    left: int  # messages of streams that are still to be read of those that were there at the beginning
+    behind: float  # seconds since it was last up to date
+    left: int  # of the messages that the streams had at the beginning, those that are not read yet
     total: int
-    error: str | None  # why it does not go on
-    is_ready: bool = True  # whether it has held all that the streams had, since it was started
+    error: str | None  # the reason why it has stopped
+    is_ready: bool = True  # whether it was up to date at least once since it was started
 
 
 class Indexer:
@@ -68,7 +68,7 @@ class Indexer:
         self._stopping = threading.Event()
         self._look = threading.Event()
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
-        self.is_ready = threading.Event()  # once it has held all that the streams had
+        self.is_ready = threading.Event()  # is set when the index is up to date for the first time
 
     def start(self) -> None:
         self._thread.start()
@@ -89,7 +89,7 @@ class Indexer:
         return self._error is None and not left and not self._pending and self.is_ready.is_set()
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
-        """Return once the index has all that the streams have now. Raises `StreamUnavailable`."""
+        """Wait until the index has all messages that the streams have now. Raises `StreamUnavailable`."""
         streams = journal.all_streams(connection.transport.delay_options.cascade)
         markers: set[bytes] = set()
 
@@ -100,7 +100,7 @@ class Indexer:
         with self._seen:
             marked = operate.mark(connection, streams, announce)
             sent = set(marked.values())
-            if not marked.keys() <= self._ends.keys():  # somebody has just created one
+            if not marked.keys() <= self._ends.keys():  # a stream was just created
                 self._look.set()
             done = self._seen.wait_for(lambda: sent.isdisjoint(self._wanted), timeout)
             self._wanted -= markers
@@ -115,14 +115,14 @@ class Indexer:
                     with Follower(connection) as follower:
                         self._follow(follower, connection)
             except StreamReplaced as exc:
-                logger.warning("The index begins anew: %s", exc)
+                logger.warning("The index is built again: %s", exc)
                 self._pending.clear()
                 self._index.clear()
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 self._error = reason(exc)
                 self._stopping.wait(_AGAIN)
             except Exception as exc:
-                logger.exception("The index does not go on")
+                logger.exception("The index has stopped")
                 self._error = f"{type(exc).__name__}: {exc}"
                 self._stopping.wait(10 * _AGAIN)
 
@@ -157,7 +157,7 @@ class Indexer:
         return self._bytes >= _BYTES or len(self._pending) >= _MESSAGES
 
     def _begin(self, follower: Follower, streams: list[Stream]) -> list[Stream]:
-        """Follow those of some streams that exist; return the others."""
+        """Follow the streams that exist; return the others."""
         known = self._index.places()
         places = {stream: known.get(stream.name) for stream in streams}
         for stream, place in places.items():
@@ -172,7 +172,7 @@ class Indexer:
         self._bytes += len(entry.body)
 
     def _store(self) -> bool:
-        """Store what has come; return whether the last of it was sent just now."""
+        """Store the pending messages; return whether the last one was sent just now."""
         pending, self._pending, self._bytes = self._pending, [], 0
         moment = now()
         self._index.apply(pending, self._queues, moment)
@@ -188,7 +188,7 @@ class Indexer:
 
 
 def indexed(indexer: Indexer) -> None:
-    """Bring an index up to date, once. Raises `StreamUnavailable` with the reason if that is not possible."""
+    """Bring an index up to date once. Raises `StreamUnavailable` with the reason if that fails."""
     indexer.start()
     try:
         while not indexer.is_ready.wait(0.1):

@@ -1,4 +1,4 @@
-"""What the page and the metrics show of the whole: worked out once in a while, however many look at it."""
+"""Totals for the page and the metrics, cached so that their cost does not depend on the number of viewers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .text import reason
 
 T = TypeVar("T")
 
-#: Most answers that are remembered, and seconds for which one is at most.
+#: The maximum number of cached answers, and their maximum lifetime in seconds.
 _REMEMBERED, _LONGEST = 200, 20
 
 
@@ -28,11 +28,11 @@ class _Answer:
         self.lock = threading.Lock()
         self.value: Any = None
         self.is_known = False
-        self.until = 0.0  # when it is asked for again, by `time.monotonic`
+        self.until = 0.0  # the end of its lifetime, by `time.monotonic`
 
 
 class Summary(NamedTuple):
-    """What waits, as a whole. Times are milliseconds since 1970."""
+    """Totals of the waiting messages. Times are milliseconds since 1970."""
 
     waiting: int
     soonest: int | None
@@ -43,7 +43,7 @@ class Summary(NamedTuple):
 
 
 class Overview:
-    """Answers that are a moment old: ten times as long as they took, and some seconds at least."""
+    """Cached answers. An answer lives ten times as long as it took, and at least some seconds."""
 
     def __init__(self, path: Path, indexer: Indexer, desk: Desk) -> None:
         self._path = path
@@ -70,7 +70,7 @@ class Overview:
         return self._remembered(wanted, 1, ask)
 
     def status(self) -> Status | str:
-        """Return what waits where, or why that is not known."""
+        """Return the message counts of the cascade, or the reason why they are unknown."""
 
         def ask() -> Status | str:
             try:
@@ -81,14 +81,14 @@ class Overview:
         return self._remembered("status", 4, ask)
 
     def measured(self, management: bool) -> Measured:
-        """Return what the metrics are made of."""
+        """Return the values of the metrics."""
         summary, status = self.summary(), self.status()
         next_due = None if summary.soonest is None else max(0.0, (summary.soonest - now()) / 1000)
         known = None if isinstance(status, str) else status
         return Measured(summary.queues, summary.cancelled, next_due, self._indexer.progress, known, management)
 
     def forget(self) -> None:
-        """Ask anew: something was changed."""
+        """Expire all cached answers after a change."""
         with self._lock:
             for answer in self._answers.values():
                 answer.until = 0
@@ -113,7 +113,7 @@ class Overview:
                 self._answers.clear()
             answer = self._answers.setdefault(name, _Answer())
         if time.monotonic() >= answer.until and answer.lock.acquire(blocking=not answer.is_known):
-            try:  # so that many who look ask once, and do not wait if there is an older answer
+            try:  # many viewers ask only once, and do not wait if there is an older answer
                 began = time.monotonic()
                 if began >= answer.until:
                     answer.value = ask()

@@ -1,4 +1,4 @@
-"""The plot of what is due when, as data that a template draws. Pure: the clock and the counts are arguments."""
+"""The plot of due tasks over time, as data that a template draws. Pure: the clock and the counts are arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 240, 44, 26, 12
 
 
 class Range(NamedTuple):
-    """What a plot may be of. `step` and `label` are seconds: from bar to bar, and from label to label."""
+    """The time range of a plot. `step` and `label` are seconds: from bar to bar, and from label to label."""
 
     name: str
     bars: int
@@ -44,7 +44,7 @@ class Bar(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the grid and what is written beside it."""
+    """A line of the grid, or a label."""
 
     at: float
     label: str
@@ -52,13 +52,13 @@ class Line(NamedTuple):
 
 class Plot(NamedTuple):
     bars: list[Bar]
-    lines: list[Line]  # across, from the least to the most
-    labels: list[Line]  # below
+    lines: list[Line]  # horizontal, from the bottom to the top
+    labels: list[Line]  # below the axis
     total: int
 
 
 def edges(range_: Range, now: int, zone: tzinfo) -> list[int]:
-    """Return the moments between the bars, from that which `now` is in, in milliseconds since 1970."""
+    """Return the times between the bars, in milliseconds since 1970. `now` lies in the first bar."""
     step = range_.step * 1000
     offset = _offset(now, zone)
     first = (now + offset) // step * step - offset
@@ -66,7 +66,7 @@ def edges(range_: Range, now: int, zone: tzinfo) -> list[int]:
 
 
 def plot(range_: Range, moments: Sequence[int], counts: Sequence[int], zone: tzinfo) -> Plot:
-    """Return what is to be drawn of counts between moments."""
+    """Return the plot of the counts between some times."""
     most = nice(max(counts, default=0))
     room = HEIGHT - BOTTOM - TOP
     width = (WIDTH - LEFT) / max(1, len(counts))
@@ -74,7 +74,7 @@ def plot(range_: Range, moments: Sequence[int], counts: Sequence[int], zone: tzi
     for number, count in enumerate(counts):
         height = room * count / most
         if count:
-            height = max(height, 2)  # what is there is seen
+            height = max(height, 2)  # a bar is always visible
         since, until = moments[number], moments[number + 1]
         title = f"{count:,} due {text(since, zone, '%a %d %b %H:%M:%S')} – {text(until, zone, '%H:%M:%S')}"
         bar = Bar(LEFT + number * width + 0.75, TOP + room - height, width - 1.5, height, since, until, count, title)
@@ -89,7 +89,7 @@ def plot(range_: Range, moments: Sequence[int], counts: Sequence[int], zone: tzi
 
 
 def nice(most: int) -> int:
-    """Return a round number that is not less, and at least 4."""
+    """Return the next round number, at least 4."""
     size = 1
     while True:
         for factor in (4, 8, 12, 20):
@@ -99,7 +99,7 @@ def nice(most: int) -> int:
 
 
 def text(moment: int, zone: tzinfo, format_: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Return a moment in a zone, from milliseconds since 1970."""
+    """Return the text of a time in a time zone, from milliseconds since 1970."""
     try:
         return (
             (datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=moment))
@@ -111,7 +111,7 @@ def text(moment: int, zone: tzinfo, format_: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 
 def until(milliseconds: int) -> str:
-    """Return how long it is until something, or since, in words of at most two units."""
+    """Return a time span until or since an event as text, in at most two units."""
     seconds = abs(milliseconds) // 1000
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -125,7 +125,7 @@ def until(milliseconds: int) -> str:
 
 
 def _offset(moment: int, zone: tzinfo) -> int:
-    """Return how far a zone is before UTC at a moment; both are milliseconds."""
+    """Return the UTC offset of a time zone at a time; both are milliseconds."""
     try:
         at = datetime.fromtimestamp(moment / 1000, timezone.utc).astimezone(zone)
     except (OverflowError, ValueError, OSError):

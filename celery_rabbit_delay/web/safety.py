@@ -1,4 +1,4 @@
-"""Who may use the page: names that it answers to, passwords, tokens of forms. Pure but for what it remembers."""
+"""Access control of the page: host names, passwords, response headers. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
-#: What a browser may do with a page: nothing is loaded from elsewhere, and nothing in it runs or is framed.
+#: The policy for browsers: load nothing from other sites, run only the page's own script, do not allow frames.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -34,7 +34,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-#: Wrong passwords from one address in so many seconds, and addresses that are remembered.
+#: The limit of wrong passwords per address, the seconds that they count, and the number of addresses to remember.
 _TRIES, _SECONDS, _ADDRESSES = 10, 60, 10_000
 
 
@@ -49,9 +49,9 @@ def is_loopback(host: str) -> bool:
 
 
 def is_known(header: str, listening: str, names: Collection[str]) -> bool:
-    """Return whether a Host header names this page: else another site's name may have been led here (DNS rebinding).
+    """Return whether a Host header names this page. Other names may be an attack by DNS rebinding.
 
-    An address cannot be led elsewhere; where only this machine is listened to, it must be one of the loopback.
+    IP addresses are safe. If the page listens on a loopback address, only loopback addresses are known.
     """
     host = header.rpartition("]")[0] + "]" if header.startswith("[") else header.partition(":")[0]
     host = host.lower().rstrip(".")
@@ -65,13 +65,13 @@ def is_known(header: str, listening: str, names: Collection[str]) -> bool:
 
 
 def same(given: str, expected: str) -> bool:
-    """Return whether two secrets are the same, in a time that does not tell where they differ."""
+    """Return whether two secrets are equal, in constant time."""
     digests = [hashlib.sha256(secret.encode(errors="replace")).digest() for secret in (given, expected)]
     return hmac.compare_digest(*digests)
 
 
 class Door:
-    """Checks passwords, and for a while none of an address that sent many wrong ones."""
+    """Checks passwords, and blocks an address for a while after many wrong ones."""
 
     def __init__(self, password: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._password = password
@@ -79,13 +79,13 @@ class Door:
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()
 
     def is_closed(self, address: str) -> bool:
-        """Return whether an address has to wait."""
+        """Return whether an address is blocked."""
         moment = self._clock()
         recent = [at for at in self._wrong.get(address, ()) if moment - at < _SECONDS]
         return len(recent) >= _TRIES
 
     def opens(self, address: str, given: str) -> bool:
-        """Return whether the password of an address is right."""
+        """Return whether a password is right, unless its address is blocked."""
         if self.is_closed(address):
             return False
         if same(given, self._password):

@@ -1,4 +1,4 @@
-"""What the page asks the index: what waits, the soonest first, how much of it, and when it is due."""
+"""The page's queries to the index: waiting messages, the soonest first, their number and their due times."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from .index import CANCELLED, WAITING
 from .text import pattern
 
-#: Rows of a page; rows, the soonest first, that are looked through before the index of arguments is asked; the most
-#: that is counted of what contains a text.
+#: Rows per page; the number of soonest rows to scan before the full-text index is used; the limit for counting the
+#: matches of a text.
 PAGE, _NEAR, MOST = 50, 20_000, 10_000
 
-#: Names of tasks or queues that a text may be a part of.
+#: The maximum number of task or queue names that contain a text.
 _NAMES = 50
 
 _COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id = task),
@@ -24,39 +24,39 @@ _COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id
 
 
 class Row(NamedTuple):
-    """A message that waits."""
+    """A waiting message."""
 
     row: int
     number: int
     due: int  # milliseconds since 1970
     id: str
-    task: str  # "" if it is none of Celery's
+    task: str  # "" for a message that is not a Celery task
     queue: str
     key: str | None
     retries: int
-    arguments: str  # the first of them
+    arguments: str  # truncated
     stream: str
     offset: int
     state: int
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it is among all, the soonest first."""
+        """The sort key of the row."""
         return self.due, self.row
 
 
 class Filter(NamedTuple):
-    """What is looked for. Times are milliseconds since 1970."""
+    """The filter of a search. Times are milliseconds since 1970."""
 
     text: str = ""
     task: str = ""
     queue: str = ""
     since: int | None = None
-    until: int | None = None  # not included
+    until: int | None = None  # exclusive
 
 
 class Share(NamedTuple):
-    """What waits of one task, or for one queue."""
+    """The waiting messages of one task, or for one queue."""
 
     name: str
     waiting: int
@@ -64,7 +64,7 @@ class Share(NamedTuple):
 
 
 class _Where:
-    """A condition of SQL, and what it is about."""
+    """An SQL condition with its values."""
 
     def __init__(self, wanted: Filter, now: int) -> None:
         self.conditions = [f"state = {WAITING}", "due > ?"]
@@ -83,14 +83,14 @@ class _Where:
         return " AND ".join([*self.conditions, condition]), [*self.values, *values]
 
 
-#: What a filter calls the task of messages that are none of Celery's.
+#: The task name in a filter for messages that are not Celery tasks.
 NONE = "-"
 
 
 def page(
     db: sqlite3.Connection, wanted: Filter, now: int, after: tuple[int, int] | None = None, back: bool = False
 ) -> list[Row]:
-    """Return a page, and one row more if there is another page: what follows a place or, going `back`, precedes it."""
+    """Return the page after a place or, with `back`, before it; with one more row if another page follows."""
     where = _Where(wanted, now)
     if after is not None:
         where.add(f"(due, message.row) {'<' if back else '>'} (?, ?)", *after)
@@ -108,7 +108,7 @@ def _rows(db: sqlite3.Connection, rest: str, values: list[Any]) -> list[Row]:
 
 
 def _near(db: sqlite3.Connection, where: _Where, text: str, order: str) -> list[Row]:
-    """Return a page of what contains a text if those that come next are enough for it."""
+    """Return a page of matches of a text from the soonest rows; nothing if they do not fill a page."""
     condition, values = where.and_()
     tests, more = [], []
     for test, value in _tests(db, text):
@@ -120,7 +120,7 @@ def _near(db: sqlite3.Connection, where: _Where, text: str, order: str) -> list[
 
 
 def _far(db: sqlite3.Connection, where: _Where, text: str, order: str, back: bool) -> list[Row]:
-    """Return a page of what contains a text, through the indexes of all that may contain it."""
+    """Return a page of matches of a text, found with the database's indexes."""
     found: dict[int, Row] = {}
     for rest, values in _sources(db, where, text):
         found |= {row.row: row for row in _rows(db, f"{rest} {order} LIMIT {PAGE + 1}", values)}
@@ -143,10 +143,10 @@ def _sources(db: sqlite3.Connection, where: _Where, text: str) -> Iterator[tuple
         for column in ("task", "queue"):
             condition, values = where.and_(f"{column} = ?", name)
             yield f"message INDEXED BY message_{column} WHERE {condition}", values
-    if len(text) < 3:  # the index has groups of three characters
+    if len(text) < 3:  # the full-text index consists of trigrams
         condition, values = where.and_(r"arguments LIKE ? ESCAPE '\'", pattern(text))
         yield f"message WHERE {condition}", values
-    elif re.search(r"[%_\\]", text):  # with ESCAPE, SQLite would look through all
+    elif re.search(r"[%_\\]", text):  # with ESCAPE, SQLite would scan all rows
         parts = [part for part in re.split(r"[%_\\]+", text) if len(part) >= 3]
         condition, values = where.and_(r"message.arguments LIKE ? ESCAPE '\'", pattern(text))
         if parts:
@@ -166,7 +166,7 @@ def _sources(db: sqlite3.Connection, where: _Where, text: str) -> Iterator[tuple
 
 
 def _after(text: str) -> str:
-    """Return what comes after all that begins with a text."""
+    """Return an upper bound of all texts that begin with a text."""
     return text + chr(0x10FFFF)
 
 
@@ -176,7 +176,7 @@ def _names(db: sqlite3.Connection, text: str) -> list[int]:
 
 
 def count(db: sqlite3.Connection, wanted: Filter, now: int) -> int:
-    """Return how much there is of something; with a text, no more than `MOST` + 1 of it are counted."""
+    """Return the number of matches of a filter; with a text, at most `MOST` + 1."""
     where = _Where(wanted, now)
     if not wanted.text:
         condition, values = where.and_()
@@ -190,7 +190,7 @@ def count(db: sqlite3.Connection, wanted: Filter, now: int) -> int:
 
 
 def find(db: sqlite3.Connection, numbers: Iterable[int]) -> list[Row]:
-    """Return those messages of some numbers that the index has, in whatever state."""
+    """Return the messages with some numbers, in any state."""
     found = []
     for number in numbers:
         found += _rows(db, "message WHERE number = ?", [number])
@@ -198,14 +198,14 @@ def find(db: sqlite3.Connection, numbers: Iterable[int]) -> list[Row]:
 
 
 def copies(db: sqlite3.Connection, row: Row, now: int) -> list[Row]:
-    """Return all that waits of a message: a move that was interrupted leaves two copies."""
+    """Return all waiting copies of a message: an interrupted move leaves two."""
     if not row.id:
         return [row]
     return _rows(db, f"message WHERE id = ? AND state = {WAITING} AND due > ?", [row.id, now]) or [row]
 
 
 def bars(db: sqlite3.Connection, wanted: Filter, now: int, edges: list[int]) -> list[int]:
-    """Return how much is due between every two of some moments."""
+    """Return the number of due messages between each two consecutive times."""
     counts = []
     for since, until in itertools.pairwise(edges):
         counts.append(count(db, wanted._replace(text="", since=since, until=until), now))
@@ -213,7 +213,7 @@ def bars(db: sqlite3.Connection, wanted: Filter, now: int, edges: list[int]) -> 
 
 
 def extent(db: sqlite3.Connection, now: int) -> tuple[int, int] | None:
-    """Return when the soonest and the latest of all that waits is due; None if nothing waits."""
+    """Return the due times of the soonest and the latest waiting message; None if no message waits."""
     found = [
         db.execute(
             f"SELECT due FROM message WHERE state = {WAITING} AND due > ? ORDER BY due {order} LIMIT 1", [now]
@@ -224,7 +224,7 @@ def extent(db: sqlite3.Connection, now: int) -> tuple[int, int] | None:
 
 
 def shares(db: sqlite3.Connection, column: str, now: int) -> list[Share]:
-    """Return what waits by "task" or by "queue", the most first."""
+    """Return the waiting messages by "task" or by "queue", the largest number first."""
     rows = db.execute(
         f"SELECT (SELECT text FROM name WHERE name.id = {column}), count(*), min(due) FROM message "
         f"INDEXED BY message_{column} WHERE state = {WAITING} AND due > ? GROUP BY {column}",
@@ -234,6 +234,6 @@ def shares(db: sqlite3.Connection, column: str, now: int) -> list[Share]:
 
 
 def cancelled(db: sqlite3.Connection, now: int) -> int:
-    """Return how many messages wait only to be dropped, for they were cancelled."""
+    """Return the number of cancelled messages that are not due yet."""
     rows = db.execute(f"SELECT count(*) FROM message WHERE state = {CANCELLED} AND due > ?", [now])
     return int(rows.fetchone()[0])

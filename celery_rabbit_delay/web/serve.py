@@ -1,4 +1,4 @@
-"""Runs the page until it is told to stop, and prints metrics once."""
+"""Runs the web page until a signal stops it, and prints the metrics once."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from .gauges import exposition
 from .index import Index
 from .indexer import Indexer, indexed
 from .overview import Overview
-from .site import Setting, create
+from .setting import Setting
+from .site import create
 
-#: Requests that are answered at the same time.
+#: The number of requests that are handled in parallel.
 _THREADS = 8
 
 
 def check(setting: Setting) -> None:
-    """Raise `UnsupportedConfiguration` if anybody could see and change what waits."""
+    """Raise `UnsupportedConfiguration` if other machines could use the page without a password."""
     if not safety.is_loopback(setting.host) and not setting.password:
         raise UnsupportedConfiguration(
-            f"{setting.host} can be reached by others: set a password in the environment variable "
+            f"other machines can reach {setting.host}: set a password in the environment variable "
             "CELERY_RABBIT_DELAY_WEB_PASSWORD, or listen on 127.0.0.1"
         )
 
@@ -62,7 +63,7 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
 
 
 def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:
-    """Return the metrics, with an index that is up to date. Raises `StreamUnavailable`, `IndexUnusable`."""
+    """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`."""
     with _indexer(broker, index) as (path, indexer):
         indexed(indexer)
         overview = Overview(path, indexer, Desk(broker, indexer, path))

@@ -55,7 +55,7 @@ def looking(chrome: Any, directory: Path, *arguments: str, **environment: str) -
 
 
 def text(chrome: Any, css: str = "body") -> str:
-    """What is to be seen. The page replaces its parts while it is read, so this asks once."""
+    """Return the visible text, in one call, because the page replaces its parts all the time."""
     return str(chrome.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
 
 
@@ -85,7 +85,7 @@ def search(chrome: Any, words: str) -> None:
 
 
 def press(chrome: Any, *keys: str) -> None:
-    """Press keys on whatever has the focus then: the page may replace it in between."""
+    """Press keys on the element with the focus, which the page may have replaced."""
     from selenium.webdriver import ActionChains
 
     ActionChains(chrome).send_keys(*keys).perform()
@@ -105,7 +105,7 @@ def confirm(chrome: Any, yes: bool = True) -> None:
 
 
 def fill(shop: Shop, many: int) -> None:
-    """What may wait in a shop."""
+    """Publish some tasks of a shop."""
     kinds = {
         "shop.ask_for_review": ("mail", 9),
         "shop.send_reminder": ("mail", 6),
@@ -283,7 +283,7 @@ def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path:
     return taken
 
 
-def test_it_looks_the_same_on_a_phone_and_in_the_dark_and_the_picture_of_the_docs_is_taken(
+def test_the_page_fits_a_phone_and_a_dark_screen_and_draws_the_picture_of_the_docs(
     shop: Shop, chrome: Any, tmp_path: Path
 ) -> None:
     """`make screenshot` names the file; otherwise they are left with the other files of the test."""

@@ -39,7 +39,7 @@ Serve = Callable[..., Site]
 
 @pytest.fixture
 def serve(vhost: Vhost, tmp_path: Path) -> Iterator[Serve]:
-    """Starts the page of a virtual host."""
+    """Start the page of a virtual host."""
     with ExitStack() as stack:
 
         def start(*arguments: str, options: tuple[str, ...] = ("--queue", "q"), **environment: str) -> Site:
@@ -67,7 +67,7 @@ def lacks(site: Site, text: str, path: str = "/") -> None:
 
 
 def number_of(site: Site, text: str) -> int:
-    """The number of the only row that a search finds."""
+    """Return the number of the only row that a search finds."""
     wait_until(lambda: len(site.numbers(f"/?q={text}")) == 1, f"{text} is found", timeout=30)
     [number] = site.numbers(f"/?q={text}")
     return number
@@ -431,7 +431,7 @@ def test_a_broker_that_is_away_is_shown_and_found_again(vhost: Vhost, serve: Ser
     assert "stopped" in site.output()
 
 
-def test_the_commands_of_the_page_on_it_work(vhost: Vhost, tmp_path: Path) -> None:
+def test_the_commands_in_the_documentation_of_the_page_work(vhost: Vhost, tmp_path: Path) -> None:
     lines = re.findall(r"^\$ (.*celery.* delay .*)$", (DOCS / "web.md").read_text(), re.MULTILINE)
     assert len(lines) == 3
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

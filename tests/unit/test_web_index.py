@@ -1,4 +1,4 @@
-"""The index without a broker: what streams say, in whatever order, and what is found of it."""
+"""The index without a broker: contents of streams in any order, and searches."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_what_is_published_again_is_the_last_again(streams: Streams) -> None:
 
 @given(st.permutations(["first", "second", "third", "key 1", "key 2", "key 3"]))
 @settings(max_examples=100)
-def test_of_one_key_the_last_is_left_in_whatever_order_streams_are_read(order: list[str]) -> None:
+def test_only_the_last_message_of_a_key_waits_in_any_order_of_reading(order: list[str]) -> None:
     import tempfile
 
     bodies: dict[str, Any] = {"first": record(1, key="k"), "second": record(2, key="k"), "third": record(3, key="k")}
@@ -257,7 +257,7 @@ def test_an_index_is_that_of_one_cascade_and_one_process(tmp_path: Path) -> None
     with pytest.raises(IndexUnusable, match="in use by another process"):
         Index(path, "here")
     index.close()
-    with pytest.raises(IndexUnusable, match="is the index of here, and this is there"):
+    with pytest.raises(IndexUnusable, match="is the index of here, but this is there"):
         Index(path, "there")
     db = connect(path, writable=True)
     db.execute("PRAGMA user_version = 99")

@@ -1,4 +1,4 @@
-"""The page without a broker: what it answers when nobody answers it."""
+"""The page without a broker: its responses when the broker is away."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from celery_rabbit_delay.web.index import Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.search import Share
 from celery_rabbit_delay.web.serve import check
-from celery_rabbit_delay.web.site import Setting, create
+from celery_rabbit_delay.web.setting import Setting
+from celery_rabbit_delay.web.site import create
 from testkit.wait import wait_until
 
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Any]:
-    """A client of a page whose broker is away, and whose index has one task."""
+    """Yield a client of a page whose broker is away, and whose index has one task."""
 
     def connect() -> kombu.Connection:
         raise OSError("the broker is away")
@@ -50,7 +51,7 @@ def client(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def refused(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Indexer]]:
-    """A client of a page whose broker's port takes no connections, and its indexer."""
+    """Yield a client of a page whose broker's port refuses connections, and its indexer."""
     monkeypatch.setattr(functional, "sleep", lambda seconds: None)  # Kombu's pause before it tries again
 
     def connect() -> kombu.Connection:
@@ -95,7 +96,7 @@ def test_a_broker_that_does_not_answer_is_named_without_its_password(refused: tu
     assert says in text(client.get("/"))
 
 
-def test_what_cannot_be_done_is_said(client: Any) -> None:
+def test_the_page_says_what_it_cannot_do(client: Any) -> None:
     with client.session_transaction() as session:
         session["token"] = "t"
     for path, fields in (
@@ -135,7 +136,7 @@ def test_a_record_that_somebody_made_up_is_said_to_be_one(
 
 
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\x07"])
-def test_nobody_is_led_to_another_site(client: Any, back: str) -> None:
+def test_a_form_never_redirects_to_another_site(client: Any, back: str) -> None:
     with client.session_transaction() as session:
         session["token"] = "t"
     answer = client.post("/cancel", data={"token": "t", "back": back, "number": "5"})

@@ -1,4 +1,4 @@
-// Keeps the page current without loading it again, and lets it be used with the keyboard.
+// Refreshes the page without reloading it, and handles the keyboard shortcuts.
 "use strict";
 
 const EVERY = 2000; // milliseconds
@@ -46,7 +46,7 @@ async function refresh() {
     if (answer.ok) replace(new DOMParser().parseFromString(await answer.text(), "text/html"));
     document.documentElement.classList.toggle("stale", !answer.ok);
   } catch {
-    document.documentElement.classList.add("stale"); // the server is away; it is asked again
+    document.documentElement.classList.add("stale"); // the server is down; the next refresh tries again
   }
 }
 

@@ -1,0 +1,73 @@
+"""The targets of the page's forms: cancel, move, orphans, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from flask import Flask, flash, redirect, url_for
+
+from ..core import headers as headers_
+from ..core.errors import DelayError
+from . import forms, plot
+from .desk import FAILURES, Desk, Done
+from .overview import Overview
+from .text import printable, reason
+
+
+def add_actions(site: Flask, desk: Desk, overview: Overview) -> None:
+    """Add the targets of the forms."""
+
+    def answer(act: Callable[[], Done], what: str) -> Any:
+        try:
+            done = act()
+            flash(f"{done.amount:,} {what}", "good" if done.amount else "bad")
+            for refused in done.refused[:5]:
+                flash(printable(refused, 300), "bad")
+            if len(done.refused) > 5:
+                flash(f"and {len(done.refused) - 5:,} more were refused", "bad")
+        except FAILURES as exc:
+            flash(printable(reason(exc), 500), "bad")
+        overview.forget()
+        return redirect(forms.back(), 303)
+
+    @site.post("/cancel")
+    def cancel() -> Any:
+        numbers = forms.numbers()
+        return answer(lambda: desk.cancel(numbers), "cancelled")
+
+    @site.post("/run-now")
+    def run_now() -> Any:
+        numbers = forms.numbers()
+        return answer(lambda: desk.move(numbers, datetime.now(timezone.utc)), "due at once")
+
+    @site.post("/reschedule")
+    def reschedule() -> Any:
+        numbers = forms.numbers()
+        try:
+            due = forms.due()
+        except DelayError as exc:
+            flash(printable(str(exc), 300), "bad")
+            return redirect(forms.back(), 303)
+        shown = plot.text(headers_.milliseconds(due), forms.zone())
+        return answer(lambda: desk.move(numbers, due), f"moved to {shown}")
+
+    @site.post("/orphans/replay")
+    def replay() -> Any:
+        marks = forms.marks()
+        return answer(lambda: desk.replay(marks), "sent on")
+
+    @site.post("/orphans/remove")
+    def remove() -> Any:
+        marks = forms.marks()
+        return answer(lambda: desk.remove(marks), "removed")
+
+    @site.post("/health/verify")
+    def verify() -> Any:
+        try:
+            site.extensions["verified"][:] = [desk.verify()]
+        except FAILURES as exc:
+            flash(printable(reason(exc), 500), "bad")
+        overview.forget()
+        return redirect(url_for("health"), 303)

@@ -1,0 +1,98 @@
+"""Access to the page: logins, passwords, and the tokens of its forms."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from typing import Any
+
+from flask import Flask, Response, abort, flash, redirect, render_template, request, session, url_for
+from werkzeug.exceptions import HTTPException
+
+from . import safety
+from .setting import Setting
+
+
+def add_guard(site: Flask, setting: Setting) -> None:
+    """Reject requests without permission, and requests forged by other sites."""
+    door = safety.Door(setting.password)
+
+    @site.before_request
+    def check() -> Response | None:
+        if not safety.is_known(request.headers.get("Host", ""), setting.host, setting.names):
+            abort(421, "This page does not answer to this host name: allow it with --allow-host.")
+        if request.endpoint in ("static", "login", "enter"):
+            pass
+        elif request.endpoint == "metrics" and _basic() is not None:
+            if not setting.password or not door.opens(request.remote_addr or "", _basic() or ""):
+                abort(401, "The password is wrong.")
+        elif setting.password and not session.get("entered"):
+            if request.method == "GET" and request.endpoint != "metrics":
+                return redirect(url_for("login"), 303)  # type: ignore[return-value]
+            abort(401, "Log in first, or send the password.")
+        if request.method == "POST":
+            _check_post(setting)
+        return None
+
+    @site.after_request
+    def protect(response: Response) -> Response:
+        response.headers.update(safety.HEADERS)
+        if request.endpoint == "static":
+            response.headers["Cache-Control"] = "no-cache"
+        return response
+
+    @site.errorhandler(HTTPException)
+    def error(exc: HTTPException) -> Any:
+        if request.endpoint == "metrics":
+            return exc.get_response()
+        return render_template("error.html", title=exc.name, says=exc.description), exc.code or 500
+
+    @site.get("/login")
+    def login() -> str:
+        return render_template("login.html")
+
+    @site.post("/login")
+    def enter() -> Any:
+        address = request.remote_addr or ""
+        if door.is_closed(address):
+            abort(429, "Too many wrong passwords: wait for a minute.")
+        if not setting.password or not door.opens(address, request.form.get("password", "")):
+            flash("The password is wrong.", "bad")
+            return redirect(url_for("login"), 303)
+        session.clear()
+        session["entered"] = True
+        return redirect(url_for("schedule"), 303)
+
+    @site.post("/logout")
+    def logout() -> Any:
+        session.clear()
+        return redirect(url_for("login"), 303)
+
+
+def _check_post(setting: Setting) -> None:
+    expected = session.get("token")
+    if not expected or not safety.same(request.form.get("token", ""), expected):
+        abort(403, "This form is out of date: go back, load the page again, and repeat it.")
+    if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+        abort(403, "Another site sent this form.")
+    if setting.read_only and request.endpoint not in ("enter", "logout"):
+        abort(403, "This page was started with --read-only.")
+
+
+def token() -> str:
+    """Return the token that shows that a form comes from this page."""
+    if "token" not in session:
+        session["token"] = secrets.token_urlsafe(24)
+    return str(session["token"])
+
+
+def _basic() -> str | None:
+    """Return the password of an Authorization header with any user name; None without a header."""
+    kind, _, credentials = request.headers.get("Authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except (binascii.Error, ValueError):
+        return ""

@@ -1,0 +1,16 @@
+"""The settings of the page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """The address of the page, and its permissions."""
+
+    host: str = "127.0.0.1"
+    port: int = 5566
+    names: tuple[str, ...] = ()  # additional names for the Host header
+    password: str = ""  # "": no password is needed
+    read_only: bool = False
+    management: bool = False  # whether the management API is used

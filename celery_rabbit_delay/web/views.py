@@ -1,0 +1,132 @@
+"""The pages: the schedule, a task, orphans, health, metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flask import Flask, Response, abort, render_template, request
+
+from .. import operate
+from ..core import headers as headers_
+from ..core import journal
+from ..core.headers import Delivery
+from ..operate import Record
+from . import forms, plot, search
+from .desk import FAILURES, ORPHANS, Desk, Verified
+from .gauges import exposition
+from .index import now, reading
+from .overview import Overview
+from .setting import Setting
+from .text import body_text, printable
+
+
+def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, path: Path) -> None:
+    """Add the pages that change nothing."""
+    verified: list[Verified] = []  # the last result of `verify`, which an action stores
+    site.extensions["verified"] = verified
+
+    @site.get("/")
+    def schedule() -> str:
+        wanted, moment = forms.wanted(), now()
+        name = request.args.get("range", "hour")
+        range_ = plot.RANGES.get(name, plot.RANGES["hour"])
+        edges = plot.edges(range_, moment, forms.zone())
+        plotted = wanted._replace(text="", since=None, until=None)
+        drawn = plot.plot(range_, edges, overview.bars(plotted, edges), forms.zone())
+        back = "before" in request.args
+        place = forms.place(request.args.get("before" if back else "after"))
+        with reading(path) as db:
+            rows = search.page(db, wanted, moment, place, back and place is not None)
+        more = len(rows) > search.PAGE
+        if more:
+            rows = rows[1:] if back and place else rows[: search.PAGE]
+        earlier, later = (more, True) if back and place else (place is not None, more)
+        return render_template(
+            "schedule.html",
+            summary=overview.summary(),
+            status=overview.status(),
+            wanted=wanted,
+            found=overview.count(wanted),
+            most=search.MOST,
+            rows=rows,
+            before=rows[0].place if rows and earlier else None,
+            after=rows[-1].place if rows and later else None,
+            plot=drawn,
+            range=range_,
+            ranges=plot.RANGES,
+            size=(plot.WIDTH, plot.HEIGHT, plot.LEFT, plot.BOTTOM),
+            link=forms.link,
+        )
+
+    @site.get("/task/<int:number>")
+    def task(number: int) -> Any:
+        with reading(path) as db:
+            rows = search.find(db, [number]) if number < forms.MOST else []
+        if not rows:
+            abort(404, "This task no longer waits: it was delivered or moved.")
+        try:
+            details = _details(desk.record(rows[0]))
+        except FAILURES as exc:
+            details = {"error": str(exc)}
+        return render_template("task.html", row=rows[0], **details)
+
+    @site.get("/orphans")
+    def orphans() -> Any:
+        try:
+            found, error = desk.orphans(), None
+        except FAILURES as exc:
+            found, error = [], str(exc)
+        status = overview.status()
+        total = None if isinstance(status, str) else status.orphans
+        return render_template("orphans.html", orphans=found, error=error, total=total, most=ORPHANS)
+
+    @site.get("/health")
+    def health() -> Any:
+        return render_template("health.html", status=overview.status(), verified=verified[-1] if verified else None)
+
+    @site.get("/metrics")
+    def metrics() -> Response:
+        return Response(exposition(overview.measured(setting.management)), content_type="text/plain; version=0.0.4")
+
+
+@journal.reading
+def _details(record: Record) -> dict[str, Any]:
+    """Return the contents of a record. Arguments have Celery's shortened form, which may hide secrets.
+
+    Raises `Unreadable`.
+    """
+    message = operate.to_message(record)
+    headers = message.headers or {}
+    state = headers_.read_state(headers)
+    is_task = "task" in headers
+    sent = headers_.unwrap(Delivery(f"{state.prefix}.", "@", headers)).headers if state else headers
+    hidden = ("argsrepr", "kwargsrepr", headers_.X_DELAY_NUMBER)
+    shown = {
+        printable(name, 200): printable(value if isinstance(value, str) else _json(value), 2000)
+        for name, value in list(sent.items())[:200]
+        if name not in hidden
+    }
+    properties = {
+        name: printable(value, 500) for name, value in message.properties.items() if name != "application_headers"
+    }
+    return {
+        "args": printable(headers.get("argsrepr"), 10_000) if is_task and headers.get("argsrepr") is not None else None,
+        "kwargs": printable(headers.get("kwargsrepr"), 10_000)
+        if is_task and headers.get("kwargsrepr") is not None
+        else None,
+        "body": None if is_task else body_text(record.body),
+        "size": len(record.body),
+        "headers": shown,
+        "properties": properties,
+        "exchange": state.exchange if state else "",
+        "routing_key": printable(headers["CC"][0], 300) if headers.get("CC") else "",
+    }
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=str, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
