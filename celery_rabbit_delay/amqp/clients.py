@@ -33,7 +33,8 @@ _clients: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
 
 def client_of(connection: Any) -> Client:
     """Return what is known about a `kombu.Connection`."""
-    return _clients.setdefault(connection, Client())
+    known = _clients.get(connection)
+    return _clients.setdefault(connection, Client()) if known is None else known
 
 
 def share(connection: Any, known: Any) -> None:
