@@ -113,11 +113,12 @@ def write(url: str, amount: int, seed: int) -> None:
         channel = ConfirmedChannel(connection.connection)
         ingest = Options().cascade.ingest
         batch: dict[Any, Outgoing] = {}
-        for number, (key, body) in enumerate(records(amount, seed)):
-            batch[number] = Outgoing(Message(body, delivery_mode=2), ingest, key)
-            if len(batch) == 50:
-                channel.publish_all(batch)
-        channel.publish_all(batch)
+        with connection.connection.exclusively(channel, None):
+            for number, (key, body) in enumerate(records(amount, seed)):
+                batch[number] = Outgoing(Message(body, delivery_mode=2), ingest, key)
+                if len(batch) == 50:
+                    channel.publish_all(batch)
+            channel.publish_all(batch)
 
 
 class Memory:

@@ -102,7 +102,8 @@ class ConfirmedChannel:
         Raises `NotStored` when the broker cannot store it now, `TimeoutError`, and what else py-amqp raises.
         """
         refused = {None: Outgoing(message, exchange, key)}
-        self.publish_all(refused, timeout, confirm_timeout)
+        with self._connection.exclusively(self, None):
+            self.publish_all(refused, timeout, confirm_timeout)
         return self.refusal(exchange, key) if refused else None
 
     def refusal(self, exchange: str, key: str) -> str | None:
@@ -122,19 +123,19 @@ class ConfirmedChannel:
         timeout: float | None = None,
         confirm_timeout: float | None = None,
     ) -> None:
-        """Send all messages before waiting for the broker's first answer.
+        """Send all messages before waiting for the broker's first answer. For a block of `Connection.exclusively`.
 
         Removes those from `messages` that are stored, also if it raises. What is left in the end was refused.
         `timeout` is about sending and `confirm_timeout` about all answers; either stands for the other.
         """
-        with self._connection.exclusively(self, None):
-            with self._connection.within(timeout or confirm_timeout):
-                self._write(self._confirming_channel(), messages)
-            if not self._confirm:
-                messages.clear()
-            with self._connection.within(confirm_timeout or timeout):
-                while self._unanswered:
-                    self._connection.drain_events()
+        with self._connection.within(timeout or confirm_timeout):
+            self._write(self._confirming_channel(), messages)
+        if not self._confirm:
+            messages.clear()
+            return
+        with self._connection.within(confirm_timeout or timeout):
+            while self._unanswered:
+                self._connection.drain_events()
 
     def _write(self, channel: Any, messages: dict[Any, Outgoing]) -> None:
         if self._writer is None:

@@ -165,9 +165,9 @@ def mark(
         stream: Outgoing(Message(marker, delivery_mode=2), cascade.ingest, stream.routing_key)
         for stream, marker in markers.items()
     }
-    with declare.translate_errors(cascade):
+    with client.connection.exclusively(channel, SILENCE), declare.translate_errors(cascade):
         try:
-            channel.publish_all(unsent, confirm_timeout=SILENCE)
+            channel.publish_all(unsent)
         except NotFound:  # nor is there anything else of the cascade
             return {}
         finally:

@@ -109,7 +109,7 @@ class DelayedPublisher:
         self.journal.prepare(messages.values())
         unsent = dict(messages)
         try:
-            with self._exclusively(), self._publishing():
+            with self._exclusively():
                 unrecorded = self._send(unsent)
         finally:
             for name, pending in list(messages.items()):
@@ -165,11 +165,11 @@ class DelayedPublisher:
     def _publish(self, pending: PendingMessage) -> Messages:
         self.bind(pending.destination)
         messages = {None: pending}
-        with self._publishing():
-            unrecorded = self._send(messages)
-            if messages:
-                returned = self._channel.refusal(self._sent.exchange, self._sent.key)
-                raise NotRouted(f"no level of the cascade took the message: {returned}")
+        unrecorded = self._send(messages)
+        if messages:
+            self._reset()
+            returned = self._channel.refusal(self._sent.exchange, self._sent.key)
+            raise NotRouted(f"no level of the cascade took the message: {returned}")
         return unrecorded
 
     def _send(self, messages: dict[Any, PendingMessage]) -> Messages:
@@ -180,16 +180,17 @@ class DelayedPublisher:
         last = next(reversed(messages.values()))
         outgoing = {name: self._outgoing(pending) for name, pending in messages.items()}
         self._sent = next(reversed(outgoing.values()))
-        records = self.journal.records((pending.entry, outgoing[name].message) for name, pending in messages.items())
+        entries = [(pending.entry, outgoing[name].message) for name, pending in messages.items() if pending.entry]
+        records = self.journal.records(entries)
         unsent = {**records, **outgoing}
         try:
-            with self.journal.recording(records):
-                self._channel.publish_all(unsent, last.timeout, last.confirm_timeout)
-        except TimeoutError as exc:
-            if messages.keys() & unsent.keys() or not records:
-                raise
+            self._channel.publish_all(unsent, last.timeout, last.confirm_timeout)
+        except BaseException as exc:
+            self._reset()
+            if not isinstance(exc, TimeoutError) or not records or messages.keys() & unsent.keys():
+                with self._translate_refusals(), self.journal.recording(records):
+                    raise
             self.journal.pause(unsent, exc)  # only streams have not answered
-            self._channel.reset()
             unsent.clear()
         finally:
             for name in messages.keys() - unsent.keys():
@@ -219,15 +220,6 @@ class DelayedPublisher:
         except (AccessRefused, NotFound):
             with declare.translate_errors(self.cascade):
                 raise
-
-    @contextmanager
-    def _publishing(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as exc:
-            self._reset()
-            with self._translate_refusals():
-                raise exc
 
     @contextmanager
     def _reset_on_error(self) -> Iterator[None]:
