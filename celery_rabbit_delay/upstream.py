@@ -47,20 +47,15 @@ def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
 
 
 def serialize(message: Any) -> tuple[bytes, bytes]:
-    """Return the properties and the body of an `amqp.Message` as they are sent (amqp.method_framing.frame_writer).
-
-    The message must not change any more: its properties are serialized only once.
-    """
+    """Return the properties and the body of an `amqp.Message` as they are sent (amqp.method_framing.frame_writer)."""
     body = message.body
     if isinstance(body, str):
         body = body.encode(message.properties.setdefault("content_encoding", "utf-8"))
-    properties: bytes = message._serialize_properties()
-    set_serialized(message, properties)
-    return properties, bytes(body)
+    return message._serialize_properties(), bytes(body)
 
 
 def set_serialized(message: Any, properties: bytes) -> None:
-    """Let the properties of an `amqp.Message` be sent as these bytes."""
+    """Let the properties of an `amqp.Message`, which must not change any more, be sent as these bytes."""
     message._serialize_properties = lambda: properties
 
 

@@ -57,6 +57,7 @@ class Journal:
             if entry is None or entry.stream is None or self._is_paused(entry.stream):
                 continue
             properties, body = upstream.serialize(message)
+            upstream.set_serialized(message, properties)
             record = Record(entry.due, entry.number, entry.id, entry.key or "", properties, body)
             lists = packs.setdefault(entry.stream, [])
             if not lists or len(lists[-1]) >= _MAX_RECORDS or size + record.size > _MAX_BYTES:

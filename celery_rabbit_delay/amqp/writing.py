@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from amqp import spec
 from amqp.exceptions import RecoverableConnectionError
-from amqp.method_framing import frame_writer
 from amqp.serialization import dumps
+
+from .. import upstream
+from ..core import frames
 
 #: Bytes that are gathered before they are sent.
 _MOST_BYTES = 64 * 1024
@@ -17,22 +18,23 @@ _MOST_BYTES = 64 * 1024
 class MessageWriter:
     """Sends messages through an `amqp.Connection`, and reads nothing before, as py-amqp does.
 
-    A message and its record are then one packet, for the broker as well. py-amqp makes the frames.
+    A message and its record are then one packet, for the broker as well.
     """
 
     def __init__(self, connection: Any) -> None:
+        self._connection = connection
         self._transport = connection.transport
-        self._write_frame = frame_writer(connection, self)  # calls `write`
         self._parts: list[bytes] = []
         self._size = 0
 
-    def write(self, data: Any) -> None:
-        self._parts.append(bytes(data))  # py-amqp's buffer is used again
-        self._size += len(data)
-
     def add(self, channel: Any, message: Any, exchange: str, key: str, timeout: float | None) -> None:
         """Take a mandatory message for an `amqp.Channel`. Raises what `flush` does."""
-        self._write_frame(1, channel.channel_id, spec.Basic.Publish, _publish_arguments(exchange, key), message)
+        arguments = _publish_arguments(exchange, key)
+        properties, body = upstream.serialize(message)
+        data = frames.publish(channel.channel_id, arguments, properties, body, self._connection.frame_max)
+        self._parts.append(data)
+        self._size += len(data)
+        self._connection.bytes_sent += 1  # py-amqp sends a heartbeat when nothing else was sent
         if self._size >= _MOST_BYTES:
             self.flush(timeout)
 
