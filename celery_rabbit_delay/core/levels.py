@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from functools import lru_cache
 from itertools import combinations
 from math import comb
 from typing import NamedTuple
@@ -76,9 +75,8 @@ class Encoder:
         self._size = 4 if powers <= 32 else 6  # bytes: ten years are less than 2^39 ms
         self._packed = b"".join(total.to_bytes(self._size, "little") for total in self._sums)
         self._counts = b"".join(len(some).to_bytes(self._size, "little") for some in self._ways)
-        self.split = lru_cache(maxsize=1024)(self._split)
 
-    def _split(self, ticks: int, slack: int) -> tuple[tuple[int, ...], int]:
+    def split(self, ticks: int, slack: int) -> tuple[tuple[int, ...], int]:
         """Return lanes, the longest first, and the number whose set bits are the other levels.
 
         They add up to [ticks, ticks + slack], and to `max_ticks` at most; there are never more of them than of powers

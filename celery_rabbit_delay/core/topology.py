@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -144,6 +144,13 @@ class Cascade:
 
         With lanes they may be more than the fewest possible; never more than of powers of two alone.
         """
+        return self._known_route(ticks, slack)
+
+    @cached_property
+    def _known_route(self) -> Callable[[int, int], tuple[Level, ...]]:
+        return lru_cache(maxsize=1024)(self._route)
+
+    def _route(self, ticks: int, slack: int) -> tuple[Level, ...]:
         lanes, rest = self._encoder.split(ticks, slack)
         return tuple(self._level_of_ticks[ticks] for ticks in (*lanes, *powers_of_two(rest)))
 
