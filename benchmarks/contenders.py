@@ -95,8 +95,7 @@ class Ours(Contender):
         due = datetime.now(timezone.utc) + timedelta(seconds=delay)
         headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
         first, *later = routing_key.steps(options.route(options.cascade, round(delay * 1_000_000)))
-        addressed = headers_.addressed(headers, Destination("", (QUEUE,)))
-        return options.cascade.ingest, first, headers_.routed(addressed, later)
+        return options.cascade.ingest, first, headers_.addressed(headers, Destination("", (QUEUE,)), later)
 
     def burst_due_at(self, due: float, amount: int) -> None:
         """Send messages that are all due at a `time.monotonic()`, to all shards by turns."""

@@ -32,7 +32,7 @@ class Stop(NamedTuple):
 def journey(cascade: Cascade, ticks: int) -> tuple[tuple[str, ...], list[Stop]]:
     """Return the routing keys of one message for the queue `celery`, and its stops, from binding to binding."""
     first, *later = routing_key.steps(cascade.route(ticks, 0))
-    keys = (first, *headers.routed(headers.addressed({"CC": ["celery"]}, QUEUE), later)["CC"])
+    keys = (first, *headers.addressed({"CC": ["celery"]}, QUEUE, later)["CC"])
     bindings = [*cascade.bindings(), *cascade.destination_bindings(QUEUE)]
     queues = {queue.name: queue for queue in [*cascade.queues(), cascade.outbox(QUEUE)]}
     notes = {

@@ -49,8 +49,7 @@ def message() -> dict[str, Any]:
     due = datetime(2030, 1, 1, tzinfo=timezone.utc)
     wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
     first, *later = routing_key.steps(QUORUM.route(5, slack=0))
-    addressed = headers.addressed(wrapped, Destination("orders", key="new"))
-    return {"routing key": first, "headers": headers.routed(addressed, later)}
+    return {"routing key": first, "headers": headers.addressed(wrapped, Destination("orders", key="new"), later)}
 
 
 def stored() -> dict[str, str]:

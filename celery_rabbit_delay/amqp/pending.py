@@ -27,7 +27,7 @@ class OwnMessage(upstream.EncodesProperties, Message):  # type: ignore[misc]
 
 def with_headers(msg: Any, headers: Mapping[str, Any]) -> Any:
     """Return a copy of an `amqp.Message` with other headers; the user's own objects stay as they are."""
-    return OwnMessage(msg.body, **{**msg.properties, "application_headers": dict(headers)})
+    return OwnMessage(msg.body, **{**msg.properties, "application_headers": headers})
 
 
 class Entry(NamedTuple):
@@ -43,7 +43,8 @@ class Entry(NamedTuple):
 class PendingMessage(NamedTuple):
     """A message that is ready to enter the cascade."""
 
-    message: Any  # an amqp.Message with wrapped headers
+    message: Any  # the amqp.Message without a delay
+    headers: Mapping[str, Any]  # wrapped
     due: int  # by the clock `now`
     delay: int  # that was asked for, in microseconds
     destination: Destination

@@ -201,9 +201,8 @@ class DelayedPublisher:
         """Return a message for what is left of its delay: declaring, or a batch, may have taken a while."""
         shard = self.shards[next(self._turns) % len(self.shards)]
         first, *later = routing_key.steps(self.options.route(self.cascade, pending.due - now(), pending.delay))
-        message = pending.message
-        if later:
-            message = with_headers(message, headers_.routed(message.headers, later))
+        message = with_headers(pending.message, headers_.addressed(pending.headers, pending.destination, later))
+        message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
         return Outgoing(message, shard.ingest, first)
 
     def _exclusively(self) -> AbstractContextManager[None]:

@@ -93,9 +93,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         destination = self.connection.declarations.destination(exchange, keys)
         publisher = self.connection.publisher_for(_priority(msg))
         publisher.bind(destination)
-        message = with_headers(msg, headers_.addressed(wrapped, destination))
-        message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
-        pending = PendingMessage(message, moment + delay, delay, destination, timeout, confirm_timeout, entry)
+        pending = PendingMessage(msg, wrapped, moment + delay, delay, destination, timeout, confirm_timeout, entry)
         batches = client_of(self.connection.client).batches
         if batches:
             batches[-1].add(self.connection, pending)

@@ -20,7 +20,7 @@ from .. import upstream
 from ..amqp.confirms import NotStored
 from ..amqp.destinations import destinations_of
 from ..amqp.journal import stream_for
-from ..amqp.pending import Entry, PendingMessage, now, with_headers
+from ..amqp.pending import Entry, PendingMessage, now
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import headers as headers_
@@ -94,9 +94,7 @@ class HandingOn:
                 due,
                 entry and entry.number,
             )
-            copy = with_headers(message.amqp_message, headers_.addressed(wrapped, destination))
-            copy.properties.pop("expiration", None)  # as for every delayed message
-            pending = PendingMessage(copy, moment + delay, delay, destination, entry=entry)
+            pending = PendingMessage(message.amqp_message, wrapped, moment + delay, delay, destination, entry=entry)
             publisher = connection.publisher_for(pending.priority)
             publisher.bind(destination)
             publisher.record(pending)

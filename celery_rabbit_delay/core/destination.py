@@ -64,6 +64,12 @@ class Destination(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
+def addresses(destination: Destination) -> tuple[str, ...]:
+    """Return what leads a message from `done` to its outbox, and from `exit` to its destination."""
+    return tuple(dict.fromkeys((destination.outbox_address, destination.address)))
+
+
+@functools.lru_cache(maxsize=1024)
 def encode(*names: str, mark: str = "") -> str:
     """Return an address for names: readable, injective, two words without `*` or `#`; a hash if too long.
 
@@ -100,24 +106,30 @@ class Declarations:
         self._short_lived: dict[str, bool] = {}
         self._fanouts = {"amq.fanout"}  # nobody declares it
         self._keys: set[tuple[str, str]] = set()
+        self._known = functools.lru_cache(maxsize=1024)(self._destination)
 
     def add_queue(self, name: str, lasting: bool) -> None:
         """Take note of a queue; `lasting` ones are durable, not exclusive, not auto-delete, and never expire."""
         self._short_lived[name] = not lasting
+        self._known.cache_clear()
 
     def add_exchange(self, name: str, kind: str) -> None:
         """Take note of an exchange and its type."""
         if kind == "fanout":
             self._fanouts.add(name)
+            self._known.cache_clear()
 
     def add_binding(self, queue: str, exchange: str, key: str) -> None:
         """Take note of a queue that is bound to an exchange with a routing key, unless it is short-lived."""
         if exchange and not self._is_short_lived(queue):
             self._keys.add((exchange, key))
+            self._known.cache_clear()
 
     def destination(self, exchange: str, keys: Iterable[str]) -> Destination:
         """Return where a message goes that is sent to an exchange with some routing keys, the first one its own."""
-        keys = tuple(dict.fromkeys(keys))
+        return self._known(exchange, tuple(dict.fromkeys(keys)))
+
+    def _destination(self, exchange: str, keys: tuple[str, ...]) -> Destination:
         if exchange:
             if exchange in self._fanouts:
                 return Destination(exchange, fanout=True)

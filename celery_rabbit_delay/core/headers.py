@@ -7,11 +7,11 @@ https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple
 
-from .destination import Destination, check_key, decode, encode, is_address
+from .destination import Destination, addresses, check_key, decode, encode, is_address
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
@@ -163,15 +163,12 @@ def moment(milliseconds: int) -> datetime:
     return _EPOCH + milliseconds * _MILLISECOND
 
 
-def addressed(wrapped: Headers, destination: Destination) -> dict[str, Any]:
-    """Return the headers of a wrapped message with the addresses that lead it from `done` to its destination."""
-    addresses = dict.fromkeys((destination.outbox_address, destination.address))
-    return {**wrapped, "CC": [*wrapped["CC"], *addresses]}
+def addressed(wrapped: Headers, destination: Destination, later: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the headers of a wrapped message with the keys of all steps of its way, but the first, to a destination.
 
-
-def routed(addressed: Headers, later: Sequence[str]) -> dict[str, Any]:
-    """Return the headers of an addressed message with the keys of all steps of its way but the first."""
-    return {**addressed, "CC": [*addressed["CC"], *later]}
+    `later` are those of the levels.
+    """
+    return {**wrapped, "CC": [*wrapped["CC"], *addresses(destination), *later]}
 
 
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:

@@ -17,7 +17,7 @@ from ..amqp.streams import StreamReader
 from ..core import routing_key
 from ..core.destination import Destination
 from ..core.errors import CascadeMissing, StreamUnavailable
-from ..core.headers import addressed, routed
+from ..core.headers import addressed
 from ..core.levels import Level
 from ..core.topology import Cascade, Stream
 
@@ -61,7 +61,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     sent: dict[int, float] = {}
     for number, way in enumerate(ways):
         first, *later = way.keys
-        headers = routed(addressed({"CC": []}, destination), later)
+        headers = addressed({"CC": []}, destination, later)
         message = Message(str(number), application_headers=headers)
         sent[number] = time.monotonic()
         with declare.translate_errors(cascade):

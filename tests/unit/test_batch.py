@@ -19,7 +19,7 @@ from celery_rabbit_delay.core.destination import Destination
 
 def pending(name: str, priority: int = 0, queue: str = "q") -> PendingMessage:
     message = Message(name, correlation_id=name, priority=priority)
-    return PendingMessage(message, 0, 0, Destination("", (queue,)))
+    return PendingMessage(message, {"CC": []}, 0, 0, Destination("", (queue,)))
 
 
 class Publisher:

@@ -83,7 +83,7 @@ class Broker:
 
 def pending(number: int, key: str | None = None) -> PendingMessage:
     message = Message(str(number), correlation_id=str(number))
-    return PendingMessage(message, 0, 0, DESTINATION, entry=Entry(number, 0, str(number), None, key))
+    return PendingMessage(message, {"CC": []}, 0, 0, DESTINATION, entry=Entry(number, 0, str(number), None, key))
 
 
 def batch_of(broker: Broker, *messages: PendingMessage) -> Batch:
