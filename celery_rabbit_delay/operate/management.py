@@ -78,8 +78,13 @@ class Management:
             nodes = self._get("/nodes?columns=config_files")
         except NotPermitted:  # it takes the tag "monitoring"
             return None
-        files = [node.get("config_files") for node in nodes]
+        # Of a node that has just started it says nothing, and that by an empty list.
+        files: list[Any] = [(node or {}).get("config_files") for node in nodes]
         return None if None in files else [file for found in files for file in found]
+
+    def version(self) -> str:
+        """RabbitMQ's version, such as `4.3.6`."""
+        return str(self._get("/overview?columns=rabbitmq_version")["rabbitmq_version"])
 
     def _get(self, path: str) -> Any:
         request = Request(self._base + path)

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..core.topology import Cascade
 from .management import Management
-from .status import unsettled
+from .status import outboxes, unsettled
 
 #: Messages of one queue that are handed on at a time: RabbitMQ's default of `dead_letter_worker_consumer_prefetch`.
 AT_A_TIME = 32
 
+#: The first RabbitMQ that keeps queues and bindings in Khepri by default, and so brings both back at the same moment.
+KHEPRI = (4, 2)
+
 
 def advice(management: Management, wanted: Iterable[Cascade]) -> list[str]:
-    """Return what to change where levels hand on less than becomes due, as far as the management API tells.
+    """Return what to change where a setting makes tasks late or may do so, as far as the management API tells.
 
-    It does not tell the settings themselves, but where they are: this one can only be in an `advanced.config`.
+    It does not tell the settings themselves, but where they are: these can only be in an `advanced.config`.
     """
-    rows = management.queues()
-    levels = [level.queue for cascade in wanted for level in cascade.levels]
-    behind = {queue: unsettled(rows[queue]) for queue in levels if queue in rows and unsettled(rows[queue]) > AT_A_TIME}
-    if not behind:
-        return []
     files = management.config_files()
-    if files is None or any(file.endswith("advanced.config") for file in files):
-        setting = f"raise dead_letter_worker_consumer_prefetch, if it is at its default of {AT_A_TIME}"
-    else:
-        setting = f"raise dead_letter_worker_consumer_prefetch, which is at its default of {AT_A_TIME}"
-    return [
-        f"{sum(behind.values()):,} messages are due and still in {len(behind)} levels, most of them in "
-        f"{max(behind, key=behind.__getitem__)}. If that is so time and again, {setting}, or the option `shards` "
-        "(docs/sizing.md)"
-    ]
+    at_defaults = files is not None and not any(file.endswith("advanced.config") for file in files)
+    found = list(_behind(management, list(wanted), at_defaults))
+    version = management.version()
+    if at_defaults and tuple(map(int, version.split(".")[:2])) < KHEPRI:
+        found.append(
+            f"RabbitMQ {version}: tasks that are due just when the only node starts again after a crash may come three "
+            "minutes late, unless dead_letter_worker_publisher_confirm_timeout is set (docs/operations.md, Restarts)"
+        )
+    return found
+
+
+def _behind(management: Management, wanted: list[Cascade], at_defaults: bool) -> Iterator[str]:
+    """Say what to change where levels and outboxes hand on less than becomes due."""
+    rows = management.queues()
+    queues = [level.queue for cascade in wanted for level in cascade.levels]
+    # What holds an outbox up for a reason that is known is no setting.
+    queues += [outbox.queue for outbox in outboxes(wanted, management) if not outbox.is_stuck]
+    behind = {queue: unsettled(rows[queue]) for queue in queues if queue in rows and unsettled(rows[queue]) > AT_A_TIME}
+    if behind:
+        known = "which" if at_defaults else "if it"
+        yield (
+            f"{sum(behind.values()):,} messages are due and still in {len(behind)} levels and outboxes, most of them "
+            f"in {max(behind, key=behind.__getitem__)}. If that is so time and again, raise "
+            f"dead_letter_worker_consumer_prefetch, {known} is at its default of {AT_A_TIME}, or the option `shards` "
+            "(docs/sizing.md)"
+        )
