@@ -15,7 +15,7 @@ import pytest
 
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.core.topology import Cascade, Topology
-from testkit.broker import Vhost
+from testkit.broker import QUICK, Vhost
 from testkit.commands import CASCADE, PROGRAM, QUICKLY, celery, make_orphans, management, run
 from testkit.wait import wait_until
 
@@ -305,6 +305,18 @@ def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost:
     vhost.declare("q")
     vhost.publish("q", 0.05)
     vhost.take("q", 1)
+
+
+@pytest.mark.parametrize("given", [{"lanes": "5,90"}, {"shards": "3"}, {"lanes": "2.5", "shards": "2"}])
+def test_the_export_of_lanes_and_shards_has_every_level_of_each(vhost: Vhost, given: dict[str, str]) -> None:
+    arguments = [text for name, value in given.items() for text in (f"--{name}", value)]
+    exported = json.loads(run(vhost.url("amqp"), *arguments, "export").out)
+    lanes = tuple(map(float, given["lanes"].split(","))) if "lanes" in given else QUICK["lanes"]
+    wanted = Options(**{**QUICK, "lanes": lanes, "shards": int(given.get("shards", 1))})
+    topology = Topology.of(wanted.cascades(False), (), wanted.streams)
+    assert {queue["name"] for queue in exported["queues"]} == set(topology.queues)
+    assert len(exported["bindings"]) == len(topology.bindings)
+    assert {level.queue for shard in wanted.shards_of(wanted.cascade) for level in shard.levels} <= set(topology.queues)
 
 
 def test_exported_terraform_has_every_part(vhost: Vhost) -> None:

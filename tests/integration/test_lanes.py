@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import kombu
@@ -12,6 +14,7 @@ import pytest
 from amqp import Message
 
 from celery_rabbit_delay import operate
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import Vhost, lead
 from testkit.commands import management, run
@@ -187,21 +190,29 @@ def test_records_that_somebody_made_up_hide_no_right_one_and_stop_no_command(vho
 
 
 @pytest.mark.long
-def test_levels_of_a_cluster_are_led_by_all_nodes_and_each_shard_of_one_by_another() -> None:
+def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster_and_each_shard_of_a_level_by_another() -> None:
+    destinations = [Destination("amq.direct", key=f"k{number}") for number in range(12)]
     with cluster(3, plugins=("rabbitmq_management",)) as nodes:
         wait_until(lambda: len(nodes[0].api("GET", "/nodes")) == 3, "all nodes are there")
-        options = {"rabbit_delay": {"tick": 0.01, "max_delay": 120, "shards": 3}}
-        with kombu.Connection(nodes[0].url().replace("amqp", "rabbit-delay", 1), transport_options=options) as client:
-            client.ensure_connection()
-            cascades = operate.cascades(client)
-            operate.setup(client, cascades, [])
-        wanted = {level.queue for cascade in cascades for level in cascade.levels}
 
-        def leaders() -> dict[str, str]:
+        def leaders(queues: list[str]) -> dict[str, str]:
             rows = nodes[0].api("GET", "/queues?columns=name,leader")
-            found = {row["name"]: row.get("leader") for row in rows if row["name"] in wanted}
-            return found if found.keys() == wanted and all(found.values()) else {}
+            found = {row["name"]: row.get("leader") for row in rows if row["name"] in queues}
+            return found if found.keys() == set(queues) and all(found.values()) else {}
 
-        led = wait_until(leaders, "all levels have a leader")
-        for same in zip(*(cascade.levels for cascade in cascades), strict=True):
-            assert len({led[level.queue] for level in same}) == 3
+        for shards in (1, 3):
+            options = {"prefix": f"of-{shards}", "tick": 0.01, "max_delay": 120, "shards": shards}
+            url = nodes[0].url().replace("amqp", "rabbit-delay", 1)
+            with kombu.Connection(url, transport_options={"rabbit_delay": options}) as client:
+                client.ensure_connection()
+                cascades = operate.cascades(client)
+                operate.setup(client, cascades, destinations)
+            levels = [level.queue for cascade in cascades for level in cascade.levels]
+            outboxes = [cascade.outbox_name(destination) for cascade in cascades for destination in destinations]
+            led = wait_until(partial(leaders, levels + outboxes), "all have a leader")
+            # One node leads the orphans and the records besides, and so fewer outboxes.
+            for queues, share in ((levels, 1 / 4), (outboxes, 1 / 8), (levels + outboxes, 1 / 4)):
+                counts = Counter(led[queue] for queue in queues)
+                assert min(counts[node.name] for node in nodes) >= len(queues) * share, counts
+            for same in zip(*(cascade.levels for cascade in cascades), strict=True):
+                assert len({led[level.queue] for level in same}) == shards
