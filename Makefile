@@ -6,7 +6,8 @@
 # make dist-check   builds sdist and wheel, checks them, and runs the sdist's unit tests on the wheel
 # make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (over two hours)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
-# make bench   measures speed against other ways, and draws docs/benchmarks.md and docs/sizing.md (two hours)
+# make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour on two CPUs)
+# make sizing  measures what settings, shards and many waiting tasks take, and draws docs/sizing.md (40 minutes)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as links within the site that lead nowhere, are errors
 # make linkcheck   asks the web servers that the docs link to
@@ -21,7 +22,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench battle docs linkcheck diagrams demo-picture screenshot layout broker browser clean
+.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams demo-picture screenshot layout broker browser clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
@@ -66,8 +67,11 @@ upstream: $(VENV)/ready broker browser
 bench: $(VENV)/ready-to-measure
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.report
-	$(BIN)/python -m benchmarks.sizing
 	$(BIN)/python -m pytest benchmarks/micro
+
+sizing: $(VENV)/ready-to-measure
+	$(BIN)/python -m benchmarks.sizing
+	$(BIN)/python -m benchmarks.at_length
 
 battle: $(VENV)/ready-to-measure
 	$(BIN)/python -m battle $(if $(LONG),--long) $(ARGS)

@@ -1,6 +1,7 @@
-"""Runs the measurements and writes `results.json` and `schedule.json`; `make bench` then draws the docs from them.
+"""Runs the measurements and writes `results.json`; `make bench` then draws docs/benchmarks.md.
 
-python -m benchmarks                       everything, on RabbitMQ 3.10 and 4.3
+python -m benchmarks                       on RabbitMQ 3.10 and 4.3, an hour on two CPUs
+python -m benchmarks --schedule            what the schedule costs, into `schedule.json`: a quarter of an hour
 python -m benchmarks --rabbitmq 4.3 --row publish_rate --scale 0.1 --out /tmp/results.json
 """
 
@@ -9,15 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from testkit.meter import about
+from testkit import meter
 from testkit.node import Node, find_server
 
 from . import schedule
 from .report import RESULTS, SCHEDULE
-from .rows import ROWS
+from .rows import AMOUNTS, ROWS
 
 #: Where the results of each row go.
 FILES = dict.fromkeys(ROWS, RESULTS) | dict.fromkeys(schedule.ROWS, SCHEDULE)
@@ -29,28 +31,36 @@ CONF = "management_agent.disable_metrics_collector = true"
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--rabbitmq", nargs="+", default=["3.10", "4.3"], help="names for tools/get-rabbitmq")
-    parser.add_argument("--row", nargs="+", default=list(FILES), choices=list(FILES), metavar="ROW")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="how much of it: 0.01 takes a minute and means nothing"
-    )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--row", nargs="+", choices=list(FILES), metavar="ROW")
+    parser.add_argument("--schedule", action="store_true", help="all rows of what the schedule costs, instead")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much of it: 0.01 is quick and means nothing")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each row; a few rows take more, by themselves")
+    parser.add_argument("--note", help="what the page is to say beside these figures, such as: on a busy machine")
     parser.add_argument("--out", type=Path, help="instead of the files that the docs are drawn from")
     arguments = parser.parse_args()
     rows = {**ROWS, **schedule.ROWS}
     for name in arguments.rabbitmq:
         with Node(find_server(name), ("rabbitmq_management",), CONF) as node:
-            for row in arguments.row:
+            for row in arguments.row or (schedule.ROWS if arguments.schedule else ROWS):
                 log(f"RabbitMQ {name}: {row}")
+                started = time.monotonic()
                 measured = rows[row](node, arguments.scale, arguments.repeats, log)
-                add(arguments.out or FILES[row], name, row, measured, about(node))
+                about: dict[str, Any] = meter.about(node)
+                about |= {"scale": arguments.scale, "repeats": arguments.repeats}
+                about |= {"seconds": round(time.monotonic() - started)}
+                if row in AMOUNTS:
+                    about["messages"] = int(AMOUNTS[row] * arguments.scale)
+                if arguments.note:
+                    about["note"] = arguments.note
+                add(arguments.out or FILES[row], name, row, measured, about)
 
 
 def add(path: Path, broker: str, row: str, measured: dict[str, Any], about: dict[str, Any]) -> None:
-    """Write a row into a file of results, beside those that it has."""
+    """Write a row, and when and how it was measured, into a file of results, beside those that it has."""
     results = json.loads(path.read_text()) if path.exists() else {}
-    found = results.setdefault(broker, {"rows": {}})
-    found["about"] = about
+    found = results.setdefault(broker, {"rows": {}, "about": {}})
     found["rows"][row] = measured
+    found["about"][row] = about
     path.write_text(json.dumps(results, indent=2) + "\n")
 
 

@@ -242,6 +242,18 @@ class HurriedQueuePerDelayAndOutbox(QueuePerDelayAndOutbox):
     longest = 1
 
 
+class HurriedQueuePerDelayOutboxAndHeader(HurriedQueuePerDelayAndOutbox):
+    """The same, with a header such as ours."""
+
+    name = "one queue per delay, an outbox, and our header"
+
+    def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
+        exchange, key, _ = super().wire(delay)
+        due = datetime.now(timezone.utc) + timedelta(seconds=delay)
+        headers = headers_.wrap({}, Options().cascade.root, "", QUEUE, due)
+        return exchange, key, {name: value for name, value in headers.items() if name != "CC"}
+
+
 class MessageTTL(QueuePerDelay):
     """One queue for all delays and a TTL for each message: whoever is at the head holds up the rest."""
 

@@ -7,11 +7,12 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import kombu
 import kombu.pools
@@ -31,6 +32,7 @@ from .contenders import (
     Contender,
     HurriedQueuePerDelay,
     HurriedQueuePerDelayAndOutbox,
+    HurriedQueuePerDelayOutboxAndHeader,
     MessageTTL,
     Native,
     Ours,
@@ -43,6 +45,29 @@ from .contenders import (
 )
 
 Log = Callable[[str], None]
+
+#: Messages of each run at the scale 1, with which all rows on two RabbitMQs take about an hour on two CPUs.
+AMOUNTS = {
+    "broker_cpu": 4000,
+    "broker_cpu_confirmed": 800,
+    "everyday_cpu": 8000,
+    "hops_cpu": 1200,
+    "publish_rate": 4000,
+    "client_cpu": 60,
+    "batch_rate": 5000,
+    "after_a_kill": 600,
+    "due_at_once": 10_000,
+    "due_at_once_in_a_cluster": 6000,
+    "lateness": 1600,
+    "lateness_fast": 40_000,
+    "worker": 1500,
+    "prefetch": 300,
+    "memory": 10_000,
+}
+
+
+def amount_of(row: str, scale: float, least: int = 50) -> int:
+    return max(least, int(AMOUNTS[row] * scale))
 
 
 # --- the broker's CPU
@@ -80,17 +105,17 @@ WHOLE_SECONDS = range(1, 16)
 
 def broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure the broker's CPU for delays of 1 to 15 whole seconds, sent as fast as they can be."""
-    amount = max(50, int(20_000 * scale))
+    amount = amount_of("broker_cpu", scale)
     runs: dict[str, Callable[[], float]] = {}
     for queue_type in ("quorum", "classic"):
-        for make in (Contender, Ours, Native, QueuePerDelay)[: 4 if queue_type == "quorum" else 3]:
+        for make in (Contender, Ours, Native, QueuePerDelay)[: 4 if queue_type == "quorum" else 2]:
             runs[f"{make.name}, {queue_type}"] = partial(transit, node, make, amount, WHOLE_SECONDS, queue_type)
     return meter.interleaved(runs, repeats, log)
 
 
 def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure the same, each message confirmed before the next is sent."""
-    amount = max(50, int(3000 * scale))
+    amount = amount_of("broker_cpu_confirmed", scale)
     runs = {
         make.name: partial(transit, node, make, amount, WHOLE_SECONDS, confirm=True)
         for make in (Contender, Ours, Native, QueuePerDelay, QueuePerDelayAndOutbox)
@@ -99,22 +124,27 @@ def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> di
 
 
 def everyday_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure it for everyday delays, sent as fast as they can be; no queue holds them for more than a second."""
-    amount = max(62, int(12_000 * scale))
-    runs = {
+    """Measure it for everyday delays, sent as fast as they can be; no queue holds them for more than a second.
+
+    Also for those of one level, and of two, apart, which tells what a level costs; and for one queue per delay with an
+    outbox and a header as long as ours, which tells what headers cost.
+    """
+    amount = amount_of("everyday_cpu", scale, 62)
+    options = Options()
+    levels = {seconds: len(options.route(options.cascade, seconds * 1_000_000)) for seconds in EVERYDAY}
+    runs: dict[str, Callable[[], float]] = {
         make.name: partial(transit, node, make, amount, EVERYDAY)
-        for make in (OursHurried, HurriedQueuePerDelay, HurriedQueuePerDelayAndOutbox)
+        for make in (
+            OursHurried,
+            HurriedQueuePerDelay,
+            HurriedQueuePerDelayAndOutbox,
+            HurriedQueuePerDelayOutboxAndHeader,
+        )
     }
-    return meter.interleaved(runs, repeats, log)
-
-
-def one_hop(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure a single hop of RabbitMQ: from a classic queue with a TTL straight into the next queue."""
-    amount = max(50, int(20_000 * scale))
-    runs = {
-        make.name: partial(transit, node, make, amount, WHOLE_SECONDS, "classic") for make in (Contender, QueuePerDelay)
-    }
-    return meter.interleaved(runs, repeats, log)
+    for number, name in ((1, "one level"), (2, "two levels")):
+        delays = [seconds for seconds in EVERYDAY if levels[seconds] == number]
+        runs[f"{OursHurried.name}, {name}"] = partial(transit, node, OursHurried, amount, delays)
+    return meter.interleaved(runs, repeats, log, HurriedQueuePerDelayAndOutbox.name)
 
 
 # --- hops
@@ -145,8 +175,8 @@ def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, A
 
 def hops_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure the hops of delays up to an hour, at 1/125 of the time: ticks of 1 ms, the slack's cap of 8 ms."""
-    amount, limit = max(50, int(4000 * scale)), 3600 // 125 * 1000
-    slacks = {"none": 0.0, "default": (0.001, 0.008), "1 %, no cap": 0.01}
+    amount, limit = amount_of("hops_cpu", scale), 3600 // 125 * 1000
+    slacks: dict[str, Any] = {"default": (0.001, 0.008), "1 %, no cap": 0.01}  # each run takes half a minute
     runs = {
         name: partial(transit, node, Ours, amount, [n / 1000 for n in range(10, limit)], tick=0.001, slack=slack)
         for name, slack in slacks.items()
@@ -159,7 +189,7 @@ def hops_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
 
 def publish_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure messages a second with a delay of 64 s, unconfirmed, until the broker has the last one in its queue."""
-    amount = max(50, int(10_000 * scale))
+    amount = amount_of("publish_rate", scale)
     waits_in = {Contender: QUEUE, Ours: Options().cascade.levels[9].queue, Native: "celery_delayed_6"}
 
     def run(make: type[Contender], through_kombu: bool) -> float:
@@ -210,7 +240,7 @@ def running_app(url: str, options: dict[str, Any] | None, native: bool = False) 
 
 def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure CPU microseconds of the publishing process for each call of `apply_async`."""
-    amount = max(5, int(60 * scale))  # in small turns, for the machine's speed changes
+    amount = amount_of("client_cpu", scale, 5)  # in small turns, for the machine's speed changes
     with (
         vhost(node) as url,
         running_app(url, None) as plain,
@@ -252,7 +282,7 @@ def quiet(text: str) -> None:
 
 def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure confirmed tasks a second from one process: a group, sent one by one and as a batch."""
-    amount = max(50, int(10_000 * scale))
+    amount = amount_of("batch_rate", scale)
     with vhost(node) as url, running_app(url, {}) as app:
         app.send_task("bench.nothing", countdown=3600)
 
@@ -329,33 +359,62 @@ AT_ONCE: dict[str, tuple[type[Ours], int]] = {
 }
 
 
+class Drained(NamedTuple):
+    """How what was due in the same moment was handed on."""
+
+    rate: float  # messages a second
+    cpu: float  # microseconds of the broker's CPU for a message
+    busy: float  # CPUs that the broker used
+
+
 def due_at_once(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure messages a second that reach their queue, all of them due in the same moment."""
-    amount = max(100, int(50_000 * scale))
-    runs = {name: partial(drain_rate, node, make, shards, amount, 4000) for name, (make, shards) in AT_ONCE.items()}
-    return meter.interleaved(runs, repeats, log)
+    amount = amount_of("due_at_once", scale, 100)
+    runs = {name: partial(drain, [node], make, shards, amount, 2500) for name, (make, shards) in AT_ONCE.items()}
+    return drained(runs, repeats, log)
 
 
 def due_at_once_in_a_cluster(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure the same in a cluster of three nodes on this machine."""
-    amount = max(100, int(20_000 * scale))
+    amount = amount_of("due_at_once_in_a_cluster", scale, 100)
     with cluster(3, node.conf, server=node.server, plugins=node.plugins) as nodes:
         deadline = time.monotonic() + 60
         while len(nodes[0].api("GET", "/nodes?columns=name")) < len(nodes) and time.monotonic() < deadline:
             time.sleep(0.5)
         runs = {
-            name: partial(drain_rate, nodes[0], Ours, shards, amount, 1000)
+            name: partial(drain, nodes, Ours, shards, amount, 1000)
             for name, shards in {"one shard": 1, "three shards": 3}.items()
         }
-        return meter.interleaved(runs, repeats, log)
+        return drained(runs, repeats, log)
 
 
-def drain_rate(node: Node, make: type[Ours], shards: int, amount: int, publish_rate: float) -> float:
-    """Return messages a second, from when they are due until all of them are in their queue.
+def drained(runs: Mapping[str, Callable[[], Drained]], repeats: int, log: Log) -> dict[str, Any]:
+    """Return the spreads of rates, and of the CPU beside."""
+    beside: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "busy": []} for name in runs}
 
-    `publish_rate` is one at which the broker surely takes them before.
+    def rate(name: str) -> float:
+        one = runs[name]()
+        beside[name]["cpu"].append(one.cpu)
+        beside[name]["busy"].append(one.busy)
+        return one.rate
+
+    found = meter.interleaved({name: partial(rate, name) for name in runs}, repeats, log)
+    for name, values in beside.items():
+        found[name] |= {what: meter.spread(each) for what, each in values.items()}
+        log(f"  {name}: {found[name]}")
+    return found
+
+
+def drain(nodes: Sequence[Node], make: type[Ours], shards: int, amount: int, publish_rate: float) -> Drained:
+    """Measure messages from when they are due until all of them are in their queue.
+
+    `publish_rate` is one at which the broker surely takes them before. The nodes are those of a cluster, or one.
     """
-    with vhost(node) as url:
+
+    def cpu() -> float:
+        return sum(meter.cpu(meter.pid(node)) for node in nodes)
+
+    with vhost(nodes[0]) as url:
         contender = make(url, shards=shards)
         channel = contender.connection.channel()
         due = time.monotonic() + 3 + amount / publish_rate
@@ -363,18 +422,22 @@ def drain_rate(node: Node, make: type[Ours], shards: int, amount: int, publish_r
         if time.monotonic() > due:
             raise RuntimeError(f"{make.name}: publishing took longer than the delay")
         time.sleep(due - time.monotonic())
+        before = used = cpu()
         arrived = last = 0
         progress = time.monotonic()
         while arrived < amount and time.monotonic() < progress + 60:
             time.sleep(0.05)
             arrived = channel.queue_declare(QUEUE, passive=True).message_count
             if arrived != last:
-                last, progress = arrived, time.monotonic()
-        rate = arrived / (progress - due)
+                last, progress, used = arrived, time.monotonic(), cpu()
         contender.close()
     if arrived < amount:
         print(f"  {make.name}: {amount - arrived} of {amount} never came", file=sys.stderr)
-    return rate
+    return Drained(arrived / (progress - due), 1e6 * (used - before) / arrived, (used - before) / (progress - due))
+
+
+#: Seconds after which a message is late not because its node was away, but because RabbitMQ waits to try again.
+LATE = 60
 
 
 def bodies(connection: kombu.Connection, patience: float, wanted: Callable[[], bool]) -> Iterator[str]:
@@ -395,14 +458,18 @@ def bodies(connection: kombu.Connection, patience: float, wanted: Callable[[], b
 
 
 def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure the seconds that messages are late, if some are due while a node that was killed starts again."""
-    amount = max(50, int(1500 * scale))
+    """Measure the seconds that messages are late, if some are due while a node that was killed starts again.
+
+    On RabbitMQ 3.10 it is a race, in which some runs have many that are three minutes late, and others none. While the
+    nodes of former runs wait for these, the next begin.
+    """
+    amount = amount_of("after_a_kill", scale)
 
     def run(lanes: Sequence[float]) -> list[float]:
         chosen = random.Random(1)
         with Node(node.server, node.plugins, node.conf) as fresh:
             contender = Ours(fresh.url(), confirm=True, lanes=lanes)
-            due = [time.time() + chosen.randint(4, 24) for _ in range(amount)]
+            due = [time.time() + chosen.uniform(4, 14) for _ in range(amount)]
             with celery_rabbit_delay.batch(contender.producer):
                 for one in due:
                     contender.publish(one - time.time(), body=repr(one))
@@ -411,20 +478,31 @@ def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, 
             fresh.start()
             late: dict[str, float] = {}
             with kombu.Connection(fresh.url()) as connection:
-                for body in bodies(connection, 200, lambda: len(late) < amount):
+                for body in bodies(connection, 220, lambda: len(late) < amount):
                     late.setdefault(body, time.time() - float(body))
-            if len(late) < len(set(due)):
-                print(f"  {len(set(due)) - len(late)} of {amount} never came", file=sys.stderr)
+            if len(late) < amount:
+                print(f"  {amount - len(late)} of {amount} never came", file=sys.stderr)
         return list(late.values())
 
-    runs = {"lanes": DEFAULT_LANES, "no lanes": ()}
-    every: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, lanes in runs.items():
-            late = run(lanes)
-            log(f"  {name}: {meter.percentile(late, 50):.1f}, {max(late):.1f} s")
-            every[name] += late
-    return {name: {"p50": meter.percentile(late, 50), "most": max(late)} for name, late in every.items()}
+    variants = {"lanes": DEFAULT_LANES, "no lanes": ()}
+    runs: dict[str, list[Future[list[float]]]] = {name: [] for name in variants}
+    with ThreadPoolExecutor() as pool:
+        for _ in range(max(5, repeats)):
+            for name, lanes in variants.items():
+                runs[name].append(pool.submit(run, lanes))
+                wait(runs[name][-1:], timeout=30)
+    found = {}
+    for name in variants:
+        each = [one.result() for one in runs[name]]
+        log(f"  {name}: {', '.join(f'{max(late):.1f}' for late in each)} s")
+        every = [seconds for late in each for seconds in late]
+        found[name] = {
+            "p50": meter.percentile(every, 50),
+            "most": max(every),
+            "share": sum(seconds > LATE for seconds in every) / len(every),
+            "runs": len(each),
+        }
+    return found
 
 
 # --- lateness
@@ -492,7 +570,7 @@ def _batch(contender: Contender) -> Iterator[None]:
 
 def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure milliseconds, at 200 messages a second with delays of 1 to 15 s."""
-    seconds = max(1.0, 20 * scale)
+    seconds = max(1.0, AMOUNTS["lateness"] / 200 * scale)
     found = {}
     for make in (Ours, Native, QueuePerDelay, MessageTTL):
         found[make.name] = lateness_at(node, make, 200, seconds, (1, 15), whole=make in (Native, QueuePerDelay))
@@ -502,7 +580,11 @@ def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
 
 def lateness_fast(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure milliseconds, at 2,000 messages a second with delays of 1 to 60 s."""
-    found = {Ours.name: lateness_at(node, Ours, 2000, max(1.0, 40 * scale), (1, max(2.0, 60 * scale)))}
+    found = {
+        Ours.name: lateness_at(
+            node, Ours, 2000, max(1.0, AMOUNTS["lateness_fast"] / 2000 * scale), (1, max(2.0, 60 * scale))
+        )
+    }
     log(f"  {found}")
     return found
 
@@ -520,14 +602,14 @@ WORKERS: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
 
 def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure a worker's CPU microseconds for each task that waits in its queue and is due."""
-    amount = max(50, int(3000 * scale))
+    amount = amount_of("worker", scale)
     runs = {name: partial(worker_cpu, node, amount, name) for name in WORKERS}
-    return meter.interleaved(runs, 3 * repeats, log, Contender.name)
+    return meter.interleaved(runs, 2 * repeats, log, Contender.name)
 
 
 def prefetch(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Count how often a worker tells the broker its prefetch count, for each such task."""
-    amount = max(50, int(300 * scale))
+    amount = amount_of("prefetch", scale)
     return {name: worker_qos(node, amount, name) for name in WORKERS}
 
 
@@ -613,34 +695,50 @@ _USED = "[erlang:garbage_collect(P) || P <- processes()], erlang:memory(total)."
 _EMPTY_LOG = "ra_log_wal:force_roll_over(ra_log_wal)."
 
 
+#: Contenders, each with the least and the greatest delay in seconds. An hour is a lane: one level.
+MEMORY: dict[str, tuple[type[Contender], tuple[int, int]]] = {
+    Contender.name: (Contender, (3600, 7200)),
+    Ours.name: (Ours, (3600, 7200)),
+    f"{Ours.name}, an hour": (Ours, (3600, 3600)),
+    Native.name: (Native, (3600, 7200)),
+}
+
+
 def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure bytes of memory for a waiting message of 1 KiB, before and after the write-ahead log is emptied.
 
     RabbitMQ keeps in memory what is in that log (https://www.rabbitmq.com/docs/quorum-queues#resource-use).
     """
-    amount = max(100, int(100_000 * scale))
+    amount = amount_of("memory", scale, 100)
 
     def used(fresh: Node) -> int:
-        time.sleep(3)
         while meter.is_busy(meter.pid(fresh)):
-            time.sleep(1)
+            pass
         return int(fresh.ctl("eval", _USED))
 
+    def used_without_log(fresh: Node) -> int:
+        fresh.ctl("eval", _EMPTY_LOG)
+        return used(fresh)
+
     found = {}
-    for make in (Contender, Ours, Native):
+    for name, (make, delays) in MEMORY.items():
+        values: dict[str, list[float]] = {name: [], f"{name}, the log emptied": []}
         with Node(node.server, node.plugins, node.conf) as fresh:
             contender = make(fresh.url())
-            before = used(fresh)
             chosen = random.Random(1)
-            contender.burst([float(chosen.randint(3600, 7200)) for _ in range(amount)], body="x" * 1024)
-            contender.connection.channel().queue_declare(QUEUE, passive=True)
-            logged = used(fresh)
-            fresh.ctl("eval", _EMPTY_LOG)
-            kept = used(fresh)
+            kept = used_without_log(fresh)  # in which the declarations were
+            for _ in range(repeats):
+                before = kept
+                contender.burst([float(chosen.randint(*delays)) for _ in range(amount)], body="x" * 1024)
+                contender.connection.channel().queue_declare(QUEUE, passive=True)
+                logged = used(fresh)
+                kept = used_without_log(fresh)
+                for figures, value in zip(values.values(), (logged, kept), strict=True):
+                    figures.append((value - before) / amount)
             contender.close()
-        for name, value in ((make.name, logged), (f"{make.name}, the log emptied", kept)):
-            log(f"  {name}: {(value - before) / amount:,.0f}")
-            found[name] = meter.spread([(value - before) / amount])  # runs differ little
+        for kind, figures in values.items():
+            log(f"  {kind}: {figures}")
+            found[kind] = meter.spread(figures)
     return found
 
 
@@ -650,7 +748,6 @@ ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
         broker_cpu,
         broker_cpu_confirmed,
         everyday_cpu,
-        one_hop,
         hops,
         hops_cpu,
         publish_rate,

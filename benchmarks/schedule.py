@@ -50,7 +50,7 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
             turns = {name: partial(turn, name, batched) for name in contenders}
             for run in turns.values():
                 run()
-            found[kind] = meter.interleaved(turns, 5 * repeats, log, "without")
+            found[kind] = meter.interleaved(turns, 2 * repeats, log, "without")
         for contender in contenders.values():
             contender.close()
     return found
@@ -150,7 +150,7 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
             "no id": (none, Ours.name),
             "100,000 ids": (many, Ours.name),
         }
-        for _ in range(2 * repeats):
+        for _ in range(repeats):
             for name, (url, kind) in kinds.items():
                 (node.data / "worker.log").unlink(missing_ok=True)
                 started = time.perf_counter()

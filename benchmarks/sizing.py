@@ -24,7 +24,7 @@ from testkit.page import fill, machine, markdown
 
 from .__main__ import CONF, log
 from .contenders import QUEUE, Ours
-from .rows import bodies, drain_rate
+from .rows import bodies, drain
 
 RESULTS = Path(__file__).with_name("sizing.json")
 PAGE = Path(__file__).parents[1] / "docs" / "sizing.md"
@@ -52,7 +52,7 @@ def handing_on(server: Path, scale: float, repeats: int, log: Callable[[str], No
         advanced = f"[{{rabbit, [{settings}]}}]."
         with Node(server, ("rabbitmq_management",), CONF, advanced) as fresh:
             with meter.peak_memory(meter.pid(fresh)) as peak:
-                rate = drain_rate(fresh, Ours, shards, amount, 3000)
+                rate = drain([fresh], Ours, shards, amount, 2500).rate
             grown[name].append(peak.grown / 1e6)
             twice[name].append(1000 * doubled(fresh, shards, amount) / amount)
         return rate

@@ -97,7 +97,7 @@ def about(node: Node) -> dict[str, Any]:
 def interleaved(
     runs: Mapping[str, Callable[[], float]], repeats: int, log: Callable[[str], None], against: str | None = None
 ) -> dict[str, Any]:
-    """Run each of `runs` in turn, `repeats` times over; return {name: {"median", "low", "high"}}.
+    """Run each of `runs` in turn, `repeats` times over; return {name: {"median", "low", "high", "runs"}}.
 
     With `against`, the name of one of them, the others have a "ratio": the median of the ratios to that run in the same
     turn. The machine's speed changes from turn to turn, so that a ratio of two medians says less.
@@ -117,7 +117,7 @@ def interleaved(
 
 def spread(values: Iterable[float]) -> dict[str, float]:
     ordered = sorted(values)
-    return {"median": statistics.median(ordered), "low": ordered[0], "high": ordered[-1]}
+    return {"median": statistics.median(ordered), "low": ordered[0], "high": ordered[-1], "runs": len(ordered)}
 
 
 def percentile(values: Iterable[float], percent: float) -> float:

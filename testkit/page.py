@@ -13,12 +13,17 @@ def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
 
 
 def machine(done: str, about: list[dict[str, Any]]) -> str:
-    """Return a sentence, when and with what something was `done`, for results by RabbitMQ (`testkit.meter.about`)."""
-    brokers = " and ".join(one["rabbitmq"] for one in about)
-    last = about[-1]
+    """Return a sentence, when and with what something was `done`, from what `testkit.meter.about` said each time."""
+
+    def each(name: str) -> str:
+        return " and ".join(map(str, dict.fromkeys(one[name] for one in about)))
+
+    first, last = min(one["date"] for one in about), max(one["date"] for one in about)
+    when = f"on {last}" if first == last else f"from {first} to {last}"
+    cpus = " or ".join(map(str, sorted({one["cpus"] for one in about})))
     return (
-        f"{done} on {last['date']} on RabbitMQ {brokers}, Celery {last['celery']}, Kombu {last['kombu']}, py-amqp "
-        f"{last['amqp']} and Python {last['python']}, on one virtual machine of {last['cpus']} shared CPUs."
+        f"{done} {when} on RabbitMQ {each('rabbitmq')}, Celery {each('celery')}, Kombu {each('kombu')}, py-amqp "
+        f"{each('amqp')} and Python {each('python')}, on a machine with {cpus} CPUs."
     )
 
 

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from benchmarks import report, sizing, worker_settings
-from testkit.page import drawn
+from benchmarks.__main__ import add
+from testkit import meter
+from testkit.page import drawn, machine
+
+ABOUT: dict[str, Any] = {
+    "rabbitmq": "4.3.6",
+    "date": "2026-11-01",
+    "python": "3.11.7",
+    "cpus": 2,
+    "celery": "5.7.0",
+    "kombu": "5.7.0",
+    "amqp": "5.4.2",
+    "scale": 1.0,
+    "repeats": 3,
+    "messages": 500,
+}
 
 
 def test_the_page_is_drawn_from_the_results() -> None:
@@ -25,3 +44,34 @@ def test_the_table_for_workers_is_drawn_from_its_results() -> None:
 def test_the_page_on_sizing_is_drawn_from_the_results() -> None:
     assert sizing.PAGE.read_text() == sizing.page(sizing.PAGE.read_text())
     assert drawn(sizing.PAGE.read_text()) == {"machine", "settings"}
+
+
+@pytest.mark.parametrize("path", [report.RESULTS, report.SCHEDULE])
+def test_every_row_says_when_and_how_it_was_measured(path: Path) -> None:
+    for found in json.loads(path.read_text()).values():
+        assert found["about"].keys() == found["rows"].keys()
+        assert all(ABOUT.keys() - {"messages"} <= about.keys() for about in found["about"].values())
+
+
+def test_a_row_measured_later_leaves_what_others_say_of_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    later = {**ABOUT, "date": "2026-11-09", "cpus": 4, "note": "on a busy machine"}
+    add(path, "4.3", "lateness", {"us": {"p50": 1.0}}, ABOUT)
+    add(path, "4.3", "memory", {"us": meter.spread([1.0, 2.0, 3.0])}, ABOUT)
+    assert "| `memory` | 3 runs, 500 messages |" in report.measured(
+        json.loads(path.read_text()), ["lateness", "memory"]
+    )
+    add(path, "4.3", "memory", {"us": meter.spread([4.0])}, later)
+    text = report.measured(json.loads(path.read_text()), ["lateness", "memory"])
+    assert "Measured from 2026-11-01 to 2026-11-09 on RabbitMQ 4.3.6, " in text
+    assert "on a machine with 2 or 4 CPUs." in text
+    assert "| `lateness` | 500 messages, 2026-11-01, 2 CPUs |" in text
+    assert "| `memory` | 1 run, 500 messages, 2026-11-09, 4 CPUs, on a busy machine |" in text
+
+
+def test_what_was_measured_at_once_on_one_machine_is_said_once() -> None:
+    said = machine("Measured", [ABOUT, {**ABOUT, "rabbitmq": "3.10.8"}])
+    assert said == (
+        "Measured on 2026-11-01 on RabbitMQ 4.3.6 and 3.10.8, Celery 5.7.0, Kombu 5.7.0, py-amqp 5.4.2 and "
+        "Python 3.11.7, on a machine with 2 CPUs."
+    )
