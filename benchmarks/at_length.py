@@ -1,26 +1,32 @@
 """What takes long: a million messages that wait, spread over a month, and 100,000 due in one minute in a cluster.
 
-    python -m benchmarks.at_length --rabbitmq 4.3
+    python -m benchmarks.at_length                    on RabbitMQ 4.3; about ten minutes for each on two CPUs
+    python -m benchmarks.at_length --month 10000 --minute 0 --out /tmp/at_length.json
 
-Prints what docs/sizing.md says.
+Writes `at_length.json`, which `benchmarks.sizing` draws into docs/sizing.md, and draws it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import kombu
 
-from celery_rabbit_delay import batch
+from celery_rabbit_delay import batch, operate
 from testkit import meter
 from testkit.node import Node, cluster, find_server
 
+from . import sizing
 from .contenders import QUEUE, Contender, Ours
+
+RESULTS = sizing.AT_LENGTH
 
 MONTH = 30 * 86400
 
@@ -75,49 +81,73 @@ def lateness(url: str, dues: Sequence[float], shards: int = 1, processes: int = 
     consumer = multiprocessing.get_context("spawn").Process(target=receive, args=(url, len(dues), sending))
     consumer.start()
     send_all(url, dues, shards, processes)
-    print(f"all sent {min(dues) - time.time():.0f} s before the first is due", flush=True)
+    log(f"all sent {min(dues) - time.time():.0f} s before the first is due")
     late: list[float] = receiving.recv()
     consumer.join()
     return late
 
 
-def show(late: Sequence[float]) -> None:
-    figures = [meter.percentile(late, percent) for percent in (50, 99)]
-    print(f"late: half {figures[0]:.2f} s, 99 % {figures[1]:.2f} s, last {max(late):.2f} s, first {min(late):.2f} s")
+def spread(late: Sequence[float]) -> dict[str, float]:
+    half, nearly = (meter.percentile(late, percent) for percent in (50, 99))
+    return {"p50": half, "p99": nearly, "most": max(late), "early": sum(one < 0 for one in late)}
 
 
-def a_month(server: Any, amount: int) -> None:
-    """Let a million wait, and print what that takes: memory, disk, what others notice of it, and a restart."""
+def others(node: Node) -> dict[str, float]:
+    """Return how late other messages are, 4,000 that are due within 20 seconds."""
+    chosen, soon = random.Random(2), time.time() + 15
+    return spread(lateness(node.url(), [soon + chosen.uniform(0, 20) for _ in range(4000)], processes=1))
+
+
+def fill(url: str, amount: int) -> tuple[int, float]:
+    """Let so many messages wait, spread over a month, as fast as py-amqp sends.
+
+    Returns how many wait in the end, and after how many seconds.
+    """
+    started = reached = time.monotonic()
     chosen = random.Random(1)
+    delays = [chosen.uniform(3600, MONTH) for _ in range(5000)]  # what each costs Python is not measured
+    contender = Ours(url)
+    for start in range(0, amount, 50_000):
+        contender.burst(chosen.choices(delays, k=min(50_000, amount - start)))
+    waits, waited = 0, -1
+    while waits != waited:  # until no more come
+        time.sleep(5)
+        waited, waits = waits, operate.status(contender.connection, operate.cascades(contender.connection)).waiting
+        reached = time.monotonic() if waits != waited else reached
+    contender.close()
+    return waits, reached - started
+
+
+def a_month(server: Path, amount: int) -> dict[str, Any]:
+    """Let a million wait, and measure what that takes: memory, disk, what others notice of it, and a restart."""
     with Node(server) as node:
         Ours(node.url()).close()
-        before, used, started = meter.memory(meter.pid(node)), meter.cpu(meter.pid(node)), time.monotonic()
-        now = time.time()
-        send_all(node.url(), [now + chosen.uniform(3600, MONTH) for _ in range(amount)])
-        seconds = time.monotonic() - started
-        print(f"{amount:,} sent in {seconds:.0f} s, CPU of the broker {meter.cpu(meter.pid(node)) - used:.0f} s")
+        before, used = meter.memory(meter.pid(node)), meter.cpu(meter.pid(node))
+        waiting, seconds = fill(node.url(), amount)
+        found: dict[str, Any] = {"amount": amount, "waiting": waiting, "seconds": seconds}
         while meter.is_busy(meter.pid(node)):
-            time.sleep(1)
-        grown = meter.memory(meter.pid(node)) - before
-        disk = sum(file.stat().st_size for file in node.data.rglob("*") if file.is_file())
-        print(f"memory: {grown / amount:.0f} bytes a message; disk: {disk / amount:.0f}", flush=True)
+            pass
+        found["cpu"] = meter.cpu(meter.pid(node)) - used
+        found["memory"] = meter.memory(meter.pid(node)) - before
+        found["disk"] = sum(file.stat().st_size for file in node.data.rglob("*") if file.is_file())
+        log(str(found))
         used = meter.cpu(meter.pid(node))
         time.sleep(20)
-        print(f"CPU of the broker while they wait: {(meter.cpu(meter.pid(node)) - used) / 20:.2f}")
-        now = time.time() + 5
-        show(lateness(node.url(), [now + chosen.uniform(0, 20) for _ in range(4000)], processes=1))
+        found["idle"] = (meter.cpu(meter.pid(node)) - used) / 20
+        found["others"] = others(node)
         started = time.monotonic()
         node.kill()
-        node.start()
+        node.start(timeout=600)
         contender = Contender(node.url())
-        print(f"up {time.monotonic() - started:.1f} s after a kill", flush=True)
+        found["restart"] = time.monotonic() - started
         contender.close()
-        now = time.time() + 5
-        show(lateness(node.url(), [now + chosen.uniform(0, 20) for _ in range(4000)], processes=1))
+        found["others after"] = others(node)
+        log(str(found))
+        return {**found, "about": meter.about(node)}
 
 
-def a_minute(server: Any, amount: int) -> None:
-    """Let 100,000 be due in one minute in a cluster of three nodes, and print how late they are."""
+def a_minute(server: Path, amount: int) -> dict[str, Any]:
+    """Let 100,000 be due in one minute in a cluster of three nodes, and measure how late they are."""
     chosen = random.Random(1)
     shards = 3
     with cluster(3, server=server) as nodes:
@@ -126,9 +156,14 @@ def a_minute(server: Any, amount: int) -> None:
         before = [meter.cpu(meter.pid(node)) for node in nodes]
         first = time.time() + 20 + amount / 700
         late = lateness(nodes[0].url(), [first + chosen.uniform(0, 60) for _ in range(amount)], shards)
-        used = [meter.cpu(meter.pid(node)) - earlier for node, earlier in zip(nodes, before, strict=True)]
-        print(f"{amount:,} in a minute, {shards} shards; CPU of the nodes: {', '.join(f'{n:.0f} s' for n in used)}")
-        show(late)
+        used = sum(meter.cpu(meter.pid(node)) - earlier for node, earlier in zip(nodes, before, strict=True))
+        found = {"amount": amount, "shards": shards, "cpu": used, "late": spread(late)}
+        log(str(found))
+        return {**found, "about": meter.about(nodes[0])}
+
+
+def log(text: str) -> None:
+    print(text, flush=True)
 
 
 def main() -> None:
@@ -136,12 +171,20 @@ def main() -> None:
     parser.add_argument("--rabbitmq", default="4.3", help="a name for tools/get-rabbitmq")
     parser.add_argument("--month", type=int, default=1_000_000, help="messages; 0 leaves it out")
     parser.add_argument("--minute", type=int, default=100_000, help="the same")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--note", help="what the page is to say beside the figures, such as: on a busy machine")
     arguments = parser.parse_args()
     server = find_server(arguments.rabbitmq)
-    if arguments.minute:
-        a_minute(server, arguments.minute)
-    if arguments.month:
-        a_month(server, arguments.month)
+    for name, measure, amount in (("minute", a_minute, arguments.minute), ("month", a_month, arguments.month)):
+        if amount:
+            found = measure(server, amount)
+            if arguments.note:
+                found["about"]["note"] = arguments.note
+            results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+            results[name] = found
+            arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+    if arguments.out == RESULTS:
+        sizing.draw()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures what `dead_letter_worker_consumer_prefetch` and shards do, and draws the table of docs/sizing.md.
+"""Measures what `dead_letter_worker_consumer_prefetch` and shards do, and draws the tables of docs/sizing.md.
 
 python -m benchmarks.sizing                     on RabbitMQ 3.10, 4.0 and 4.3
 python -m benchmarks.sizing --rabbitmq 4.3 --scale 0.1 --out /tmp/sizing.json
@@ -26,7 +26,7 @@ from .__main__ import CONF, log
 from .contenders import QUEUE, Ours
 from .rows import bodies, drain
 
-RESULTS = Path(__file__).with_name("sizing.json")
+RESULTS, AT_LENGTH = (Path(__file__).with_name(name) for name in ("sizing.json", "at_length.json"))
 PAGE = Path(__file__).parents[1] / "docs" / "sizing.md"
 
 AGAIN = "{dead_letter_worker_publisher_confirm_timeout, 10000}"
@@ -35,13 +35,18 @@ AGAIN = "{dead_letter_worker_publisher_confirm_timeout, 10000}"
 SETTINGS = {f"{unsettled}, {shards}": (unsettled, shards) for unsettled in (32, 512) for shards in (1, 4)}
 
 
+def amount_at(scale: float) -> int:
+    """Return the messages of a run."""
+    return max(100, int(5000 * scale))
+
+
 def handing_on(server: Path, scale: float, repeats: int, log: Callable[[str], None]) -> dict[str, Any]:
     """Measure messages a second that are due in the same moment, with each of `SETTINGS`.
 
     Also the most MB by which a fresh node's memory grows meanwhile, and how many messages of each thousand come twice
     if it is killed in the middle.
     """
-    amount = max(100, int(12_000 * scale))
+    amount = amount_at(scale)
     grown: dict[str, list[float]] = {name: [] for name in SETTINGS}
     twice: dict[str, list[float]] = {name: [] for name in SETTINGS}
 
@@ -100,10 +105,71 @@ def table(results: dict[str, Any]) -> str:
     return markdown(["RabbitMQ", *heads], lines)
 
 
+def measured(results: dict[str, Any]) -> str:
+    """Return when and how each RabbitMQ was measured."""
+    how: dict[str, list[str]] = {}
+    for broker, found in results.items():
+        about = found["about"]
+        kind = f"{about['messages']:,} messages, {about['repeats']} run{'s' * (about['repeats'] > 1)}"
+        how.setdefault(", ".join(filter(None, [kind, about.get("note")])), []).append(broker)
+    kinds = "; ".join(f"on RabbitMQ {' and '.join(brokers)}: {kind}" for kind, brokers in how.items())
+    return f"{machine('Measured', [found['about'] for found in results.values()])} {kinds[0].upper()}{kinds[1:]}."
+
+
+def late(found: dict[str, float]) -> str:
+    return f"{found['p50']:.2f} s, {found['p99']:.2f} s, {found['most']:.1f} s; {found['early']} early"
+
+
+def when(found: dict[str, Any]) -> str:
+    """Return when and with what one thing was measured, and what else is to be said of it."""
+    note = found["about"].get("note")
+    return machine("Measured", [found["about"]]) + (f" {note[0].upper()}{note[1:]}." if note else "")
+
+
+def minute(found: dict[str, Any]) -> str:
+    """Return what many messages that are due in one minute take in a cluster."""
+    lines = [
+        [
+            "CPU of the three nodes",
+            f"{found['cpu']:,.0f} s, or {1000 * found['cpu'] / found['amount']:.1f} ms a message",
+        ],
+        ["late: half, 99 %, the last", late(found["late"])],
+    ]
+    head = [f"{found['amount']:,} messages of 200 bytes, due in one minute, {found['shards']} shards, confirmed", ""]
+    return f"{markdown(head, lines)}\n\n{when(found)}"
+
+
+def month(found: dict[str, Any]) -> str:
+    """Return what many messages that wait take."""
+    amount = found["amount"]
+    lines = [
+        ["wait in the end", f"{found['waiting']:,}"],
+        ["publishing, without confirms", f"{found['seconds']:,.0f} s, or {amount / found['seconds']:,.0f} a second"],
+        ["the node's CPU for that", f"{found['cpu']:,.0f} s, or {1e6 * found['cpu'] / amount:,.0f} µs a message"],
+        [
+            "its memory more than before",
+            f"{found['memory'] / 1e6:,.0f} MB, or {found['memory'] / amount:,.0f} bytes a message",
+        ],
+        ["on its disk", f"{found['disk'] / 1e6:,.0f} MB, or {found['disk'] / amount:,.0f} bytes a message"],
+        ["its CPU while they wait", f"{100 * found['idle']:.0f} % of one"],
+        ["how late 4,000 others are, due in 20 s: half, 99 %, the last", late(found["others"])],
+        ["until it is up again, if it is killed", f"{found['restart']:.0f} s"],
+        ["how late 4,000 others are then", late(found["others after"])],
+    ]
+    head = [f"{amount:,} messages of 200 bytes, due within a month, one node", ""]
+    return f"{markdown(head, lines)}\n\n{when(found)}"
+
+
 def page(text: str) -> str:
-    results = json.loads(RESULTS.read_text())
-    about = [found["about"] for found in results.values()]
-    return fill(text, {"machine": partial(machine, "Measured", about), "settings": partial(table, results)})
+    results, at_length = (json.loads(path.read_text()) for path in (RESULTS, AT_LENGTH))
+    sections = {"measured": partial(measured, results), "settings": partial(table, results)}
+    return fill(
+        text, sections | {"minute": lambda: minute(at_length["minute"]), "month": lambda: month(at_length["month"])}
+    )
+
+
+def draw() -> None:
+    PAGE.write_text(page(PAGE.read_text()))
 
 
 def main() -> None:
@@ -119,10 +185,11 @@ def main() -> None:
         with Node(server) as node:
             about = meter.about(node)
         log(f"RabbitMQ {about['rabbitmq']}")
+        about |= {"scale": arguments.scale, "repeats": arguments.repeats, "messages": amount_at(arguments.scale)}
         results[name] = {"settings": handing_on(server, arguments.scale, arguments.repeats, log), "about": about}
         arguments.out.write_text(json.dumps(results, indent=2) + "\n")
     if arguments.out == RESULTS:
-        PAGE.write_text(page(PAGE.read_text()))
+        draw()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_the_table_for_workers_is_drawn_from_its_results() -> None:
 
 def test_the_page_on_sizing_is_drawn_from_the_results() -> None:
     assert sizing.PAGE.read_text() == sizing.page(sizing.PAGE.read_text())
-    assert drawn(sizing.PAGE.read_text()) == {"machine", "settings"}
+    assert drawn(sizing.PAGE.read_text()) == {"measured", "settings", "minute", "month"}
 
 
 @pytest.mark.parametrize("path", [report.RESULTS, report.SCHEDULE])
