@@ -51,6 +51,11 @@ class Destination(NamedTuple):
         return encode(self.exchange, *(self.queues or ("",)), mark="=" if self.exchange or self.short_lived else "")
 
     @property
+    def by_name(self) -> Destination:
+        """The same as publishers take it for that did not declare its queues: they go by the names."""
+        return self._replace(short_lived=any(map(is_short_lived, self.queues)))
+
+    @property
     def outbox_address(self) -> str:
         """What leads a message from `done` to its outbox."""
         if self.short_lived:

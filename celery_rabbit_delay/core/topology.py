@@ -337,9 +337,13 @@ class Cascade:
         return self._passing(self.outbox_name(destination), 0, self.exit)
 
     def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
-        """Yield what leads from `exit` to a destination, and then from `done` to its outbox."""
+        """Yield what leads from `exit` to a destination, and then from `done` to its outbox.
+
+        A queue has both addresses that publishers may write: those who did not declare it go by its name.
+        """
         for queue in destination.queues:
-            yield Binding(self.exit, queue, "queue", destination.address)
+            for address in dict.fromkeys((destination.address, destination.by_name.address)):
+                yield Binding(self.exit, queue, "queue", address)
         if destination.exchange:
             # What an exchange of the user can route nowhere stays in its outbox, for `exit` did route it.
             yield Binding(self.exit, destination.exchange, "exchange", destination.address)

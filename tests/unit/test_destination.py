@@ -49,6 +49,13 @@ def test_an_outbox_is_for_a_queue_an_exchange_a_key_of_it_or_all_short_lived_que
     assert Destination("", ("amq.gen-1",), short_lived=True).outbox_address == SHORT_LIVED
 
 
+def test_who_has_not_declared_a_queue_goes_by_its_name() -> None:
+    for short_lived in (True, False):
+        assert Destination("", ("reply",), short_lived=short_lived).by_name == Destination("", ("reply",))
+        assert Destination("", (UUID,), short_lived=short_lived).by_name == Destination("", (UUID,), short_lived=True)
+    assert Destination("orders", key="new").by_name == Destination("orders", key="new")
+
+
 def test_a_destination_says_what_it_is() -> None:
     assert str(Destination("", ("a", "b"))) == "queue 'a', 'b'"
     assert str(Destination("orders")) == "exchange 'orders'"
