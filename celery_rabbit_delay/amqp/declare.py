@@ -59,17 +59,28 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
     )
 
 
-def require_route(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Make sure that a shard leads to a destination, as far as its outbox tells. Raises `DestinationNotFound`.
+def require_route(channel: Channel, shards: Sequence[Cascade], destination: Destination) -> None:
+    """Make sure that a cascade leads to a destination, as far as its outboxes and the destination itself tell.
 
-    A user without any permission on the outbox cannot see it on RabbitMQ 4.3, and is told nothing.
+    A user without any permission on one of them cannot see it on RabbitMQ 4.3, and is told nothing. Raises
+    `DestinationNotFound`, `InvalidDestination` (an exclusive queue).
     """
-    with suppress(AccessRefused):
-        if not queue_exists(channel, cascade.outbox_name(destination)):
-            raise DestinationNotFound(
-                f'declare="passive", and nothing leads to {destination}: create it, and then run `celery -A APP delay '
-                "setup`, or `celery-rabbit-delay --queue … setup`"
-            )
+    parts: list[tuple[Callable[[Channel, str], Any], str]]
+    parts = [(passive_declare_queue, shard.outbox_name(destination)) for shard in shards]
+    parts += [(passive_declare_queue, queue) for queue in destination.queues]
+    if destination.exchange:
+        parts.append((passive_declare, destination.exchange))
+    with translate_errors(shards[0]):
+        for ask_for, name in parts:
+            try:
+                with suppress(AccessRefused):
+                    ask_for(channel, name)
+            except NotFound as exc:
+                if "no queue" in exc.reply_text or "no exchange" in exc.reply_text:  # nor is it on a node that is down
+                    raise DestinationNotFound(
+                        f'declare="passive", and nothing leads to {destination}: create it, and then run `celery -A '
+                        "APP delay setup`, or `celery-rabbit-delay --queue … setup`"
+                    ) from exc
 
 
 def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:

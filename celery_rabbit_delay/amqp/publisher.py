@@ -142,8 +142,7 @@ class DelayedPublisher:
                 if not self._ensured:
                     for shard in self.shards:
                         declare.require_cascade(channel, shard)
-                for shard in self.shards:
-                    declare.require_route(channel, shard, destination)
+                declare.require_route(channel, self.shards, destination)
             self._ensured = True
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()

@@ -90,7 +90,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     ) -> None:
         """Send a message into the cascade, or put it into the batch that is being collected."""
         keys = [*wrapped["CC"], *headers_.cc_keys(wrapped, "BCC")]
-        destination = self.connection.declarations.destination(exchange, keys)
+        passive = self.connection.delay_options.declare == "passive"
+        destination = self.connection.declarations.destination(exchange, keys, passive)
         publisher = self.connection.publisher_for(_priority(msg))
         publisher.bind(destination)
         pending = PendingMessage(msg, wrapped, moment + delay, delay, destination, timeout, confirm_timeout, entry)

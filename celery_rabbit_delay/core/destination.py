@@ -130,11 +130,14 @@ class Declarations:
             self._keys.add((exchange, key))
             self._known.cache_clear()
 
-    def destination(self, exchange: str, keys: Iterable[str]) -> Destination:
-        """Return where a message goes that is sent to an exchange with some routing keys, the first one its own."""
-        return self._known(exchange, tuple(dict.fromkeys(keys)))
+    def destination(self, exchange: str, keys: Iterable[str], passive: bool = False) -> Destination:
+        """Return where a message goes that is sent to an exchange with some routing keys, the first one its own.
 
-    def _destination(self, exchange: str, keys: tuple[str, ...]) -> Destination:
+        Who is `passive` makes no outboxes, and can see of a queue that he did not declare only whether it has one.
+        """
+        return self._known(exchange, tuple(dict.fromkeys(keys)), passive)
+
+    def _destination(self, exchange: str, keys: tuple[str, ...], passive: bool) -> Destination:
         if exchange:
             if exchange in self._fanouts:
                 return Destination(exchange, fanout=True)
@@ -142,6 +145,8 @@ class Declarations:
             return Destination(exchange, key=keys[0] if (exchange, keys[0]) in self._keys else None)
         if not all(keys):
             raise InvalidDestination("the routing key is empty: for the default exchange it is the name of a queue")
+        if passive:
+            return Destination("", keys, short_lived=any(self._short_lived.get(key, False) for key in keys))
         return Destination("", keys, short_lived=any(map(self._is_short_lived, keys)))
 
     def _is_short_lived(self, queue: str) -> bool:

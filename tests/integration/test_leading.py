@@ -7,8 +7,10 @@ from typing import Any
 import kombu
 import pytest
 
+from celery_rabbit_delay import DestinationNotFound
 from celery_rabbit_delay.app.consumers import DelayedConsumer
-from testkit.broker import Vhost
+from testkit.broker import Vhost, take
+from testkit.commands import run
 
 UUID = "550e8400-e29b-41d4-a716-446655440000"
 SOON = {"x-delay": 200}
@@ -32,3 +34,41 @@ def test_a_worker_that_declares_a_queue_leads_to_it_also_those_who_know_but_its_
     with vhost.connection() as connection, DelayedConsumer(connection.channel(), [queue], on_message=lambda m: m.ack()):
         pass
     assert len(vhost.take(name, 1, timeout=20)) == 1
+
+
+def test_a_passive_publisher_reaches_a_queue_with_a_uuid_in_its_name_if_anything_leads_to_it(vhost: Vhost) -> None:
+    vhost.declare(f"jobs-{UUID}", f"reply-{UUID}")
+    assert run(vhost.url("amqp"), "--queue", f"jobs-{UUID}", "setup").code == 0
+    with vhost.connection(declare="passive") as connection:
+        connection.Producer().publish("x", routing_key=f"jobs-{UUID}", headers=SOON)
+        assert len(take(connection, f"jobs-{UUID}", 1)) == 1
+        with pytest.raises(DestinationNotFound, match=f"nothing leads to queue 'reply-{UUID}': create it, and then"):
+            connection.Producer().publish("x", routing_key=f"reply-{UUID}", headers=SOON)
+
+
+def test_a_passive_publisher_reaches_a_queue_that_comes_and_goes_if_it_declares_it_too(vhost: Vhost) -> None:
+    queue = kombu.Queue("reply", queue_arguments={"x-expires": 600_000})
+    with vhost.connection() as worker, DelayedConsumer(worker.channel(), [queue], on_message=lambda m: m.ack()):
+        pass
+    with vhost.connection(declare="passive") as connection:
+        connection.Producer().publish("x", routing_key="reply", declare=[queue], headers=SOON)
+        assert len(take(connection, "reply", 1)) == 1
+
+
+@pytest.mark.parametrize("exchange", ["", "orders"])
+def test_a_passive_publisher_is_told_that_a_destination_is_gone_although_its_outbox_is_left(
+    vhost: Vhost, exchange: str
+) -> None:
+    vhost.declare("q", exchange=exchange)
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
+        take(connection, "q", 1)
+    if exchange:
+        vhost.delete_exchange(exchange)
+    else:
+        vhost.delete_queue("q")
+    with (
+        vhost.connection(declare="passive") as connection,
+        pytest.raises(DestinationNotFound, match="nothing leads to"),
+    ):
+        connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)

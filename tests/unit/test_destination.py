@@ -126,6 +126,13 @@ def test_how_a_queue_was_declared_counts_more_than_its_name() -> None:
     assert declarations.destination("", ["reply"]).short_lived
 
 
+def test_who_makes_no_outboxes_takes_a_queue_for_short_lived_only_if_it_was_declared_so() -> None:
+    declarations = Declarations()
+    declarations.add_queue("reply", lasting=False)
+    assert declarations.destination("", ["reply"], passive=True).short_lived
+    assert not declarations.destination("", [UUID], passive=True).short_lived
+
+
 def test_the_queues_of_a_message_are_its_keys_each_once() -> None:
     assert Declarations().destination("", ["a", "b", "a"]) == Destination("", ("a", "b"))
 
