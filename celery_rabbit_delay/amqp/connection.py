@@ -122,6 +122,11 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         options: Options = self.client.transport.delay_options
         return options
 
+    def on_declared(self, name: str) -> None:
+        """Take note that a queue or exchange of that name may be a new one."""
+        for publisher in self._publishers.values():
+            publisher.forget(name)
+
     def publisher_for(self, priority: int | None = None) -> DelayedPublisher:
         """Return what publishes messages of a priority into their cascade.
 

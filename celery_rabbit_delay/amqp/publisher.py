@@ -148,6 +148,10 @@ class DelayedPublisher:
                 self._bound.clear()
             self._bound.add(destination)
 
+    def forget(self, name: str) -> None:
+        """Lead to a queue or exchange again before the next message for it: a new one of that name has no bindings."""
+        self._bound -= {one for one in self._bound if name == one.exchange or name in one.queues}
+
     def lead_back(self, destination: Destination) -> None:
         """Lead what still waits for a destination to it: its bindings went with it if it was deleted.
 

@@ -169,6 +169,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             ) from exc
         if not passive:
             self.connection.declarations.add_exchange(exchange, type)
+            self.connection.on_declared(exchange)
         return declared
 
     def queue_declare(
@@ -196,6 +197,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         if not passive:
             name = declared.queue if declared is not None else queue
             self.connection.declarations.add_queue(name, is_lasting(durable, exclusive, auto_delete, arguments))
+            self.connection.on_declared(name)
         return declared
 
     def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from celery_rabbit_delay import DestinationNotFound
 from celery_rabbit_delay.app.consumers import DelayedConsumer
 from testkit.broker import Vhost, take
 from testkit.commands import run
+from testkit.frames import frames
 
 UUID = "550e8400-e29b-41d4-a716-446655440000"
 SOON = {"x-delay": 200}
@@ -72,3 +73,28 @@ def test_a_passive_publisher_is_told_that_a_destination_is_gone_although_its_out
         pytest.raises(DestinationNotFound, match="nothing leads to"),
     ):
         connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
+
+
+@pytest.mark.parametrize("exchange", ["", "orders"])
+def test_a_publisher_that_declares_its_destination_again_leads_to_it_again(vhost: Vhost, exchange: str) -> None:
+    def declare(connection: kombu.Connection) -> None:
+        channel = connection.default_channel
+        channel.queue_declare("q", durable=True, auto_delete=False)
+        if exchange:
+            channel.exchange_declare(exchange, "direct", durable=True, auto_delete=False)
+            channel.queue_bind("q", exchange, "q")
+
+    with vhost.connection() as connection:
+        declare(connection)
+        for _ in range(2):
+            connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
+            take(connection, "q", 1, timeout=20)
+            vhost.delete_queue("q")
+            if exchange:
+                vhost.delete_exchange(exchange)
+            declare(connection)
+        connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
+        take(connection, "q", 1, timeout=20)
+        with frames(connection) as (sent, _):
+            connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
+        assert sent == [(60, 40)], "it leads to it once"
