@@ -264,7 +264,7 @@ def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]
 
 def _entry(msg: Any, headers: headers_.Headers, due: datetime, delay: int, options: Options) -> Entry | None:
     """Return what the streams are to be told of a message; None if that is nothing."""
-    stream = stream_for(delay, msg.properties.get("priority"), options)
+    stream = stream_for(delay, _priority(msg), options)
     key = headers_.delay_key(headers)
     if key is not None:
         journal.check_keyed_delay(delay)

@@ -173,11 +173,12 @@ def test_an_error_of_another_channel_is_no_error_of_a_message_that_was_stored(vh
         ("q", {"priority": 256}, "priority=256"),
     ],
 )
+@pytest.mark.parametrize("options", [{}, {"journal": 0}], ids=["", "recorded"])
 def test_what_amqp_cannot_carry_is_an_error_and_the_connection_stays_usable(
-    vhost: Vhost, key: str, more: dict[str, Any], says: str
+    vhost: Vhost, key: str, more: dict[str, Any], says: str, options: dict[str, Any]
 ) -> None:
     vhost.declare("q")
-    with vhost.connection() as connection:
+    with vhost.connection(**options) as connection:
         with pytest.raises(InvalidDestination, match=says):
             connection.Producer().publish("x", routing_key=key, headers=SOON, **more)
         connection.Producer().publish("y", routing_key="q", headers=SOON)
