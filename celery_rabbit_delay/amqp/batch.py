@@ -6,14 +6,14 @@ Kombu 5.7 has a place for this, `Producer.batch`; `collect` does the same with e
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AMQPError, RecoverableConnectionError
 from kombu.exceptions import KombuError
 
-from ..core.errors import DelayError, DestinationNotFound, InvalidDestination, UnsupportedConfiguration
+from ..core.errors import DelayError, DestinationNotFound, InvalidDestination, NotPermitted, UnsupportedConfiguration
 from .clients import client_of
 
 try:
@@ -50,14 +50,15 @@ class Batch:
         self.max_size = max_size
         self._serial = itertools.count()
         self._pending: dict[int, PendingMessage] = {}
+        self._unreachable: set[int] = set()  # those of them that wait for `flush` to say why
 
     def add(self, connection: Any, pending: PendingMessage) -> None:
         """Take a message, after sending those that are there if that is enough of them.
 
-        Raises what `flush` does; the message is not taken then.
+        Raises what `flush` does, but nothing about other messages' destinations; the message is not taken then.
         """
-        if len(self._pending) >= self.max_size:
-            self.flush(connection)
+        if len(self._pending) - len(self._unreachable) >= self.max_size:
+            self._send(connection, {n: one for n, one in self._pending.items() if n not in self._unreachable})
         self._pending[next(self._serial)] = pending
 
     def flush(self, connection: Any) -> None:
@@ -65,10 +66,16 @@ class Batch:
 
         Raises what publishing one by one raises.
         """
+        self._unreachable.clear()
+        if failed := self._send(connection, self._pending):
+            raise failed
+
+    def _send(self, connection: Any, some: Mapping[int, PendingMessage]) -> DelayError | None:
+        """Send some of the messages; return why others have no way to their destination. Raises as `flush`."""
         if connection is None:
             raise RecoverableConnectionError("the connection was lost")
         publishers: dict[DelayedPublisher, dict[int, PendingMessage]] = {}
-        for name, pending in self._pending.items():
+        for name, pending in some.items():
             publishers.setdefault(connection.publisher_for(pending.priority), {})[name] = pending
         failed: DelayError | None = None
         for publisher, messages in publishers.items():
@@ -76,10 +83,15 @@ class Batch:
             for destination in {pending.destination for pending in messages.values()}:
                 try:
                     publisher.bind(destination)
-                except (DestinationNotFound, InvalidDestination) as exc:  # the others are to be sent all the same
+                except (
+                    DestinationNotFound,
+                    InvalidDestination,
+                    NotPermitted,
+                ) as exc:  # the others are sent all the same
                     failed = exc
                     unreachable.add(destination)
             reachable = {name: pending for name, pending in messages.items() if pending.destination not in unreachable}
+            self._unreachable |= messages.keys() - reachable.keys()
             if not reachable:
                 continue
             unsent = dict(reachable)
@@ -91,12 +103,12 @@ class Batch:
             for name, pending in unsent.items():  # refused, or its key is: repairs the cascade, or says why
                 publisher.publish(pending)
                 self._forget([name])
-        if failed is not None:
-            raise failed
+        return failed
 
     def discard(self) -> None:
         """Forget all messages that are not sent yet."""
         self._pending.clear()
+        self._unreachable.clear()
 
     @property
     def ids(self) -> list[str | None]:

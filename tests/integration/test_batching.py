@@ -139,6 +139,28 @@ def test_a_connection_lost_in_a_batch_is_made_again(vhost: Vhost, make_app: Make
     assert sorted(names(vhost.take("celery", 21))) == list(range(-1, 20))
 
 
+def test_a_queue_that_is_forbidden_meanwhile_fails_only_its_own_tasks(vhost: Vhost, make_app: MakeApp) -> None:
+    user = vhost.user(".*", ".*", ".*")
+    app = make_app(broker_url=vhost.url("amqp", user))
+    ids = []
+
+    def send() -> None:
+        with celery_rabbit_delay.batch(app, max_size=4) as producer:
+            for n in range(4):
+                queue = ("secret", "q")[n % 2]
+                ids.append(app.send_task("t", (n,), queue=queue, countdown=0.5, producer=producer).id)
+            permissions = {"configure": ".*", "write": "^(celery-rabbit-delay.*|q)$", "read": ".*"}
+            vhost.broker.api("PUT", f"/permissions/{vhost.name}/{user}", permissions)
+            lose(producer.connection)
+            for n in range(4, 12):
+                app.send_task("t", (n,), queue="q", countdown=0.5, producer=producer)
+
+    with pytest.raises(BatchFailed, match="permission denied") as failed:
+        send()
+    assert failed.value.ids == [ids[0], ids[2]]
+    assert sorted(names(vhost.take("q", 10))) == [1, *range(3, 12)]
+
+
 def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_app: MakeApp) -> None:
     with proxy(vhost.broker.node.port) as between:
         app = make_app(broker_url=between.url(vhost.url("amqp")))

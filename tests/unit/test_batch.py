@@ -10,7 +10,14 @@ import pytest
 from amqp import Message
 from amqp.exceptions import RecoverableConnectionError
 
-from celery_rabbit_delay import BatchFailed, NotRouted, UnsupportedConfiguration
+from celery_rabbit_delay import (
+    BatchFailed,
+    DestinationNotFound,
+    InvalidDestination,
+    NotPermitted,
+    NotRouted,
+    UnsupportedConfiguration,
+)
 from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, collect
 from celery_rabbit_delay.amqp.clients import client_of
 from celery_rabbit_delay.amqp.pending import PendingMessage
@@ -30,9 +37,12 @@ class Publisher:
         self.bound: list[Destination] = []
         self.rounds = 0
         self.before_each: Callable[[str], None] = lambda name: None
+        self.unreachable: dict[str, Exception] = {}
 
     def bind(self, destination: Destination) -> None:
         self.bound.append(destination)
+        if failure := self.unreachable.get(destination.queues[0]):
+            raise failure
 
     def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
         self.rounds += 1
@@ -114,6 +124,26 @@ def test_what_the_broker_refuses_is_sent_again_alone_to_repair_the_cascade_or_le
     batch.flush(connection)
     assert publisher.stored == ["a", "b alone", "c alone"]
     assert batch.ids == []
+
+
+@pytest.mark.parametrize("failure", [DestinationNotFound("gone"), NotPermitted("forbidden"), InvalidDestination("no")])
+def test_a_destination_that_cannot_be_led_to_is_told_last_and_keeps_nothing_else_from_being_sent(
+    connection: Connection, failure: Exception
+) -> None:
+    publisher = connection.publishers[False]
+    publisher.unreachable["r"] = failure
+    batch = Batch(max_size=2)
+    for name in "abcdefg":
+        batch.add(connection, pending(name, queue="r" if name in "abd" else "q"))
+    assert publisher.stored == ["c", "e", "f"]
+    with pytest.raises(type(failure)):
+        batch.flush(connection)
+    assert publisher.stored == ["c", "e", "f", "g"]
+    assert batch.ids == ["a", "b", "d"]
+    assert len(publisher.bound) < 8, "it is not tried with each message"
+    publisher.unreachable.clear()
+    batch.flush(connection)
+    assert publisher.stored[4:] == ["a", "b", "d"]
 
 
 def test_a_lost_connection_is_an_error_after_which_the_batch_is_as_it_was() -> None:
