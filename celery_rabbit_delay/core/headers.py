@@ -214,7 +214,8 @@ def unwrap(delivery: Delivery) -> Delivery:
     if state is None:
         return delivery
     ours = f"{state.prefix}."
-    if exchange.startswith(ours) and not _is_plausible(state, headers):
+    # Whoever makes up a message chooses its prefix, too.
+    if (exchange.startswith(ours) or is_reserved(routing_key)) and not _is_plausible(state, headers):
         return delivery
     original, *cc = _items(headers.get("CC")) or [routing_key]
     if state.routing_key is not None:

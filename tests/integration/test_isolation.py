@@ -75,15 +75,19 @@ def test_steps_that_somebody_made_up_block_no_level(vhost: Vhost, steps: list[st
         assert len(take(connection, "q", 6)) == 6
 
 
+@pytest.mark.parametrize("prefix", ["ours", "zzz"])
 @pytest.mark.parametrize("copies", [{"CC": ["secret", "@.+q"]}, {"CC": ["secret"], "BCC": ["@.+q"]}], ids=str)
-def test_a_made_up_destination_does_not_steer_where_a_retry_goes(vhost: Vhost, copies: dict[str, Any]) -> None:
+def test_a_made_up_destination_does_not_steer_where_a_retry_goes(
+    vhost: Vhost, copies: dict[str, Any], prefix: str
+) -> None:
     """A retry is published to what `delivery_info` says."""
     vhost.declare("q", "secret", exchange="admin")
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers=SOON)
         [honest] = take(connection, "q", 1)
         assert (honest.delivery_info["exchange"], honest.delivery_info["routing_key"]) == ("", "q")
-        forged = {HEADER: {"prefix": vhost.cascade.root, "exchange": "admin", "due": 0}, **copies}
+        told = vhost.cascade.root if prefix == "ours" else prefix
+        forged = {HEADER: {"prefix": told, "exchange": "admin", "due": 0}, **copies}
         with vhost.plain() as forger:
             message = Message("forged", application_headers=forged)
             forger.default_channel.basic_publish(message, vhost.cascade.ingest, "@.^0")

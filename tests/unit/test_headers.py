@@ -185,6 +185,12 @@ def test_a_message_that_somebody_wrote_by_hand_is_left_as_it_is(cc: Any) -> None
     assert headers_.unwrap(forged) is forged
 
 
+def test_nor_is_one_that_names_a_prefix_of_its_own() -> None:
+    headers = headers_.wrap({}, "zzz", "", "secret", NOW) | {"CC": ["secret", "@.+q"]}
+    forged = Delivery("p.exit", "@.^1", headers)
+    assert headers_.unwrap(forged) is forged
+
+
 @pytest.mark.parametrize("cc", [["q", "@.+other"], ["q", "@.orders+"], ["q"], ["@.+q"]])
 def test_nor_is_one_by_hand_that_pretends_to_come_back_to_its_queue(cc: list[str]) -> None:
     headers = headers_.wrap_for_return(Delivery("orders", "new", {}), "p", "q", NOW) | {"CC": cc}
