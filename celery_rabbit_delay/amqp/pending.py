@@ -27,7 +27,9 @@ class OwnMessage(upstream.EncodesProperties, Message):  # type: ignore[misc]
 
 def with_headers(msg: Any, headers: Mapping[str, Any]) -> Any:
     """Return a copy of an `amqp.Message` with other headers; the user's own objects stay as they are."""
-    return OwnMessage(msg.body, **{**msg.properties, "application_headers": headers})
+    copy = OwnMessage(msg.body)
+    copy.properties = {**msg.properties, "application_headers": headers}
+    return copy
 
 
 class Entry(NamedTuple):

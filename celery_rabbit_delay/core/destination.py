@@ -153,6 +153,7 @@ class Declarations:
         return self._short_lived.get(queue, is_short_lived(queue))
 
 
+@functools.lru_cache(maxsize=1024)
 def check_key(key: str, what: str = "routing key") -> None:
     """Raise `InvalidDestination` for what AMQP cannot carry (clause 4.2.5.3, short string)."""
     try:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from . import wire
 from .destination import Destination, addresses, check_key, decode, encode, is_address
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
@@ -118,18 +120,23 @@ def wrap(
     keys = wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
     check_key(exchange, "exchange")
     for key in (*keys, *cc_keys(headers, "BCC")):
-        check_key(key)
-        if is_reserved(key):
-            raise InvalidDestination(
-                f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
-                "choose another routing key, or send it without a delay"
-            )
+        _check_own_key(key)
     ours = wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds(due)}
     if number is not None:
         ours["n"] = number
     if deaths:
         ours["deaths"] = deaths
     return wrapped
+
+
+@lru_cache(maxsize=1024)
+def _check_own_key(key: str) -> None:
+    check_key(key)
+    if is_reserved(key):
+        raise InvalidDestination(
+            f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
+            "choose another routing key, or send it without a delay"
+        )
 
 
 def wrap_for_return(
@@ -168,7 +175,7 @@ def addressed(wrapped: Headers, destination: Destination, later: Iterable[str] =
 
     `later` are those of the levels.
     """
-    return {**wrapped, "CC": [*wrapped["CC"], *addresses(destination), *later]}
+    return {**wrapped, "CC": wire.Texts((*wrapped["CC"], *addresses(destination), *later))}
 
 
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:

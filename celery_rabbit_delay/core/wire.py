@@ -18,13 +18,19 @@ _double = Struct(">cd").pack
 
 def encode_properties(properties: Mapping[str, Any]) -> bytes:
     """Return the properties of a message, by py-amqp's names. Raises `LookupError`, `ValueError` for what it cannot."""
-    flags, parts = 0, {}
+    flags = 0
+    parts = [b""] * (1 + len(_PROPERTIES))
     for name, value in properties.items():
         if value is not None:
-            flag, encode = _PROPERTIES[name]
-            flags |= flag
-            parts[flag] = encode(value)
-    return _unsigned_16(flags) + b"".join([parts[flag] for flag in sorted(parts, reverse=True)])
+            place, encode = _PROPERTIES[name]
+            flags |= 0x10000 >> place
+            parts[place] = encode(value)
+    parts[0] = _unsigned_16(flags)
+    return b"".join(parts)
+
+
+class Texts(tuple[str, ...]):
+    """An array of texts that many messages have in common: it is encoded once."""
 
 
 def _short_string(text: str) -> bytes:
@@ -32,27 +38,25 @@ def _short_string(text: str) -> bytes:
     return bytes((len(data),)) + data
 
 
-def _octet(number: int) -> bytes:
-    return bytes((number,))
+# What is the same in many messages.
+_name = lru_cache(maxsize=1024)(_short_string)
+_name_of_text = lru_cache(maxsize=1024)(lambda name: _short_string(name) + b"S")
+_nothing = lru_cache(maxsize=1024)(lambda name: _short_string(name) + b"V")
+_octet = lru_cache(maxsize=256)(lambda number: bytes((number,)))
 
 
 def _table(table: Mapping[str, Any]) -> bytes:
     parts: list[bytes] = []
-    add = parts.append
     for name, value in table.items():
-        add(_name(name))
         if type(value) is str:  # most are this or None
             data = value.encode()
-            add(b"S" + _unsigned_32(len(data)) + data)
+            parts += _name_of_text(name), _unsigned_32(len(data)), data
         elif value is None:
-            add(b"V")
+            parts.append(_nothing(name))
         else:
-            add(_FIELDS[type(value)](value))
+            parts += _name(name), _FIELDS[type(value)](value)
     data = b"".join(parts)
     return _unsigned_32(len(data)) + data
-
-
-_name = lru_cache(maxsize=1024)(_short_string)  # the same ones in all messages
 
 
 def _string_field(text: str) -> bytes:
@@ -78,17 +82,18 @@ _FIELDS: dict[type, Callable[[Any], bytes]] = {
     dict: lambda table: b"F" + _table(table),
     list: _array_field,
     tuple: _array_field,
+    Texts: lru_cache(maxsize=1024)(_array_field),
     type(None): lambda _: b"V",
 }
 
 _ENCODINGS: dict[str, Callable[[Any], bytes]] = {
-    "content_type": _short_string,
-    "content_encoding": _short_string,
+    "content_type": _name,
+    "content_encoding": _name,
     "application_headers": _table,
     "delivery_mode": _octet,
     "priority": _octet,
     "correlation_id": _short_string,
-    "reply_to": _short_string,
+    "reply_to": _name,
     "expiration": _short_string,
     "message_id": _short_string,
     "timestamp": _unsigned_64,
@@ -98,5 +103,5 @@ _ENCODINGS: dict[str, Callable[[Any], bytes]] = {
     "cluster_id": _short_string,
 }
 
-#: Name -> flag and encoding. They are sent in the order of their flags, the highest first.
-_PROPERTIES = {name: (0x8000 >> place, encode) for place, (name, encode) in enumerate(_ENCODINGS.items())}
+#: Name -> place among those that are sent, the first of which are the flags, and encoding.
+_PROPERTIES = {name: (place, encode) for place, (name, encode) in enumerate(_ENCODINGS.items(), 1)}
