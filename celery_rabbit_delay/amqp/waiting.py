@@ -86,7 +86,8 @@ class Allowed:
             return None
         if exchange:
             return None if exchange in self._exchanges else f"exchange {exchange!r} is none of those that were named"
-        others = [key for key in (routing_key, *cc_keys(headers, "CC")) if key not in self._queues]
+        keys = (routing_key, *cc_keys(headers, "CC"), *cc_keys(headers, "BCC"))
+        others = [key for key in keys if key not in self._queues]
         return f"queue {others[0]!r} is none of those that were named" if others else None
 
 
