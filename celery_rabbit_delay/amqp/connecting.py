@@ -1,10 +1,17 @@
-"""Connects to a broker, or says which one does not answer."""
+"""Connects to a broker, or says which one does not answer, and lets connections go."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
 import kombu
+from amqp import spec
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
+
+from .. import upstream
 
 
 def ensure_connection(connection: kombu.Connection) -> None:
@@ -13,3 +20,35 @@ def ensure_connection(connection: kombu.Connection) -> None:
         connection.ensure_connection(max_retries=1)
     except (OperationalError, AMQPError, OSError) as exc:
         raise OperationalError(f"no connection to {connection.as_uri()}: {str(exc) or type(exc).__name__}") from exc
+
+
+@contextmanager
+def closing(connection: kombu.Connection) -> Iterator[kombu.Connection]:
+    """Close a connection when the block ends; after an error without waiting for the broker, which may not answer."""
+    try:
+        yield connection
+    except BaseException:
+        abandon(connection)
+        raise
+    connection.release()
+
+
+@contextmanager
+def own_channel(connection: kombu.Connection) -> Iterator[Any]:
+    """Open a channel for a block; closed, it gives back what was not acknowledged. It waits as `closing` does."""
+    channel = connection.channel()
+    try:
+        yield channel
+    except BaseException:
+        with suppress(OSError, AMQPError):
+            upstream.close_without_waiting(channel)
+        raise
+    channel.close()
+
+
+def abandon(connection: kombu.Connection) -> None:
+    """Close a connection, and wait for nothing. The broker is told, so that it logs no error."""
+    if connection.connected:
+        with suppress(OSError, AMQPError):
+            connection.connection.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
+    connection.collect()

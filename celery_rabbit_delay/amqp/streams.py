@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import kombu
-from amqp import Message, spec
+from amqp import Message
 from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 
 from .. import upstream
@@ -21,6 +21,7 @@ from ..core.options import Options
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
+from .connecting import abandon
 from .create import ensure_stream
 from .deliveries import take_anything
 
@@ -59,8 +60,7 @@ class StreamReader:
     def _close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            _announce_close(connection.connection)
-            connection.collect()
+            abandon(connection)
 
     def length(self, stream: Stream) -> int:
         """Return about how many messages a stream holds."""
@@ -205,10 +205,3 @@ def apply_readable(apply: Callable[[bytes], object], stream: Stream, entry: Entr
         apply(entry.body)
     except Unreadable as exc:
         logger.warning("Message %d of the stream %r is skipped: %s", entry.offset, stream.name, exc)
-
-
-def _announce_close(connection: Any) -> None:
-    """Send `connection.close` on an `amqp.Connection` whose socket is closed next, so that the broker logs no error."""
-    if connection is not None and connection.connected:
-        with suppress(OSError, AMQPError):
-            connection.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))

@@ -19,6 +19,7 @@ from ..core.headers import Delivery, Headers, cc_keys, read_state, resent
 from ..core.topology import Cascade
 from . import declare
 from .confirms import ConfirmedChannel
+from .connecting import own_channel
 from .deliveries import is_unreadable, take_anything
 
 #: Headers with which a quorum queue counts how often it has delivered a message.
@@ -47,12 +48,10 @@ def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False)
 
 def look(connection: kombu.Connection, queue: str, limit: int | None = None) -> list[Message]:
     """Return the oldest messages of a queue, of those that are there now. They stay, and another look finds them."""
-    channel = connection.channel()
-    there = declare.message_count(channel, queue) or 0
-    try:
+    with own_channel(connection) as channel:
+        there = declare.message_count(channel, queue) or 0
         found = list(take(channel, queue, limit, peek=True))
-    finally:
-        channel.close()  # gives them back, but the answer does not wait for that
+    # They are given back now, but the answer did not wait for that.
     deadline = time.monotonic() + 2  # another may have taken some of them
     while (declare.message_count(connection.default_channel, queue) or 0) < there and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -11,6 +11,7 @@ from celery import Celery
 
 from ..amqp import reschedule as amqp_reschedule
 from ..amqp import schedule
+from ..amqp.connecting import closing
 from ..amqp.schedule import Scheduled
 from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
@@ -34,7 +35,7 @@ def scheduled(
 
     Raises `StreamUnavailable`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
-    with app.connection_for_write() as connection:
+    with closing(app.connection_for_write()) as connection:
         _check(connection)
         names = schedule.queue_names(app.amqp.queues.values())
         return schedule.scheduled(connection, task, queue, until, limit, names)
@@ -69,7 +70,7 @@ def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, count
     Raises `NotWaiting` if the journal has no task of this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
     `NotPermitted`, and what publishing a delayed task raises; `UnsupportedConfiguration` without `install`.
     """
-    with app.connection_for_write() as connection:
+    with closing(app.connection_for_write()) as connection:
         _check(connection)
         zone = connection.transport.delay_options.naive_timezone
         amqp_reschedule.reschedule(connection, id, due_at(eta, countdown, datetime.now(timezone.utc), zone))

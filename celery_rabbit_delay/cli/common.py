@@ -138,9 +138,9 @@ def handle_errors() -> Iterator[None]:
 @contextmanager
 def connected(target: Target) -> Iterator[kombu.Connection]:
     """Connect to a target's broker."""
-    from ..amqp.connecting import ensure_connection
+    from ..amqp.connecting import closing, ensure_connection
 
-    with handle_errors(), target.connection() as connection:
+    with handle_errors(), closing(target.connection()) as connection:
         ensure_connection(connection)
         yield connection
 

@@ -58,6 +58,9 @@ class _Standalone(click.Group):
 @click.option("--queue-type", type=click.Choice(["quorum", "classic"]), help="The type of the level queues.")
 @click.option("--journal", metavar="SECONDS", type=float, help="The shortest delay that is recorded.")
 @click.option(
+    "--confirm-timeout", metavar="SECONDS", type=float, help="How long the broker may take to store a message."
+)
+@click.option(
     "--queue",
     "queues",
     metavar="NAME",

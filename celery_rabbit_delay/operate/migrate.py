@@ -9,6 +9,7 @@ from typing import NamedTuple
 import kombu
 from amqp import Message
 
+from ..amqp.connecting import own_channel
 from ..amqp.receiving import learn
 from ..amqp.schedule import write_changes
 from ..amqp.waiting import Allowed, send_on, take
@@ -36,22 +37,21 @@ def migrate(
     others go on. What was cancelled, moved or replaced is dropped.
     """
     learn(source)
-    channel = source.channel()
     moved: list[int] = []  # numbers of those that are in the journal
     try:
-        for cascade in reversed(list(cascades)):
-            for level in reversed(cascade.levels):  # down, as messages go
-                for message in take(channel, level.queue):
-                    refused = _move(message, target, allowed)
-                    if refused is None:
-                        channel.basic_ack(message.delivery_tag)
-                        state = read_state(message.headers)
-                        moved += [state.number] if state and state.number is not None else []
-                    if len(moved) >= 100:
-                        _forget(source, moved)
-                    yield Moved(level.queue, refused)
+        with own_channel(source) as channel:
+            for cascade in reversed(list(cascades)):
+                for level in reversed(cascade.levels):  # down, as messages go
+                    for message in take(channel, level.queue):
+                        refused = _move(message, target, allowed)
+                        if refused is None:
+                            channel.basic_ack(message.delivery_tag)
+                            state = read_state(message.headers)
+                            moved += [state.number] if state and state.number is not None else []
+                        if len(moved) >= 100:
+                            _forget(source, moved)
+                        yield Moved(level.queue, refused)
     finally:
-        channel.close()
         _forget(source, moved)
 
 

@@ -15,7 +15,7 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..amqp.connecting import ensure_connection
+from ..amqp.connecting import closing, ensure_connection
 from ..amqp.waiting import Allowed
 from ..core import journal
 from ..core.destination import Destination
@@ -73,7 +73,7 @@ class Desk:
 
     @contextmanager
     def _connected(self) -> Iterator[kombu.Connection]:
-        with self.broker.connect() as connection:
+        with closing(self.broker.connect()) as connection:
             ensure_connection(connection)
             yield connection
 

@@ -13,7 +13,7 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..amqp.connecting import ensure_connection
+from ..amqp.connecting import closing, ensure_connection
 from ..core import journal
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
@@ -110,7 +110,7 @@ class Indexer:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                with self._connect() as connection:
+                with closing(self._connect()) as connection:
                     ensure_connection(connection)
                     with Follower(connection) as follower:
                         self._follow(follower, connection)

@@ -14,9 +14,11 @@ from amqp.exceptions import AMQPError, RecoverableConnectionError
 
 from celery_rabbit_delay import StreamUnavailable
 from celery_rabbit_delay.amqp import streams
+from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import journal
 from testkit.broker import QUICK, Broker, Vhost, lead, take
+from testkit.commands import run
 from testkit.node import Node
 from testkit.wait import wait_until
 
@@ -61,6 +63,26 @@ def soon() -> Iterator[None]:
     began = time.monotonic()
     yield
     assert time.monotonic() - began < 10
+
+
+def test_a_command_ends_within_the_time_that_was_set(vhost: Vhost) -> None:
+    with vhost.connection() as connection:
+        cancel(connection, ["creates the stream"])
+    with alarm(vhost.broker.node), soon():
+        done = run(vhost.url("amqp"), "--confirm-timeout", "2", "cancel", "x")
+    assert done.code == 1
+    assert "does an alarm block publishers" in done.err
+
+
+def test_whoever_waited_in_vain_closes_channels_and_connections_without_waiting(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as unhurried:
+        lead(unhurried, "q")
+    connection = connect(vhost)
+    connection.default_channel  # noqa: B018
+    blocked = alarm(vhost.broker.node)
+    with blocked, soon(), pytest.raises(TimeoutError), closing(connection), own_channel(connection):
+        publish(connection, "x")
 
 
 def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,10 +66,14 @@ def test_an_option_survives_being_written_as_json(name: str) -> None:
     assert Options.parse(written).to_dict() == written
 
 
+#: Options that commands heed beside them.
+HEEDED = ["confirm_timeout"]
+
+
 def test_the_command_line_has_a_flag_for_each_option_that_decides_what_stands_on_the_broker() -> None:
     found = flags(groups.standalone)
-    assert [name for name in found if name not in ("version", "broker", "queues")] == DECLARED
-    for name in DECLARED:
+    assert [name for name in found if name not in ("version", "broker", "queues")] == DECLARED + HEEDED
+    for name in DECLARED + HEEDED:
         assert found[name].opts == [f"--{name.replace('_', '-')}"]
     with groups.standalone.make_context("celery-rabbit-delay", ["--broker", "amqp://", "plan"]) as context:
         assert [context.params[name] for name in DECLARED] == [None] * len(DECLARED), "Options knows the defaults"
