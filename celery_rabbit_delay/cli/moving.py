@@ -72,7 +72,7 @@ def migrate(
     from dataclasses import replace
 
     from .. import operate
-    from ..amqp.connecting import ensure_connection
+    from ..amqp.connecting import closing, ensure_connection
     from ..core.options import OPTIONS
 
     changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}
@@ -89,7 +89,9 @@ def migrate(
             target = connection_to(to_broker, transport_options)
         else:
             target = source.clone(transport_options=transport_options)
-        with target:
+        if not from_layout:
+            operate.require(source)
+        with closing(target):
             ensure_connection(target)
             if options.cascade.root == current.cascade.root and to_broker and _is_same(source, target):
                 raise click.UsageError("the cascade would be moved onto itself: say where else to")

@@ -43,9 +43,12 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
 
     Shows only what is in the journal: see the option `journal` of install().
     """
+    from .. import operate
+
     found = False
     problems: list[str] = []
     with connected(target_of(obj)) as connection:
+        operate.require(connection)
         waiting = _found(obj, connection, problems.append, limit=limit, **filters)
         lines = (json.dumps(_as_data(one)) if as_json else format_scheduled(one) for one in waiting)
         while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
@@ -78,6 +81,7 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
     if bool(ids) == bool(chosen):
         raise click.UsageError("name ids, or use --task, --queue, --until or --all")
     with connected(target_of(obj)) as connection:
+        operate.require(connection)
         if not ids:
             ids = tuple(waiting.id for waiting in _found(obj, connection, problems.append, **filters) if waiting.id)
         operate.cancel(connection, ids)
@@ -115,6 +119,7 @@ def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue:
     with connected(target) as connection:
         zone = connection.transport.delay_options.naive_timezone
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
+        operate.require(connection)
         operate.reschedule(connection, id_, due, allowed(target, any_queue))
         click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
 

@@ -188,7 +188,7 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
             deleted = operate.teardown_earlier(connection, earlier)
         else:
             deleted = operate.teardown(connection, destinations(target), management)
-        click.echo(f"{deleted:,} exchanges and queues deleted")
+        click.echo(f"{deleted:,} exchanges and queues deleted" if deleted else "there is no such cascade")
 
 
 def _teardown_native(target: Target, management_url: str | None) -> None:

@@ -18,7 +18,7 @@ from ..amqp.schedule import (
 )
 from ..amqp.streams import Entry
 from ..core.journal import Record
-from .cascades import cascades, earlier_layout, existing
+from .cascades import cascades, earlier_layout, existing, require
 from .diff import Finding, diff
 from .management import Management
 from .migrate import Moved, migrate
@@ -71,6 +71,7 @@ __all__ = [
     "queue_names",
     "remove",
     "replay",
+    "require",
     "reschedule",
     "scheduled",
     "setup",

@@ -15,6 +15,7 @@ from amqp.exceptions import AccessRefused, ResourceLocked
 
 from ..amqp import declare
 from ..amqp.waiting import look
+from ..core.errors import CascadeMissing
 from ..core.layouts import Layout1
 from ..core.options import TEN_YEARS, Options
 from ..core.topology import Cascade
@@ -31,6 +32,16 @@ def cascades(connection: kombu.Connection, priorities: bool | None = None) -> li
     if priorities is None:
         priorities = _ingest_exists(connection, options.high_cascade)
     return options.cascades(priorities)
+
+
+def require(connection: kombu.Connection) -> None:
+    """Make sure that the cascade is there, as far as this user may see it. Raises `CascadeMissing`."""
+    root = connection.transport.delay_options.cascade.root
+    with suppress(AccessRefused):  # whatever is done next says what is not permitted
+        if not declare.exchange_exists(connection.default_channel, root):
+            raise CascadeMissing(
+                f"there is no cascade {root!r}: check --prefix, --tick and --queue-type, or run `setup`"
+            )
 
 
 def existing(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:

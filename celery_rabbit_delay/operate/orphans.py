@@ -10,9 +10,10 @@ import kombu
 from amqp import Message
 
 from ..amqp import declare, waiting
+from ..amqp.connecting import own_channel
 from ..amqp.receiving import learn
-from ..core.errors import CascadeMissing
 from ..core.headers import read_state
+from .cascades import require
 
 
 class Orphan(NamedTuple):
@@ -28,7 +29,7 @@ class Orphan(NamedTuple):
 
 def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
     """Return the oldest orphans, which stay where they are."""
-    _require_cascade(connection)
+    require(connection)
     queue = connection.transport.delay_options.cascade.orphans
     return [_orphan(message) for message in waiting.look(connection, queue, limit)]
 
@@ -49,7 +50,7 @@ def replay(
 
     Yields each with the reason why it stays, if it does.
     """
-    _require_cascade(connection)
+    require(connection)
     cascade = connection.transport.delay_options.cascade
     learn(connection)
 
@@ -62,33 +63,21 @@ def replay(
 
 def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
     """Remove those chosen of the oldest orphans, for good; return how many."""
-    _require_cascade(connection)
-    channel = connection.channel()
+    require(connection)
     removed = 0
-    try:
+    with own_channel(connection) as channel:  # gives the others back
         for message in waiting.take(channel, connection.transport.delay_options.cascade.orphans, limit):
             if chosen(_orphan(message)):
                 channel.basic_ack(message.delivery_tag)
                 removed += 1
-    finally:
-        channel.close()  # gives the others back
     return removed
 
 
 def purge(connection: kombu.Connection) -> int:
     """Remove all orphans, for good; return how many."""
-    _require_cascade(connection)
+    require(connection)
     with declare.translate_errors(connection.transport.delay_options.cascade):
         return int(connection.default_channel.queue_purge(connection.transport.delay_options.cascade.orphans))
-
-
-def _require_cascade(connection: kombu.Connection) -> None:
-    cascade = connection.transport.delay_options.cascade
-    with declare.translate_errors(cascade):
-        if not declare.queue_exists(connection.default_channel, cascade.orphans):
-            raise CascadeMissing(
-                f"there is no queue {cascade.orphans!r}: check --prefix, --tick and --queue-type, or run `setup`"
-            )
 
 
 def _orphan(message: Message) -> Orphan:

@@ -116,11 +116,30 @@ def test_a_management_url_that_cannot_be_used_is_an_error(vhost: Vhost, url: str
     assert "the URL of the management API cannot be read" in failed.err
 
 
-@pytest.mark.parametrize("command", [("list",), ("replay", "--any-queue"), ("purge", "--yes")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("orphans", "list"),
+        ("orphans", "replay", "--any-queue"),
+        ("orphans", "purge", "--yes"),
+        ("list",),
+        ("cancel", "an-id"),
+        ("reschedule", "an-id", "--countdown", "60"),
+        ("run-now", "an-id"),
+        ("migrate", "--to-prefix", "new"),
+    ],
+    ids=" ".join,
+)
 def test_a_mistyped_prefix_is_an_error(vhost: Vhost, command: tuple[str, ...]) -> None:
-    failed = run(vhost.url("amqp"), "--prefix", "celery-rabit-delay", "orphans", *command)
+    failed = run(vhost.url("amqp"), "--prefix", "celery-rabit-delay", *command)
     assert failed.code == 1
-    assert "there is no queue 'celery-rabit-delay.v2.10ms.orphans': check --prefix" in failed.err
+    assert "there is no cascade 'celery-rabit-delay.v2.10ms': check --prefix" in failed.err
+    assert (vhost.names("exchanges"), vhost.names("queues")) == ([], [])
+
+
+def test_teardown_says_where_there_is_nothing_to_delete(vhost: Vhost) -> None:
+    done = run(vhost.url("amqp"), "--prefix", "celery-rabit-delay", "teardown", "--yes")
+    assert (done.code, done.out) == (0, "there is no such cascade\n")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
