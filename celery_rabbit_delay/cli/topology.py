@@ -159,8 +159,8 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
     Refuses while messages wait or are orphans. Stop publishers first: one that still runs creates the cascade again.
-    Give --management-url as well, which shows messages between two queues, and outboxes of queues that are not of the
-    app.
+    Give --management-url as well, which shows messages between two queues, outboxes of queues that are not of the app,
+    and what is stuck in outboxes. Without it outboxes stay, unless --delete-messages deletes those of the app.
     """
     from .. import operate
 
@@ -184,11 +184,20 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
                 f"{waiting:,} messages wait and {orphans:,} are orphans: "
                 "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
             )
+        kept: list[str] = []
         if layout:
             deleted = operate.teardown_earlier(connection, earlier)
         else:
-            deleted = operate.teardown(connection, destinations(target), management)
-        click.echo(f"{deleted:,} exchanges and queues deleted" if deleted else "there is no such cascade")
+            leading = destinations(target)
+            if not (management or delete_messages):
+                kept = operate.opaque_outboxes(connection, leading)
+            deleted = operate.teardown(connection, leading, management, kept)
+        click.echo(f"{deleted:,} exchanges and queues deleted" if deleted or kept else "there is no such cascade")
+        if kept:
+            click.echo(
+                f"{len(kept):,} outboxes stay, for AMQP does not show whether tasks are stuck in them: `teardown` with "
+                "--management-url deletes them if they are empty, with --delete-messages whatever they hold"
+            )
 
 
 def _teardown_native(target: Target, management_url: str | None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -321,6 +322,11 @@ class Cascade:
     def outbox_prefix(self) -> str:
         """What the names of outboxes begin with."""
         return f"{self.shard_name}.out."
+
+    def outbox_of(self, queue: str) -> str | None:
+        """Return what the name of an outbox, of any shard, says of its destination; None for other queues."""
+        found = re.fullmatch(rf"{re.escape(self.root)}(?:\.s\d+)?\.out\.(.*)", queue, re.DOTALL)
+        return found and found[1]
 
     def _outbox_name(self, address: str) -> str:
         name = self.outbox_prefix + address.removeprefix(f"{routing_key.SENTINEL}.")

@@ -26,7 +26,7 @@ from .native import native_waiting, teardown_native
 from .orphans import Orphan, orphans, purge, remove, replay
 from .probe import probe, probe_streams
 from .settings import advice
-from .setup import setup, teardown, teardown_earlier
+from .setup import opaque_outboxes, setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, outboxes, status
 from .verify import can_try_out, compare, try_out
 
@@ -63,6 +63,7 @@ __all__ = [
     "migrate",
     "moving",
     "native_waiting",
+    "opaque_outboxes",
     "orphans",
     "outboxes",
     "probe",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import kombu
 
@@ -41,10 +41,29 @@ def setup(
     return lacking
 
 
+def opaque_outboxes(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:
+    """Return the outboxes that exist of `destinations` if AMQP does not show what their destinations do not take.
+
+    That is so for quorum queues: such messages are not ready. Classic queues keep none.
+    """
+    if connection.transport.delay_options.queue_type == "classic":
+        return []
+    found = ever_declared(connection)
+    topology = Topology.of(found, destinations)
+    return [
+        name
+        for name in topology.queues
+        if found[0].outbox_of(name) and declare.queue_exists(connection.default_channel, name)
+    ]
+
+
 def teardown(
-    connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None = None
+    connection: kombu.Connection,
+    destinations: Iterable[Destination],
+    management: Management | None = None,
+    kept: Collection[str] = (),
 ) -> int:
-    """Delete all of the cascades, with what is in them; return how many queues and exchanges there were.
+    """Delete all of the cascades but the queues `kept`, with what is in them; return how many parts there were.
 
     Outboxes are those of `destinations`; AMQP lists no queues, but the management API finds all others. Raises
     `NotPermitted`.
@@ -53,9 +72,8 @@ def teardown(
     topology = Topology.of(found, destinations, journal.all_streams(found[0]))
     queues = dict.fromkeys(topology.queues)
     if management is not None:
-        prefixes = tuple(cascade.outbox_prefix for cascade in found)
-        queues |= dict.fromkeys(name for name in management.queues() if name.startswith(prefixes))
-    return _delete(connection, topology.exchanges, queues)
+        queues |= dict.fromkeys(filter(found[0].outbox_of, management.queues()))
+    return _delete(connection, topology.exchanges, [name for name in queues if name not in kept])
 
 
 def teardown_earlier(connection: kombu.Connection, earlier: Iterable[Layout1]) -> int:

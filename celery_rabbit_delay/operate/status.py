@@ -10,7 +10,7 @@ import kombu
 
 from ..amqp import declare
 from ..core import journal
-from ..core.destination import Destination, decode
+from ..core.destination import SHORT_LIVED, Destination, decode
 from ..core.layouts import Layout1
 from ..core.routing_key import SENTINEL
 from ..core.topology import Binding, Cascade
@@ -130,12 +130,11 @@ def outboxes(wanted: Iterable[Cascade], management: Management) -> list[OutboxSt
 
 
 def _outboxes(wanted: Iterable[Cascade], rows: Mapping[str, Row], bindings: Iterable[Binding]) -> list[OutboxStatus]:
+    first = next(iter(wanted))
     return [
-        _outbox(cascade, row, rows, bindings)
-        for cascade in wanted
-        if not cascade.high  # which has those of the other
+        _outbox(row, text, rows, bindings)
         for name, row in rows.items()
-        if _holds_messages(cascade, name, row)
+        if row.get("messages") and (text := first.outbox_of(name))
     ]
 
 
@@ -145,18 +144,15 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-def _holds_messages(cascade: Cascade, name: str, row: Row) -> bool:
-    return name.startswith(cascade.outbox_prefix) and bool(row.get("messages"))
-
-
-def _outbox(cascade: Cascade, row: Row, rows: Mapping[str, Row], bindings: Iterable[Binding]) -> OutboxStatus:
-    """Say what holds the messages of an outbox up, from what the management API tells of its destination."""
-    name = row["name"]
-    names = decode(f"{SENTINEL}.{name.removeprefix(cascade.outbox_prefix)}")
+def _outbox(row: Row, text: str, rows: Mapping[str, Row], bindings: Iterable[Binding]) -> OutboxStatus:
+    """Say what holds the messages of an outbox up, from its name and what the API tells of its destination."""
+    names = decode(f"{SENTINEL}.{text}")
+    if names is not None and len(names) < 2:  # somebody else gave a queue such a name
+        names = None
     queues: Iterable[str] = ()
     reason = _PASSING
     if names is None:
-        shared = name == cascade.outbox_name(Destination("", ("",), short_lived=True))
+        shared = f"{SENTINEL}.{text}" == SHORT_LIVED
         destination = "short-lived queues" if shared else "a destination with a long name"
     elif names[0]:
         exchange, key = names[0], names[1] or None
@@ -178,7 +174,7 @@ def _outbox(cascade: Cascade, row: Row, rows: Mapping[str, Row], bindings: Itera
             reason = f"queue {queue!r} is full and refuses more: consume from it, or raise its limit"
         elif target and target.get("state") not in (None, "running", "flow"):
             reason = f"queue {queue!r} is {target['state']}: start the node that it is on"
-    return OutboxStatus(name, destination, int(row.get("messages") or 0), reason)
+    return OutboxStatus(row["name"], destination, int(row.get("messages") or 0), reason)
 
 
 def count_earlier(connection: kombu.Connection, cascades: Iterable[Layout1]) -> int | None:

@@ -184,7 +184,7 @@ def test_records_that_somebody_made_up_hide_no_right_one_and_stop_no_command(vho
     assert run(url, *lanes, "setup").code == 0
     verified = run(url, *lanes, "verify", *management(vhost))
     assert (verified.code, told in verified.err) == (0, True), verified.text
-    removed = run(url, *lanes, "teardown", "--yes")
+    removed = run(url, *lanes, "teardown", "--yes", *management(vhost))
     assert (removed.code, told in removed.err) == (0, True)
     assert vhost.names("queues") + vhost.names("exchanges") == []
 

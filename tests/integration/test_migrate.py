@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -166,9 +167,13 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     others = vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()
     assert run(url, "--queue", "q", "setup", "--priorities").code == 0
     assert run(url, "teardown").code == 1  # nobody answers the question
-    assert run(url, "--queue", "q", "teardown", "--yes").code == 0
+    done = run(url, "--queue", "q", "teardown", "--yes")
+    assert (done.code, "2 outboxes stay" in done.out) == (0, True)
+    left = [name for name in vhost.names("queues") if ".out." not in name or name in others[0]]
+    assert (left, vhost.names("exchanges"), vhost.bindings()) == others
+    assert run(url, "teardown", "--yes", *management(vhost)).out == "2 exchanges and queues deleted\n"
     assert (vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()) == others
-    assert run(url, "teardown", "--yes").out == "0 exchanges and queues deleted\n"
+    assert run(url, "teardown", "--yes").out == "there is no such cascade\n"
 
 
 def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost) -> None:
@@ -181,7 +186,7 @@ def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost
     assert run(vhost.url("amqp"), "teardown", "--yes", options=short).code == 0
     assert [name for name in vhost.names("exchanges") if not name.startswith("new.")] == []
     left = [name for name in vhost.names("queues") if not name.startswith("new.")]
-    assert left == [CASCADE.outbox_name(Destination("", ("q",))), "q"]
+    assert left == [CASCADE.outbox_name(Destination("", ("q",))), f"{CASCADE.root}.out.short-lived", "q"]
     assert run(vhost.url("amqp"), "teardown", "--yes", *management(vhost), options=short).code == 0
     assert [name for name in vhost.names("queues") if not name.startswith("new.")] == ["q"]
 
@@ -211,6 +216,28 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
     assert (vhost.names("queues"), vhost.names("exchanges")) == before
     assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    with vhost.plain() as connection:
+        connection.default_channel.queue_declare("full", durable=True, auto_delete=False, arguments=arguments)
+    vhost.publish("full", *[0.05] * 4)
+    outbox = CASCADE.outbox_name(Destination("", ("full",)))
+    wait_until(lambda: vhost.count("full") == 1, "the queue is full")
+    url = vhost.url("amqp")
+    assert "2 outboxes stay" in run(url, "--queue", "full", "teardown", "--yes").out
+    assert vhost.names("queues") == [outbox, f"{CASCADE.root}.out.short-lived", "full"]
+
+    def refused() -> bool:  # the management API counts every five seconds
+        done = run(url, "--queue", "full", "status", "--json", *management(vhost))
+        return bool([row["stuck"] for row in json.loads(done.out)["stuck"]] == [3])
+
+    wait_until(refused, "the management API has counted")
+    done = run(url, "--queue", "full", "teardown", "--yes", *management(vhost))
+    assert (done.code, "3 messages wait" in done.err) == (1, True)
+    assert run(url, "--queue", "full", "teardown", "--yes", "--delete-messages").code == 0
+    assert vhost.names("queues") == ["full"]
 
 
 def test_teardown_of_an_earlier_layout_leaves_nothing_of_it_and_all_of_this_one(vhost: Vhost) -> None:

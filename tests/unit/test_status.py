@@ -88,6 +88,18 @@ def test_of_others_only_the_amount_is_known(destination: Destination, called: st
     assert not outbox.is_stuck
 
 
+def test_an_outbox_of_a_shard_that_no_option_names_counts() -> None:
+    name = Options(shards=3).shards_of(CASCADE)[2].outbox_name(QUEUE)
+    [outbox] = held_up(KEY, {name: {"name": name, "messages": 2}, CASCADE.outbox_name(KEY): {}})
+    assert (outbox.queue, outbox.stuck) == (name, 2)
+
+
+def test_a_queue_that_somebody_named_like_an_outbox_misleads_nobody() -> None:
+    name = f"{CASCADE.root}.out.mine"
+    found = held_up(QUEUE, {name: {"name": name, "messages": 1}})
+    assert [one.destination for one in found] == ["queue 'q'", "a destination with a long name"]
+
+
 def test_an_empty_outbox_and_other_queues_hold_nothing_up() -> None:
     name = CASCADE.outbox_name(QUEUE)
     assert held_up(QUEUE, {name: {"name": name, "messages": 0}, "q": {"name": "q", "messages": 9}}) == []
