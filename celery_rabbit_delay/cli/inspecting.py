@@ -45,7 +45,8 @@ def status(
 ) -> None:
     """Show how many messages wait, level by level, and how many could not be delivered.
 
-    Exits with 3 if a level is blocked or missing, or if there are orphans.
+    Exits with 3 if a level is blocked or missing, if there are orphans, or, with --management-url, if a destination
+    takes nothing and the cause is known.
     """
     from .. import operate
 
@@ -60,7 +61,7 @@ def status(
             if not watch:
                 break
             time.sleep(2)
-    if found.blocked or found.orphans or any(level.ready is None for level in found.levels):
+    if found.has_problems:
         raise SystemExit(EXIT_PROBLEMS)
 
 

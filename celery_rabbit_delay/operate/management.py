@@ -29,6 +29,8 @@ _COLUMNS = (
     "messages_ready",
     "messages_unacknowledged",
     "messages_dlx",
+    "message_bytes_ready",
+    "message_bytes_dlx",
 )
 
 

@@ -75,6 +75,12 @@ class Status(NamedTuple):
         return sum(outbox.stuck for outbox in self.outboxes or ())
 
     @property
+    def has_problems(self) -> bool:
+        """Whether something is missing, or takes what is due from nobody as far as it is known."""
+        held_up = any(outbox.is_stuck for outbox in self.outboxes or ())
+        return bool(self.blocked or self.orphans or held_up) or any(level.ready is None for level in self.levels)
+
+    @property
     def added_up(self) -> list[LevelStatus]:
         """Each level once, with what waits in all shards."""
         shards: dict[str, list[LevelStatus]] = {}
@@ -167,14 +173,34 @@ def _outbox(row: Row, text: str, rows: Mapping[str, Row], bindings: Iterable[Bin
         destination, queues = str(Destination("", names[1:])), names[1:]
     for queue in queues:
         target = rows.get(queue, {})
-        limits = {**(target.get("effective_policy_definition") or {}), **(target.get("arguments") or {})}
-        if any("max-length" in limit for limit in limits) and "reject" in str(
-            limits.get("x-overflow", limits.get("overflow"))
-        ):
+        refuses_more = _refuses_more(target)
+        if refuses_more:
             reason = f"queue {queue!r} is full and refuses more: consume from it, or raise its limit"
+            break
+        if refuses_more is False:
+            reason = f"queue {queue!r} was full, and has room now: RabbitMQ tries again within six minutes"
         elif target and target.get("state") not in (None, "running", "flow"):
             reason = f"queue {queue!r} is {target['state']}: start the node that it is on"
     return OutboxStatus(row["name"], destination, int(row.get("messages") or 0), reason)
+
+
+def _refuses_more(queue: Row) -> bool | None:
+    """Return whether a queue is full; None if it has no limit beyond which it refuses messages.
+
+    Messages that consumers hold do not count (https://www.rabbitmq.com/docs/maxlength).
+    """
+    policy, arguments = queue.get("effective_policy_definition") or {}, queue.get("arguments") or {}
+    if "reject" not in str(arguments.get("x-overflow", policy.get("overflow"))):
+        return None
+    refusing = None
+    for limit, counts in (
+        ("max-length", ("messages_ready", "messages_dlx")),
+        ("max-length-bytes", ("message_bytes_ready", "message_bytes_dlx")),
+    ):
+        limits = [found for found in (policy.get(limit), arguments.get(f"x-{limit}")) if found is not None]
+        if limits:  # the lesser one is in force
+            refusing = refusing or sum(queue.get(count) or 0 for count in counts) >= min(limits)
+    return refusing
 
 
 def count_earlier(connection: kombu.Connection, cascades: Iterable[Layout1]) -> int | None:

@@ -17,6 +17,7 @@ QUEUE = Destination("", ("q",))
 EXCHANGE, KEY = Destination("orders"), Destination("orders", key="new")
 REFUSING = {"x-max-length": 1, "x-overflow": "reject-publish"}
 BY_POLICY = {"max-length-bytes": 1, "overflow": "reject-publish-dlx"}
+ROOM = "queue 'q' was full, and has room now: RabbitMQ tries again within six minutes"
 FULL = "queue 'q' is full and refuses more: consume from it, or raise its limit"
 NOBODY = "no queue is bound for it: bind one"
 PASSING = "it may be on its way"
@@ -33,8 +34,16 @@ def held_up(destination: Destination, rows: dict[str, Any], *bindings: Binding) 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"arguments": REFUSING, "state": "running"}, FULL),
-        ({"effective_policy_definition": BY_POLICY, "arguments": {}}, FULL),
+        ({"arguments": REFUSING, "state": "running", "messages_ready": 1}, FULL),
+        ({"arguments": REFUSING, "state": "running", "messages_ready": 0, "messages_unacknowledged": 1}, ROOM),
+        ({"arguments": REFUSING, "messages_dlx": 1}, FULL),
+        ({"arguments": {**REFUSING, "x-max-length": 3}, "messages_ready": 2}, ROOM),
+        ({"arguments": {**REFUSING, "x-max-length-bytes": 9}, "messages_ready": 1, "message_bytes_ready": 0}, FULL),
+        ({"arguments": {**REFUSING, "x-max-length-bytes": 9}, "messages_ready": 0, "message_bytes_ready": 9}, FULL),
+        ({"arguments": REFUSING, "effective_policy_definition": {"max-length": 5}, "messages_ready": 1}, FULL),
+        ({"effective_policy_definition": BY_POLICY, "arguments": {}, "message_bytes_ready": 1}, FULL),
+        ({"effective_policy_definition": BY_POLICY, "arguments": {}, "messages_ready": 1}, ROOM),
+        ({"arguments": {"x-overflow": "reject-publish"}}, PASSING),
         ({"arguments": {"x-max-length": 1}, "effective_policy_definition": {"overflow": "drop-head"}}, PASSING),
         ({"arguments": {**REFUSING, "x-overflow": "drop-head"}, "effective_policy_definition": BY_POLICY}, PASSING),
         ({"state": "down"}, "queue 'q' is down: start the node that it is on"),
@@ -50,7 +59,9 @@ def test_a_queue_that_takes_nothing_is_full_or_down(row: dict[str, Any], reason:
 
 
 def test_of_several_queues_the_one_that_takes_nothing_is_named() -> None:
-    [outbox] = held_up(Destination("", ("p", "q", "r")), {"p": {}, "q": {"arguments": REFUSING}, "r": {}})
+    had_room = {"arguments": REFUSING, "messages_ready": 0}
+    rows = {"p": {}, "q": {"arguments": REFUSING, "messages_ready": 1}, "r": had_room}
+    [outbox] = held_up(Destination("", ("p", "q", "r")), rows)
     assert str(outbox) == f"4 due for queue 'p', 'q', 'r': {FULL}"
 
 
@@ -60,9 +71,9 @@ def test_of_several_queues_the_one_that_takes_nothing_is_named() -> None:
         (EXCHANGE, [], {}, NOBODY),
         (EXCHANGE, [("others", "q", "queue", "new")], {}, NOBODY),
         (EXCHANGE, [("orders", "q", "queue", "old")], {}, UNROUTED),
-        (EXCHANGE, [("orders", "q", "queue", "old")], {"arguments": REFUSING}, FULL),
-        (KEY, [("orders", "q", "queue", "old")], {"arguments": REFUSING}, NOBODY),
-        (KEY, [("orders", "q", "queue", "new")], {"arguments": REFUSING}, FULL),
+        (EXCHANGE, [("orders", "q", "queue", "old")], {"arguments": REFUSING, "messages_ready": 1}, FULL),
+        (KEY, [("orders", "q", "queue", "old")], {"arguments": REFUSING, "messages_ready": 1}, NOBODY),
+        (KEY, [("orders", "q", "queue", "new")], {"arguments": REFUSING, "messages_ready": 1}, FULL),
         (KEY, [("orders", "q", "queue", "new")], {}, PASSING),
         (KEY, [("orders", "q", "exchange", "new")], {"arguments": REFUSING}, PASSING),
     ],
@@ -83,7 +94,7 @@ def test_an_exchange_takes_nothing_that_no_queue_is_bound_for_or_that_one_of_the
     ],
 )
 def test_of_others_only_the_amount_is_known(destination: Destination, called: str) -> None:
-    [outbox] = held_up(destination, {"q": {"arguments": REFUSING}})
+    [outbox] = held_up(destination, {"q": {"arguments": REFUSING, "messages_ready": 1}})
     assert str(outbox) == f"4 due for {called}: {PASSING}"
     assert not outbox.is_stuck
 
