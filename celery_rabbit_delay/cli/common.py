@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import click
+
+from ..core.routing_key import MAX_LENGTH
+from ..core.text import escape
 
 if TYPE_CHECKING:
     import kombu
@@ -41,6 +44,21 @@ def parse_seconds(text: str) -> tuple[float, ...]:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 60,3600") from exc
 
 
+def check_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Show an error for an empty name or id, or one that AMQP cannot carry: a callback for one, or for several."""
+    from ..core.destination import check_key
+    from ..core.errors import InvalidDestination
+
+    for name in (value,) if isinstance(value, str) else value:
+        if not name:
+            raise click.BadParameter("it is empty")
+        try:
+            check_key(name, "name" if param.name == "queues" else "id")
+        except InvalidDestination as exc:
+            raise click.BadParameter(escape(str(exc))) from exc
+    return value
+
+
 class BrokerTarget:
     """A cascade named on the command line."""
 
@@ -67,12 +85,19 @@ def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connecti
 
     from ..amqp.schemes import delay_url
 
-    for one in url.split(";"):  # as Kombu does
-        _check(one)
-    try:
+    with _reading(url.split(";")):  # as Kombu does
         connection = kombu.Connection(delay_url(url), transport_options=transport_options)
         connection.transport  # noqa: B018  reads the options
         return connection
+
+
+@contextmanager
+def _reading(urls: Iterable[str]) -> Iterator[None]:
+    """Show an error, without any of a password, if broker URLs cannot be read, before and while they are."""
+    for url in urls:
+        _check(url)
+    try:
+        yield
     except ValueError as exc:  # its text may be a part of the password
         raise click.ClickException(_UNREADABLE) from exc
     except TypeError as exc:  # Kombu makes arguments of its own of them
@@ -82,10 +107,16 @@ def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connecti
 
 
 def _check(url: str) -> None:
-    """Show an error if the password of a broker URL would be taken for something else, or if the port is none."""
+    """Show an error if the password of a broker URL would be taken for something else, or for what AMQP has no room."""
     parts = _URL.fullmatch(url)
-    if parts is None or "@" in parts["rest"]:
+    if parts is None or not url.isprintable() or "@" in parts["rest"]:
         raise click.ClickException(_UNREADABLE)
+    vhost = re.split(r"[?#]", parts["rest"].removeprefix("/"))[0]
+    user = (parts["user"] or "").rpartition("@")[0].partition(":")[0]
+    for what, text in (("vhost", vhost), ("user", user)):
+        size = len(unquote_to_bytes(text))
+        if size > MAX_LENGTH:
+            raise click.ClickException(f"the {what} of the broker URL has {size} bytes: AMQP has room for {MAX_LENGTH}")
     if parts["user"]:  # without that, what seems to be the port may be a password
         try:
             urlsplit(f"//{parts['place']}").port  # noqa: B018  raises an error
@@ -102,7 +133,10 @@ class AppTarget:
     def connection(self) -> kombu.Connection:
         from ..core.options import DRIVER_TYPE
 
-        connection = self.app.connection_for_write()
+        urls = self.app.conf.broker_write_url or ""
+        several = urls if isinstance(urls, (list, tuple)) else str(urls).split(";")
+        with _reading([url for url in several if "://" in url]):  # Kombu knows others as well
+            connection: kombu.Connection = self.app.connection_for_write()
         if connection.transport.driver_type != DRIVER_TYPE:
             raise click.ClickException(
                 f"{self.app} does not delay its tasks: call celery_rabbit_delay.install(app), with RabbitMQ as broker"
@@ -132,7 +166,7 @@ def handle_errors() -> Iterator[None]:
     try:
         yield
     except (DelayError, AMQPError, OperationalError, OSError) as exc:
-        raise click.ClickException(str(exc)) from exc
+        raise click.ClickException(escape(str(exc))) from exc
 
 
 @contextmanager

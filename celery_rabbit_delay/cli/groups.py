@@ -65,6 +65,7 @@ class _Standalone(click.Group):
     "queues",
     metavar="NAME",
     multiple=True,
+    callback=common.check_names,
     help="Treat this queue as one of the app's: setup leads to it, replay and migrate may send to it. May be repeated.",
 )
 @click.pass_context

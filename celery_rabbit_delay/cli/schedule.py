@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.text import escape
-from .common import EXIT_PROBLEMS, allowed, any_queue_option, connected, target_of
+from .common import EXIT_PROBLEMS, allowed, any_queue_option, check_names, connected, target_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -64,7 +64,7 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
 
 
 @click.command(short_help="Cancel tasks that wait.")
-@click.argument("ids", nargs=-1, metavar="ID...")
+@click.argument("ids", nargs=-1, metavar="ID...", callback=check_names)
 @_filters
 @click.option("--all", "everything", is_flag=True, help="Cancel everything that `list` shows.")
 @click.pass_obj
@@ -90,7 +90,7 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
 
 
 @click.command(short_help="Change the due time of a task.")
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", callback=check_names)
 @click.option("--eta", metavar="TIME", help="The new due time: 2030-01-31T12:00:00+01:00.")
 @click.option("--countdown", metavar="SECONDS", help="Seconds from now to the new due time.")
 @any_queue_option
@@ -101,7 +101,7 @@ def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None, an
 
 
 @click.command("run-now")
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", callback=check_names)
 @any_queue_option
 @click.pass_obj
 def run_now(obj: Any, /, id_: str, any_queue: bool) -> None:

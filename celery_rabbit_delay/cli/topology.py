@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.text import escape
 from .common import (
     EXIT_PROBLEMS,
     Target,
@@ -108,7 +109,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
         wrong = [finding for finding in findings if finding.state != "present"]
         for finding in wrong:
             detail = f": {finding.detail}" if finding.detail else ""
-            click.echo(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}")
+            click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
         click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
         earlier = _report_earlier(connection)
         stuck = False
@@ -119,7 +120,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
         lost: list[str] = []
         if probing and operate.can_try_out(wrong):
             for problem in operate.try_out(connection, priorities):
-                click.echo(problem)
+                click.echo(escape(problem))
                 lost.append(problem)
             if not lost:
                 click.echo("probe: all messages on time, in the levels of up to 2 s")

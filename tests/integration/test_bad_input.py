@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from celery_rabbit_delay.core import journal
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Changes
 from testkit.broker import QUICK, Vhost
-from testkit.commands import CASCADE, make_orphans, management, run
+from testkit.commands import CASCADE, celery, make_orphans, management, run
 from testkit.wait import wait_until
 
 ODD: list[dict[str, Any]] = [
@@ -108,6 +109,15 @@ def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str, sa
     assert "secret" not in failed.text
 
 
+@pytest.mark.parametrize("url", ["amqp://me:s3c/ret@host//", "amqp://me:s3cret@host:port//", "amqp://me:s3c;ret@host//"])
+def test_the_url_of_an_app_that_cannot_be_used_is_an_error_without_its_password(url: str) -> None:
+    directory = Path(__file__).parents[2] / "examples" / "quickstart"
+    failed = celery("-A", "shop", "delay", "status", directory=directory, CELERY_BROKER_URL=url)
+    assert failed.code == 1
+    assert "the broker URL cannot be read" in failed.err
+    assert not [part for part in ("s3c", "ret") if part in failed.text]
+
+
 @pytest.mark.parametrize("url", ["localhost", "http://h:port", "ftp://h", "http://"])
 def test_a_management_url_that_cannot_be_used_is_an_error(vhost: Vhost, url: str) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
@@ -169,6 +179,7 @@ def test_what_takes_nothing_is_named_with_what_to_do(vhost: Vhost) -> None:
     }
     url = vhost.url("amqp")
     wait_until(lambda: said <= {*run(url, "status", *management(vhost)).out.splitlines()}, "the API has counted")
+    assert run(url, "status", *management(vhost)).code == 3
     assert said == {*run(url, "orphans", "list", *management(vhost)).out.splitlines()}
     listed = run(url, "orphans", "list", "--json", *management(vhost)).out.splitlines()
     assert {json.loads(line)["stuck"] for line in listed} == {4, 1}
@@ -177,6 +188,18 @@ def test_what_takes_nothing_is_named_with_what_to_do(vhost: Vhost) -> None:
     assert verified.code == 3
     assert said <= {*verified.out.splitlines()}
     assert run(url, "verify").code == 0
+
+
+def test_no_name_that_a_stranger_chose_controls_the_terminal(vhost: Vhost) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    name = "\x1b]0;owned\x07"
+    vhost.declare(name)
+    with vhost.plain() as connection:
+        connection.default_channel.queue_bind(name, CASCADE.levels[0].done, "k")
+    for command in ("verify", "plan"):
+        shown = run(vhost.url("amqp"), command, *management(vhost))
+        assert (shown.code, r"\x1b]0;owned\x07" in shown.out) == (3, True)
+        assert "\x1b" not in shown.text
 
 
 def table(data: bytes) -> bytes:

@@ -115,6 +115,9 @@ def test_a_url_whose_password_is_not_encoded_is_an_error_without_any_part_of_it(
     [
         ("amqp://me:s3cret@host:port//", "Port could not be cast to integer value as 'port'"),
         ("amqp://me:s3cret@host:99999//", "Port out of range 0-65535"),
+        (f"amqp://me:s3cret@host/{'v' * 256}", "the vhost of the broker URL has 256 bytes: AMQP has room for 255"),
+        (f"amqp://{'%ff' * 256}:s3cret@host//", "the user of the broker URL has 256 bytes: AMQP has room for 255"),
+        ("amqp://me:s3cret\udcff@host//", "the broker URL cannot be read"),
         ("amqp://me:s3cret@[::1]:port//", "Port could not be cast to integer value as 'port'"),
         ("redis://:s3cret@host", "use a broker_url that begins with amqp://"),
         ("amqp://me:s3cret@host//?unknown=1", "has a parameter that Kombu does not know"),
@@ -126,6 +129,20 @@ def test_what_else_is_wrong_with_a_url_is_said(url: str, says: str) -> None:
     assert failed.exit_code == 1
     assert says in failed.stderr
     assert "s3cret" not in failed.output
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("", "it is empty"), ("x" * 256, "has 256 bytes: use at most 255"), ("\udcff", "not valid text")]
+)
+@pytest.mark.parametrize(
+    "command",
+    [("--queue", "NAME", "setup"), ("cancel", "fine", "NAME"), ("run-now", "NAME"), ("reschedule", "NAME")],
+    ids=" ".join,
+)
+def test_a_name_that_amqp_cannot_carry_is_an_error(command: tuple[str, ...], name: str, says: str) -> None:
+    refused = run(*(name if word == "NAME" else word for word in command))
+    assert refused.exit_code == 2
+    assert says in refused.stderr
 
 
 @pytest.mark.parametrize(
