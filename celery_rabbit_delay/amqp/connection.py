@@ -31,8 +31,9 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self.frame_handler_cls: Any = partial(TolerantFrames, self.frame_handler_cls)
         self._process = os.getpid()
         self.declarations = Declarations()
-        #: Names of the streams whose additions come through this connection.
-        self.followed: set[str] = set()
+        #: Until when (`time.monotonic`) nothing is to be done to learn what a stream says, by its name: for ever if its
+        #: additions come through this connection.
+        self.followed: dict[str, float] = {}
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._deliveries = DeferredDeliveries(self._deliver)
         self._errors: deque[AMQPError] = deque()

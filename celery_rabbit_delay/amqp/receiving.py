@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import kombu
+from amqp.exceptions import AMQPError
 
 from ..core import journal
-from ..core.errors import DelayError
+from ..core.errors import DelayError, StreamUnavailable
 from ..core.headers import HEADER, X_DELAY_KEY, message_id
 from ..core.topology import Stream
 from .clients import Client, client_of
@@ -20,6 +23,13 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for which the first message waits for a stream that exists but cannot be read.
 PATIENCE = 15
+
+#: Seconds after which a message that comes makes the connection try again to read a stream: one that may have come back
+#: by itself, and one that somebody has to see to. No message waits for long then.
+AGAIN, MUCH_LATER = 10, 300
+
+#: Seconds for which a message waits for the broker's answer when a stream is tried again.
+SILENCE = 2
 
 
 def is_dropped(connection: Any, message: Any) -> bool:
@@ -32,11 +42,17 @@ def is_dropped(connection: Any, message: Any) -> bool:
     ours = headers.get(HEADER) if headers else None
     if not isinstance(ours, Mapping):
         # What was never delayed is none of our business; a retry that follows at once is of a task that may have been.
-        return bool(headers and headers.get("retries")) and _is_cancelled(client_of(connection.client), message)
+        if not headers or not headers.get("retries"):
+            return False
+        client = client_of(connection.client)
+        if client.on_cancelled is not None:
+            _follow_once(connection, journal.changes(_cascade(connection)), client.changes.apply)
+        return _is_cancelled(client, message)
     client = client_of(connection.client)
     number = ours.get("n")
-    if isinstance(number, int):
+    if isinstance(number, int) or client.on_cancelled is not None:
         _follow_once(connection, journal.changes(_cascade(connection)), client.changes.apply)
+    if isinstance(number, int):
         if client.changes.voids(number):
             logger.info("A message that was moved is dropped here: %s", headers.get("id"))
             return True
@@ -65,13 +81,25 @@ def _cascade(connection: Any) -> Any:
 def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any]) -> None:
     """Make sure that an `amqp.Connection` knows what a stream says now, and learns what is added to it.
 
-    Warns, the first time, if it cannot.
+    Warns, the first time, if it cannot, and tries again when a message comes some time later.
     """
-    if stream.name not in connection.followed:
+    until = connection.followed.get(stream.name)
+    if until is None:
         try:
             catch_up(connection, stream, apply, PATIENCE)
         except DelayError as exc:
-            logger.warning("Messages that were moved, cancelled or replaced may be delivered all the same: %s", exc)
+            logger.warning(
+                "Messages that were moved, cancelled or replaced may be delivered all the same, until the next attempt "
+                "to learn of them succeeds: %s",
+                exc,
+            )
+    elif until <= time.monotonic():
+        try:
+            catch_up(connection, stream, apply, patience=0, silence=SILENCE)
+        except DelayError as exc:
+            logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
+        else:
+            logger.info("What the stream %r says is known from now on", stream.name)
 
 
 def learn(client: kombu.Connection) -> None:
@@ -87,21 +115,39 @@ def learn(client: kombu.Connection) -> None:
                 apply_readable(apply, stream, entry)
 
 
-def catch_up(connection: Any, stream: Stream, apply: Callable[[bytes], Any], patience: float) -> None:
+def catch_up(
+    connection: Any,
+    stream: Stream,
+    apply: Callable[[bytes], Any],
+    patience: float,
+    silence: float | None = None,
+) -> None:
     """Read a stream to its end, through another connection, and then follow it on an `amqp.Connection`.
 
-    Creates the stream if it is missing. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`; the connection
-    counts as following then as well, for not every message is to wait for it.
+    Creates the stream if it is missing. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`; messages are
+    delivered then without it for some time, for not every one is to wait for it. `silence` is that of `StreamReader`.
     """
-    connection.followed.add(stream.name)
     with connection.hold_deliveries():
-        following = 0
-        with StreamReader(connection.client, patience) as reader:
-            for _ in range(2):
-                for entry in reader.read(stream):
-                    following = entry.offset + 1
-                    apply_readable(apply, stream, entry)
-                if following:
-                    break
-                connection.publisher_for().journal.ensure(stream)
-        follow(connection, stream, following, partial(apply_readable, apply, stream))
+        try:
+            _catch_up(connection, stream, apply, patience, silence)
+        except Exception as exc:
+            # While deliveries are held: the next one is not to try it again.
+            wait = AGAIN if isinstance(exc, (StreamUnavailable, AMQPError, OSError)) else MUCH_LATER
+            connection.followed[stream.name] = time.monotonic() + wait
+            raise
+        connection.followed[stream.name] = math.inf
+
+
+def _catch_up(
+    connection: Any, stream: Stream, apply: Callable[[bytes], Any], patience: float, silence: float | None
+) -> None:
+    following = 0
+    with StreamReader(connection.client, patience, silence) as reader:
+        for _ in range(2):
+            for entry in reader.read(stream):
+                following = entry.offset + 1
+                apply_readable(apply, stream, entry)
+            if following:
+                break
+            connection.publisher_for().journal.ensure(stream)
+    follow(connection, stream, following, partial(apply_readable, apply, stream))

@@ -44,11 +44,21 @@ class Entry(NamedTuple):
 class StreamReader:
     """Reads streams of a `kombu.Connection`'s cascade through an AMQP connection of its own."""
 
-    def __init__(self, client: kombu.Connection, patience: float = 15) -> None:
-        """`patience`: seconds to wait for a stream that exists; a broker that starts brings streams back last."""
+    def __init__(
+        self,
+        client: kombu.Connection,
+        patience: float = 15,
+        silence: float | None = None,
+        options: Options | None = None,
+    ) -> None:
+        """`patience`: seconds to wait for a stream that exists; a broker that starts brings streams back last.
+
+        `silence`: seconds to wait for an answer, as a rule `SILENCE`. `options`: of another cascade than the client's.
+        """
         self._client = client
         self._patience = patience
-        self._options: Options = client.transport.delay_options
+        self._silence = SILENCE if silence is None else silence
+        self._options: Options = options or client.transport.delay_options
         self._connection: kombu.Connection | None = None
 
     def __enter__(self) -> StreamReader:
@@ -101,11 +111,11 @@ class StreamReader:
         marker = journal.marker()
         if not self._publish(connection, stream, marker):
             return
-        with connection.within(SILENCE), declare.translate_errors(self._options.cascade):
+        with connection.within(self._silence), declare.translate_errors(self._options.cascade):
             channel = connection.channel()
             consume(channel, stream, first or "first", None, _PREFETCH)
         try:
-            for number, entry in enumerate(_received(connection), 1):
+            for number, entry in enumerate(_received(connection, self._silence), 1):
                 if number % (_PREFETCH // 4) == 0:
                     channel.basic_ack(number, multiple=True)
                 if entry.offset >= first:  # what comes first may be older: RabbitMQ sends whole chunks
@@ -121,7 +131,7 @@ class StreamReader:
         """Put a marker at the end of a stream; return whether the stream exists."""
         cascade = self._options.cascade
         channel = ConfirmedChannel(connection)
-        with connection.within(SILENCE), declare.translate_errors(cascade):
+        with connection.within(self._silence), declare.translate_errors(cascade):
             try:
                 message = Message(marker, delivery_mode=2)
                 if channel.publish(message, cascade.ingest, stream.routing_key) is None:
@@ -161,11 +171,11 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
     consume(channel, stream, first, on_message, prefetch=100)
 
 
-def _received(connection: Any) -> Iterator[Entry]:
+def _received(connection: Any, silence: float = SILENCE) -> Iterator[Entry]:
     """Yield what an `amqp.Connection` receives from now on, which may be nothing but messages of one stream."""
     deliveries = Deliveries(_parse_offset)
     while True:
-        with connection.within(SILENCE):
+        with connection.within(silence):
             before = deliveries.frames
             while deliveries.frames == before:  # heartbeats are no answer
                 found = deliveries.feed(upstream.receive(connection, connection.seconds_left()))

@@ -93,8 +93,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self.changes = Changes()
-        self._running = False
+        self.changes = WorkerChanges()
         self._warned = False
 
     def start(self, consumer: Any) -> None:
@@ -106,19 +105,29 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         client.on_cancelled = revoke
         stream = journal.changes(connection.transport.delay_options.cascade)
         try:
-            catch_up(connection.connection, stream, self._apply, PATIENCE)
-        except DelayError as exc:
+            catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
+        except DelayError as exc:  # when tasks come, it is tried again
             if not self._warned:  # each lost connection starts this again
                 logger.warning(
-                    "This worker does not know which tasks were cancelled or moved, and may run them: %s", exc
+                    "This worker does not know which tasks were cancelled or moved, and may run them, until the next "
+                    "attempt to learn of them succeeds: %s",
+                    exc,
                 )
             self._warned = True
-        self._running = True
+        self.changes.running = True
 
-    def _apply(self, message: bytes) -> None:
-        for id_ in self.changes.apply(message):
-            if self._running:  # it may hold the task already
+
+class WorkerChanges(Changes):
+    """Changes whose cancelled ids Celery is told while the worker runs: it may hold the task already."""
+
+    running = False
+
+    def apply(self, message: bytes) -> list[str]:
+        ids = super().apply(message)
+        if self.running:
+            for id_ in ids:
                 revoke(id_)
+        return ids
 
 
 def revoke(id_: str) -> bool:

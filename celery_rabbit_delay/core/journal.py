@@ -226,17 +226,18 @@ class Changes:
 
     @reading
     def apply(self, message: bytes) -> list[str]:
-        """Take note of what a message says; return the ids that it cancels. Raises `Unreadable`."""
+        """Take note of what a message says; return the ids that are cancelled from now on. Raises `Unreadable`."""
         kind, content = message[:1], message[1:]
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
-            ids = [str(uuid.UUID(bytes=one)) for one in whole]
-            self._uuids.update(whole)
-            return ids
+            ids = {one: str(uuid.UUID(bytes=one)) for one in whole if one not in self._uuids}
+            self._uuids.update(ids)
+            return list(ids.values())
         if kind == _IDS:
-            ids = [str(id_) for id_ in json.loads(content)]
-            self._ids.update(ids)
-            return ids
+            texts = dict.fromkeys(str(id_) for id_ in json.loads(content))
+            new = [id_ for id_ in texts if id_ not in self._ids]
+            self._ids.update(new)
+            return new
         if kind == _STAMPS:
             stamps = {name: set(map(str, values)) for name, values in json.loads(content).items()}
             for name, values in stamps.items():

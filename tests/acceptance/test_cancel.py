@@ -90,17 +90,28 @@ def test_a_cancelled_task_takes_celerys_own_way_of_a_revoked_task(make_shop: Mak
 
 
 @pytest.mark.long
-def test_a_worker_whose_stream_of_changes_does_not_answer_warns_and_runs_what_comes(make_shop: MakeShop) -> None:
+def test_a_worker_whose_stream_of_changes_does_not_answer_warns_runs_what_comes_and_tries_again(
+    make_shop: MakeShop,
+) -> None:
     shop = make_shop({**QUICK, "max_delay": 600})
     celery_rabbit_delay.cancel(shop.app, "creates the stream")
     shop.send("note", "runs", countdown=1)
-    name = f'rabbit_misc:r(<<"{shop.vhost.name}">>, queue, <<"{CHANGES}">>)'
-    shop.vhost.broker.node.ctl(
-        "eval", f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), sys:suspend(amqqueue:get_pid(Q))."
-    )  # as one without a majority
-    worker = shop.worker()
+
+    def let(what: str) -> None:
+        name = f'rabbit_misc:r(<<"{shop.vhost.name}">>, queue, <<"{CHANGES}">>)'
+        shop.vhost.broker.node.ctl(
+            "eval", f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), sys:{what}(amqqueue:get_pid(Q))."
+        )
+
+    let("suspend")  # as one without a majority
+    worker = shop.worker("-I", "tests.acceptance.impatient")
     shop.wait_for(1, "runs")
     assert "This worker does not know which tasks were cancelled or moved, and may run them" in worker.output()
+    let("resume")
+    dead = shop.send("note", "cancelled", countdown=8)
+    celery_rabbit_delay.cancel(shop.app, dead)
+    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
+    assert not shop.runs("cancelled")
 
 
 def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:

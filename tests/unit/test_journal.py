@@ -120,9 +120,17 @@ def test_a_number_is_one_that_amqp_and_json_can_carry() -> None:
 def test_cancelled_ids_are_cancelled_and_no_others(ids: list[str], other: uuid.UUID) -> None:
     changes = Changes()
     told = [id_ for message in journal.cancelled(ids) for id_ in changes.apply(message)]
-    assert sorted(told) == sorted(ids)
+    assert sorted(told) == sorted(set(ids))
     assert all(changes.cancels(id_) for id_ in ids)
     assert not changes.cancels(str(other))
+
+
+@given(st.lists(st.one_of(st.uuids().map(str), st.text(max_size=40)), unique=True), st.lists(st.uuids(), unique=True))
+def test_an_id_that_is_known_to_be_cancelled_is_not_told_again(ids: list[str], later: list[uuid.UUID]) -> None:
+    changes = read(*journal.cancelled(ids))
+    new = [str(id_) for id_ in later if str(id_) not in ids]
+    told = [id_ for message in journal.cancelled([*ids, *new]) for id_ in changes.apply(message)]
+    assert sorted(told) == sorted(new)
 
 
 def test_an_id_that_only_looks_like_a_uuid_is_not_taken_for_it() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from celery_rabbit_delay import StreamUnavailable
+from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.clients import client_of
+from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import journal
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.options import Options
@@ -24,10 +29,10 @@ def test_the_last_message_of_a_key_is_received_where_the_stream_cannot_be_read_a
 ) -> None:
     client = Client()
     client_of(client).keys.apply(journal.last_of_key("k", 1))  # read before the connection was lost
-    connection = SimpleNamespace(client=client, followed=set(), delay_options=Options())
+    connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
 
     def catch_up(connection: Any, stream: Any, *args: Any) -> None:
-        connection.followed.add(stream.name)
+        connection.followed[stream.name] = math.inf
         if "keys" in stream.name:
             raise StreamUnavailable("its node is down")
 
@@ -36,10 +41,50 @@ def test_the_last_message_of_a_key_is_received_where_the_stream_cannot_be_read_a
     assert [receiving.is_dropped(connection, message) for message in messages] == [False, False]
     assert (
         caplog.messages.count(
-            "Messages that were moved, cancelled or replaced may be delivered all the same: its node is down"
+            "Messages that were moved, cancelled or replaced may be delivered all the same, until the next attempt to "
+            "learn of them succeeds: its node is down"
         )
         == 1
     )
+
+
+def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, now = Client(), 0.0
+    connection = SimpleNamespace(
+        client=client, followed={}, delay_options=Options(), hold_deliveries=contextlib.nullcontext
+    )
+    answers: list[Exception | None] = [StreamUnavailable("its node is down"), NotPermitted("no"), None]
+    tried: list[float] = []
+
+    def catch_up(*args: Any) -> None:
+        tried.append(now)
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    monkeypatch.setattr(receiving, "_catch_up", catch_up)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for seconds in range(1000):
+        now = float(seconds)
+        assert not receiving.is_dropped(connection, SimpleNamespace(headers={HEADER: {"n": 1}}, properties={}))
+    assert tried == [0, receiving.AGAIN, receiving.AGAIN + receiving.MUCH_LATER]
+
+
+def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Celery remembers 50,000 ids, also those of tasks that are not delayed."""
+    revoked: list[str] = []
+    monkeypatch.setattr(control, "revoke", revoked.append)
+    changes = control.WorkerChanges()
+    stream = [*journal.cancelled(["before", str(uuid.UUID(int=1))])]
+    for message in stream:
+        changes.apply(message)
+    changes.running = True
+    for message in [*stream, *journal.cancelled(["meanwhile"])]:
+        changes.apply(message)
+    assert revoked == ["meanwhile"]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +97,7 @@ def test_the_last_message_of_a_key_is_received_where_the_stream_cannot_be_read_a
 )
 def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, properties: Any) -> None:
     client = Client()
-    connection = SimpleNamespace(client=client, followed=set(), delay_options=Options())
+    connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
     message = SimpleNamespace(headers={HEADER: {}, **headers}, properties=properties)
     assert not receiving.is_dropped(connection, message)
     for id_, dropped in (("b", False), ("a", True)):
