@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -89,17 +90,19 @@ class StreamReader:
 
         Raises `StreamUnavailable`, `NotPermitted`.
         """
-        deadline = time.monotonic() + self._patience
+        deadline: float | None = None
         last = -1
         while True:
+            deadline = deadline or time.monotonic() + self._patience
             try:
                 for entry in self._read(stream, last + 1):
                     last = entry.offset
+                    deadline = None  # it works: whatever fails from here on is another failure
                     yield entry
                 return
             except (AMQPError, OSError, StreamUnavailable) as exc:
                 self._close()
-                if time.monotonic() > deadline:
+                if time.monotonic() > (deadline or math.inf):
                     raise StreamUnavailable(
                         f"the stream {stream.name!r} cannot be read ({exc}): start the nodes that it is on. If that "
                         "does not help, delete it: it is created again when it is needed, without what it knew"
@@ -168,7 +171,9 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
         if entry.offset >= first:
             callback(entry)
 
-    consume(channel, stream, first, on_message, prefetch=100)
+    # The most that AMQP permits: what says that a task is cancelled must not wait until a busy consumer acknowledges
+    # what came before it, for the task itself may be there already.
+    consume(channel, stream, first, on_message, prefetch=65535)
 
 
 def _received(connection: Any, silence: float = SILENCE) -> Iterator[Entry]:
