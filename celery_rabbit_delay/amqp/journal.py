@@ -52,7 +52,7 @@ class Journal:
         Whoever stops between the two leaves a record of a message that never comes, and not the other way round.
         """
         packs: dict[Stream, list[list[Record]]] = {}
-        size = 0
+        sizes: dict[Stream, int] = {}  # bytes of the last pack
         for entry, message in messages:
             if entry is None or entry.stream is None or self._is_paused(entry.stream):
                 continue
@@ -60,11 +60,11 @@ class Journal:
             upstream.set_serialized(message, properties)
             record = Record(entry.due, entry.number, entry.id, entry.key or "", properties, body)
             lists = packs.setdefault(entry.stream, [])
-            if not lists or len(lists[-1]) >= _MAX_RECORDS or size + record.size > _MAX_BYTES:
+            if not lists or len(lists[-1]) >= _MAX_RECORDS or sizes[entry.stream] + record.size > _MAX_BYTES:
                 lists.append([])
-                size = 0
+                sizes[entry.stream] = 0
             lists[-1].append(record)
-            size += record.size
+            sizes[entry.stream] += record.size
         return {
             (stream, number): self._outgoing(stream, _message(journal.pack_records(pack, _now())))
             for stream, lists in packs.items()

@@ -57,6 +57,20 @@ def test_a_batch_puts_many_records_into_one_message(vhost: Vhost, make_app: Make
     assert [len(pack) for pack in packs if pack] == [100, 100, 50, 3, 1]
 
 
+def test_each_stream_gets_messages_of_its_own_size(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options={"journal": 0, "max_delay": 3600})
+    vhost.declare("celery")
+    with batch(app) as producer:
+        for size, countdown in ((90_000, 60), (1, 1000), (1, 1000), (50_000, 60)):
+            app.send_task("t", ("x" * size,), countdown=countdown, producer=producer)
+    with vhost.connection() as connection, StreamReader(connection) as reader:
+        packs = {
+            delay: [len(pack) for e in reader.read(stream) if (pack := journal.unpack_records(e.body))]
+            for delay, stream in ((d, journal.journal_for(vhost.cascade, d)) for d in (60, 1000))
+        }
+    assert packs == {60: [1, 1], 1000: [2]}
+
+
 def test_what_is_delivered_is_the_same_with_a_journal_as_without(vhost: Vhost) -> None:
     vhost.declare("q")
     for journal_ in (None, 0):

@@ -1,0 +1,44 @@
+"""Streams that are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay import Options, StreamUnavailable
+from celery_rabbit_delay.amqp.streams import Entry, StreamReader
+from celery_rabbit_delay.core import journal
+
+
+def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    attempts: list[int] = []
+
+    class Flaky(StreamReader):
+        """Reads two messages in a minute, and breaks off; in the end it reads none."""
+
+        def _read(self, stream: Any, first: int) -> Iterator[Entry]:
+            nonlocal now
+            attempts.append(first)
+            for offset in range(first, min(first + 2, 6)):
+                now += 30
+                yield Entry(offset, b"")
+            raise StreamUnavailable("it broke off")
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    options = Options()
+    reader = Flaky(object(), patience=15, options=options)
+    found: list[int] = []
+    with pytest.raises(StreamUnavailable, match="it broke off"):
+        found.extend(entry.offset for entry in reader.read(journal.changes(options.cascade)))
+    assert attempts[:4] == [0, 2, 4, 6]
+    assert set(attempts[4:]) == {6}
+    assert 180 + 15 <= now <= 180 + 16
