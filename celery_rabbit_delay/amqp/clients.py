@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ class Client:
     uses_quorum_queues: Callable[[], bool] = lambda: False
     #: What the streams say of messages that are received.
     changes: Changes = field(default_factory=Changes)
-    keys: Keys = field(default_factory=Keys)
+    #: Of each cascade by its root, for keys of different cascades have nothing to do with each other.
+    keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(Keys))
     #: Is told of a cancelled task that arrives, by its id; returns whether it sees to it.
     on_cancelled: Callable[[str], bool] | None = None
     #: Streams of the journal that do not work, and until when (`time.monotonic`) they are left alone.

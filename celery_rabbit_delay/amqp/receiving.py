@@ -15,6 +15,7 @@ from amqp.exceptions import AMQPError
 from ..core import journal
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.headers import HEADER, X_DELAY_KEY, message_id
+from ..core.options import Options, options_of
 from ..core.topology import Stream
 from .clients import Client, client_of
 from .streams import StreamReader, apply_readable, follow
@@ -31,6 +32,9 @@ AGAIN, MUCH_LATER = 10, 300
 #: Seconds for which a message waits for the broker's answer when a stream is tried again.
 SILENCE = 2
 
+#: Streams of other cascades that cannot be read, and may be made up, which a connection knows of at a time.
+MOST_UNKNOWN = 20
+
 
 def is_dropped(connection: Any, message: Any) -> bool:
     """Return whether a message on an `amqp.Connection` of ours is to be acknowledged and not delivered.
@@ -46,20 +50,23 @@ def is_dropped(connection: Any, message: Any) -> bool:
             return False
         client = client_of(connection.client)
         if client.on_cancelled is not None:
-            _follow_once(connection, journal.changes(_cascade(connection)), client.changes.apply)
+            _follow_changes(connection, client, None)
         return _is_cancelled(client, message)
     client = client_of(connection.client)
     number = ours.get("n")
+    other = _other(connection, ours.get("prefix"))
     if isinstance(number, int) or client.on_cancelled is not None:
-        _follow_once(connection, journal.changes(_cascade(connection)), client.changes.apply)
+        _follow_changes(connection, client, other)
     if isinstance(number, int):
         if client.changes.voids(number):
             logger.info("A message that was moved is dropped here: %s", headers.get("id"))
             return True
         key = headers.get(X_DELAY_KEY)
         if isinstance(key, str):
-            _follow_once(connection, journal.keys(_cascade(connection)), client.keys.apply)
-            if client.keys.replaces(number):
+            options = other or connection.delay_options
+            keys = client.keys[options.cascade.root]
+            _follow_once(connection, options, journal.keys(options.cascade), keys.apply)
+            if keys.replaces(number):
                 logger.info(
                     "A message of the key %r is dropped, for another was sent later: %s", key, headers.get("id")
                 )
@@ -74,19 +81,33 @@ def _is_cancelled(client: Client, message: Any) -> bool:
     return client.on_cancelled is None or not client.on_cancelled(id_)
 
 
-def _cascade(connection: Any) -> Any:
-    return connection.delay_options.cascade
+def _other(connection: Any, root: object) -> Options | None:
+    """Return the options of a message's cascade by its root, if that is another one than the connection's.
+
+    Apps with different options may share a queue, and what was sent before an option was changed arrives later.
+    """
+    if not isinstance(root, str) or root == connection.delay_options.cascade.root:
+        return None
+    return options_of(root)
 
 
-def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any]) -> None:
+def _follow_changes(connection: Any, client: Client, other: Options | None) -> None:
+    for options in filter(None, (connection.delay_options, other)):
+        _follow_once(connection, options, journal.changes(options.cascade), client.changes.apply)
+
+
+def _follow_once(connection: Any, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
     """Make sure that an `amqp.Connection` knows what a stream says now, and learns what is added to it.
 
-    Warns, the first time, if it cannot, and tries again when a message comes some time later.
+    Warns, the first time, if it cannot, and tries again when a message comes some time later. Creates nothing of
+    another cascade than the connection's, whose root may be made up.
     """
     until = connection.followed.get(stream.name)
     if until is None:
+        if options is not connection.delay_options and not _has_room(connection.followed):
+            return
         try:
-            catch_up(connection, stream, apply, PATIENCE)
+            catch_up(connection, stream, apply, PATIENCE, options=options)
         except DelayError as exc:
             logger.warning(
                 "Messages that were moved, cancelled or replaced may be delivered all the same, until the next attempt "
@@ -95,11 +116,21 @@ def _follow_once(connection: Any, stream: Stream, apply: Callable[[bytes], Any])
             )
     elif until <= time.monotonic():
         try:
-            catch_up(connection, stream, apply, patience=0, silence=SILENCE)
+            if catch_up(connection, stream, apply, patience=0, silence=SILENCE, options=options):
+                logger.info("What the stream %r says is known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
-        else:
-            logger.info("What the stream %r says is known from now on", stream.name)
+
+
+def _has_room(followed: dict[str, float]) -> bool:
+    """Return whether a stream that may be made up can be looked for, after such streams were forgotten in time."""
+    unknown = [name for name, until in followed.items() if until < math.inf]
+    if len(unknown) < MOST_UNKNOWN:
+        return True
+    over = [name for name in unknown if followed[name] <= time.monotonic()]
+    for name in over:
+        del followed[name]
+    return bool(over)
 
 
 def learn(client: kombu.Connection) -> None:
@@ -109,7 +140,7 @@ def learn(client: kombu.Connection) -> None:
     with StreamReader(client) as reader:
         for stream, apply in (
             (journal.changes(cascade), known.changes.apply),
-            (journal.keys(cascade), known.keys.apply),
+            (journal.keys(cascade), known.keys[cascade.root].apply),
         ):
             for entry in reader.read(stream):
                 apply_readable(apply, stream, entry)
@@ -121,33 +152,44 @@ def catch_up(
     apply: Callable[[bytes], Any],
     patience: float,
     silence: float | None = None,
-) -> None:
+    options: Options | None = None,
+) -> bool:
     """Read a stream to its end, through another connection, and then follow it on an `amqp.Connection`.
 
-    Creates the stream if it is missing. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`; messages are
+    With the `options` of another cascade than the connection's, return False if the stream is missing; otherwise
+    create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`; messages are
     delivered then without it for some time, for not every one is to wait for it. `silence` is that of `StreamReader`.
     """
     with connection.hold_deliveries():
         try:
-            _catch_up(connection, stream, apply, patience, silence)
+            found = _catch_up(connection, stream, apply, patience, silence, options or connection.delay_options)
         except Exception as exc:
             # While deliveries are held: the next one is not to try it again.
             wait = AGAIN if isinstance(exc, (StreamUnavailable, AMQPError, OSError)) else MUCH_LATER
             connection.followed[stream.name] = time.monotonic() + wait
             raise
-        connection.followed[stream.name] = math.inf
+        connection.followed[stream.name] = math.inf if found else time.monotonic() + AGAIN
+        return found
 
 
 def _catch_up(
-    connection: Any, stream: Stream, apply: Callable[[bytes], Any], patience: float, silence: float | None
-) -> None:
+    connection: Any,
+    stream: Stream,
+    apply: Callable[[bytes], Any],
+    patience: float,
+    silence: float | None,
+    options: Options,
+) -> bool:
     following = 0
-    with StreamReader(connection.client, patience, silence) as reader:
+    with StreamReader(connection.client, patience, silence, options) as reader:
         for _ in range(2):
             for entry in reader.read(stream):
                 following = entry.offset + 1
                 apply_readable(apply, stream, entry)
             if following:
                 break
+            if options is not connection.delay_options:
+                return False
             connection.publisher_for().journal.ensure(stream)
     follow(connection, stream, following, partial(apply_readable, apply, stream))
+    return True

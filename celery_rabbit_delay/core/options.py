@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta, timezone, tzinfo
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo
 
@@ -15,7 +16,7 @@ from . import journal
 from .due import to_ticks
 from .errors import InvalidDelay, InvalidOption
 from .levels import DEFAULT_LANES, Level
-from .topology import MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
+from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
 
 Declare = Literal["auto", "passive"]
 
@@ -33,6 +34,8 @@ MAX_SHARDS = 32
 
 _MOST_LANES = 64  # each is a queue, bound to all longer ones
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
+
+_ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms(\.classic)?").fullmatch
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,23 @@ class Options:
             intended = cascade.route(to_ticks(asked, self._tick), 0)
             return intended if len(intended) < len(route) else route
         return route
+
+
+@lru_cache(maxsize=100)
+def options_of(root: str) -> Options | None:
+    """Return options for reading what stands beside a cascade, by its `root`, and for creating nothing.
+
+    None if no cascade's names begin so.
+    """
+    found = _ROOT(root)
+    if found is None:
+        return None
+    prefix, milliseconds, classic = found.groups()
+    queue_type: QueueType = "classic" if classic else "quorum"
+    try:
+        return Options(prefix=prefix, tick=int(milliseconds) / 1000, queue_type=queue_type, declare="passive")
+    except InvalidOption:
+        return None
 
 
 def _is_name(value: object) -> bool:

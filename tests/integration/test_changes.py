@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
 import kombu
+import pytest
 
 from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN
 from celery_rabbit_delay.amqp.schedule import write_changes
+from celery_rabbit_delay.amqp.streams import Entry, StreamReader
 from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.topology import Stream
 from testkit.broker import Vhost, publish, take
 
 
@@ -31,3 +41,52 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
             while "end" not in found:
                 consumer.drain_events(timeout=30)
     assert found == ["end"]
+
+
+@pytest.mark.parametrize("option", [{"prefix": "other"}, {"tick": 0.02}, {"queue_type": "classic"}])
+def test_a_consumer_with_other_options_gets_nothing_that_was_cancelled_moved_or_replaced(
+    vhost: Vhost, option: dict[str, Any]
+) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=0) as publisher, vhost.connection(**option) as consumer:
+        for id_ in ("cancelled", "moved"):
+            publish(publisher, 8, correlation_id=id_)
+        for id_ in ("replaced", "last"):
+            publish(publisher, 8, correlation_id=id_, headers={"x-delay-key": "k"})
+        publish(consumer, 9, correlation_id="of another key", headers={"x-delay-key": "k"})
+        operate.cancel(publisher, ["cancelled"])
+        operate.reschedule(publisher, "moved", datetime.now(timezone.utc) + timedelta(seconds=9))
+        found = [message.properties["correlation_id"] for message in take(consumer, "q", 3)]
+        publish(publisher, 3, correlation_id="cancelled later")
+        operate.cancel(publisher, ["cancelled later"])
+        publish(publisher, 4, correlation_id="end")
+        found += [message.properties["correlation_id"] for message in take(consumer, "q", 1)]
+    assert Counter(found) == Counter(["last", "of another key", "moved", "end"])
+
+
+def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vhost.declare("q")
+    read: Counter[str] = Counter()
+    original = StreamReader.read
+
+    def counting(self: StreamReader, stream: Stream) -> Iterator[Entry]:
+        read[stream.name] += 1
+        return original(self, stream)
+
+    monkeypatch.setattr(StreamReader, "read", counting)
+    roots = ["made up", "amq.x.v2.10ms", *(f"made-up-{n}.v2.10ms" for n in range(3 * MOST_UNKNOWN))]
+    with vhost.connection() as consumer:
+        publish(consumer, 0.1)
+        take(consumer, "q", 1)
+        with vhost.plain() as plain, plain.Producer() as producer:
+            for root in roots * 3:
+                producer.publish("x", routing_key="q", headers={HEADER: {"prefix": root, "exchange": "", "n": 1}})
+        take(consumer, "q", 3 * len(roots))
+        names = vhost.names("queues") + vhost.names("exchanges")
+        assert len(consumer.connection.followed) <= MOST_UNKNOWN + 1
+    assert not [name for name in names if name.startswith(("made", "amq"))]
+    looked_for = [name for name in read if name.startswith("made-up")]
+    assert 0 < len(looked_for) < 3 * MOST_UNKNOWN
+    assert not [name for name in read if name.startswith(("made up", "amq"))]

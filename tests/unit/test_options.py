@@ -9,7 +9,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from celery_rabbit_delay import InvalidDelay, InvalidOption, Options
+from celery_rabbit_delay.core import journal
 from celery_rabbit_delay.core.levels import Level
+from celery_rabbit_delay.core.options import options_of
 
 SECOND = 1_000_000
 
@@ -207,3 +209,30 @@ def test_what_waits_long_enough_is_recorded() -> None:
     assert Options(journal=60).records(60 * SECOND)
     assert not Options(journal=60).records(60 * SECOND - 1)
     assert Options(journal=0).records(0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(prefix="a.v2.5ms.b", tick=3600),
+        Options(prefix="ü", tick=0.001, queue_type="classic"),
+    ],
+)
+def test_a_cascade_is_found_by_its_root_for_reading(options: Options) -> None:
+    found = options_of(options.cascade.root)
+    assert found is not None
+    assert found.declare == "passive"
+    assert journal.changes(found.cascade) == journal.changes(options.cascade)
+    assert found.cascade.ingest == options.cascade.ingest
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        *("", "shop", "shop.delay", ".v2.10ms", "shop.v1.10ms", "shop.v2.0ms", "shop.v2.010ms", "shop.v2.10ms.other"),
+        *("shop.v2.9999999ms", "shop.v2.10000000ms", "amq.shop.v2.10ms", f"{'x' * 151}.v2.10ms", "shop.v2.\u0661ms"),
+    ],
+)
+def test_what_is_no_root_of_a_cascade_is_none(root: str) -> None:
+    assert options_of(root) is None

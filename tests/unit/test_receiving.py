@@ -28,10 +28,11 @@ def test_the_last_message_of_a_key_is_received_where_the_stream_cannot_be_read_a
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = Client()
-    client_of(client).keys.apply(journal.last_of_key("k", 1))  # read before the connection was lost
+    known = client_of(client).keys[Options().cascade.root]
+    known.apply(journal.last_of_key("k", 1))  # read before the connection was lost
     connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
 
-    def catch_up(connection: Any, stream: Any, *args: Any) -> None:
+    def catch_up(connection: Any, stream: Any, *args: Any, **kwargs: Any) -> None:
         connection.followed[stream.name] = math.inf
         if "keys" in stream.name:
             raise StreamUnavailable("its node is down")
@@ -58,10 +59,11 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     answers: list[Exception | None] = [StreamUnavailable("its node is down"), NotPermitted("no"), None]
     tried: list[float] = []
 
-    def catch_up(*args: Any) -> None:
+    def catch_up(*args: Any) -> bool:
         tried.append(now)
         if (answer := answers.pop(0)) is not None:
             raise answer
+        return True
 
     monkeypatch.setattr(receiving, "_catch_up", catch_up)
     monkeypatch.setattr(time, "monotonic", lambda: now)
