@@ -60,7 +60,7 @@ def stored() -> dict[str, str]:
     messages = {
         "record": journal.pack_records([record, record], now=3),
         "marker": journal.marker()[:1],
-        "filler": journal.filler(2),
+        "filler": journal.fillers(10, now=3)[0],
         "cancelled ids": by_id,
         "cancelled ids that are no UUIDs": by_text,
         "cancelled stamps": journal.cancelled_stamps({"shop": ["1", "2"]}),

@@ -17,7 +17,7 @@ from .. import upstream
 from ..core import headers as headers_
 from ..core import journal
 from ..core.errors import DelayError
-from ..core.journal import Changes, Keys, Record, Unreadable
+from ..core.journal import Changes, Keys, Record, TooOld, Unreadable
 from ..core.topology import Stream
 from .streams import StreamReader
 
@@ -174,11 +174,10 @@ def waiting(
         stale = []
         # Changes come first: what is moved meanwhile may then be seen twice, and never not at all.
         for stream in streams:
-            oldest: int | None = None
+            too_old = TooOld(stream, _now())
             for entry in reader.read(stream):
                 done += 1
-                if oldest is None:
-                    oldest = journal.published(entry.body)
+                too_old.add(entry.body)
                 if progress:
                     progress(min(done, total), total)
                 try:
@@ -189,7 +188,7 @@ def waiting(
                     report(f"Message {entry.offset} of the stream {stream.name!r} is skipped: {exc}")
                     continue
                 yield from records
-            if oldest is not None and oldest < _now() - stream.max_age * 1000:
+            if too_old.is_much:
                 stale.append(stream)
     for stream in stale:
         _roll(connection, stream)
@@ -203,8 +202,8 @@ def _roll(connection: kombu.Connection, stream: Stream) -> None:
     """Begin a new segment of a stream: only then RabbitMQ looks for what is too old."""
     publisher = connection.connection.publisher_for()
     with suppress(DelayError, AMQPError):  # whoever may only read
-        publisher.journal.write(stream, [journal.filler(stream.segment)])
-        publisher.journal.write(stream, [journal.filler(1)])
+        for size in (stream.segment, 1):  # what comes after a full segment begins another
+            publisher.journal.write(stream, journal.fillers(size, _now()))
 
 
 def _waits(record: Record, changes: Changes, keys: Keys) -> bool:

@@ -49,6 +49,10 @@ _RECORD, _MARKER, _FILLER, _UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"r", b"m", b"f"
 _HEAD = struct.Struct(">QQHHII")  # due, number, length of id, of key, of properties, of body
 _TIME = struct.Struct(">Q")
 _MARKER_LENGTH = 16
+_DATED = (_RECORD, _FILLER)
+
+#: Bytes of a filler. RabbitMQ 4 takes no message of more than 16 MiB, or of what `max_message_size` says.
+_MAX_FILLER = 1_000_000
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -171,8 +175,8 @@ def unpack_records(message: bytes) -> list[Record]:
 
 
 def published(message: bytes) -> int | None:
-    """Return when a journal's message was published, in milliseconds since 1970, if it says."""
-    return _TIME.unpack_from(message, 1)[0] if message[:1] == _RECORD and len(message) > _TIME.size else None
+    """Return when records, or a filler, were published, in milliseconds since 1970, if a message says."""
+    return _TIME.unpack_from(message, 1)[0] if message[:1] in _DATED and len(message) > _TIME.size else None
 
 
 def marker() -> bytes:
@@ -180,9 +184,39 @@ def marker() -> bytes:
     return _MARKER + os.urandom(_MARKER_LENGTH)
 
 
-def filler(size: int) -> bytes:
-    """Return a message that says nothing, in so many bytes."""
-    return _FILLER * size
+def fillers(size: int, now: int) -> list[bytes]:
+    """Return messages that say nothing but when they were published, in so many bytes together, or a few more."""
+    head = _FILLER + _TIME.pack(now)
+    return [head.ljust(min(_MAX_FILLER, size - at), b"\0") for at in range(0, size, _MAX_FILLER)]
+
+
+class TooOld:
+    """How much of a stream is older than it keeps, as far as it has been read.
+
+    RabbitMQ deletes segments that are too old only when it begins another, which `fillers` make it do.
+    """
+
+    def __init__(self, stream: Stream, now: int) -> None:
+        """`now` is in milliseconds since 1970."""
+        self._since = now - stream.max_age * 1000
+        self._left = 2 * stream.segment  # bytes: so many have a whole segment among them
+        self._was_filled = False
+
+    def add(self, message: bytes) -> None:
+        """Take note of a message of the stream."""
+        sent = published(message)
+        if sent is None:
+            return
+        is_record = message[:1] == _RECORD
+        if sent >= self._since:
+            self._was_filled |= not is_record
+        elif is_record:
+            self._left -= len(message)
+
+    @property
+    def is_much(self) -> bool:
+        """Whether another segment frees more than it takes, and nobody has begun one within the time that is kept."""
+        return self._left <= 0 and not self._was_filled
 
 
 def cancelled(ids: Iterable[str]) -> Iterator[bytes]:

@@ -23,10 +23,12 @@ from celery_rabbit_delay import (
     UnsupportedConfiguration,
     operate,
 )
+from celery_rabbit_delay.amqp import schedule
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.core.topology import Stream
 from testkit.broker import Vhost, publish, take
 from testkit.commands import management, run
 from testkit.frames import frames
@@ -487,7 +489,12 @@ def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancel
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["b"]
 
 
-def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst_and_a_silence(
+def fillers(connection: Any, stream: Stream) -> list[bytes]:
+    with StreamReader(connection) as reader:
+        return [entry.body for entry in reader.read(stream) if entry.body[:1] == b"f"]
+
+
+def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RabbitMQ looks for what is too old only when a segment is full."""
@@ -506,5 +513,30 @@ def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst_and_
                 producer.publish("x" * 1000, routing_key="q", headers={"x-delay": 100})
         assert first() == 0
         time.sleep(6)
-        assert ids(vhost) == []
+        publish(connection, 100, correlation_id="after the silence")
+        for _ in range(5):
+            assert ids(vhost) == ["after the silence"]
+        assert len(fillers(connection, stream)) == 2  # what fills a segment, and what comes after
         wait_until(lambda: first() > 0, "the first segment is gone")
+
+
+def test_reading_a_journal_with_a_few_records_that_are_too_old_adds_nothing_to_it(vhost: Vhost) -> None:
+    vhost.declare("q")
+    stream = journal.journal_for(vhost.cascade, 1)
+    with vhost.connection(**RECORDED) as connection:
+        connection.connect()
+        now = int(time.time() * 1000)
+        old = journal.pack_records([Record(now, 1, "old", "", b"", b"")], now - 1000 * stream.max_age - 10_000)
+        connection.connection.publisher_for().journal.write(stream, [old])
+        publish(connection, 100, correlation_id="recent")
+        for _ in range(10):
+            assert ids(vhost) == ["recent"]
+        assert fillers(connection, stream) == []
+
+
+def test_another_segment_can_be_begun_in_the_stream_with_the_largest(vhost: Vhost) -> None:
+    """RabbitMQ 4 takes no message of more than 16 MiB."""
+    stream = max(journal.all_streams(vhost.cascade), key=lambda stream: stream.segment)
+    with vhost.connection() as connection:
+        schedule._roll(connection, stream)
+        assert sum(map(len, fillers(connection, stream))) > stream.segment

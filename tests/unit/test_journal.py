@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, Options
 from celery_rabbit_delay.core import journal, routing_key
-from celery_rabbit_delay.core.journal import Changes, Keys, Record, Unreadable
+from celery_rabbit_delay.core.journal import Changes, Keys, Record, TooOld, Unreadable
 from celery_rabbit_delay.core.topology import Topology
 
 CASCADE = Options().cascade
@@ -45,11 +45,40 @@ def test_records_come_out_of_a_message_as_they_went_in(wanted: list[Record]) -> 
 
 def test_a_message_of_records_says_when_it_was_published() -> None:
     assert journal.published(journal.pack_records([], 17)) == 17
+    assert journal.published(*journal.fillers(1, 17)) == 17
     assert journal.published(journal.marker()) is None
 
 
+def test_fillers_fill_a_segment_of_any_stream_in_messages_that_any_broker_takes() -> None:
+    for stream in journal.all_streams(CASCADE):
+        sizes = [len(filler) for filler in journal.fillers(stream.segment, 17)]
+        assert sum(sizes) >= stream.segment
+        assert max(sizes) <= 1_000_000
+
+
+def test_a_stream_holds_much_that_is_too_old_when_there_are_two_segments_and_nobody_has_just_begun_another() -> None:
+    stream = journal.journal_for(CASCADE, 60)
+    now = 10**12
+    recent, old = now - 1000 * stream.max_age + 5000, now - 1000 * stream.max_age - 5000
+    body = bytes(stream.segment)
+    records = [journal.pack_records([Record(1, 2, "", "", b"", body)], at) for at in (old, old, recent, recent)]
+
+    def is_much(*messages: bytes) -> bool:
+        found = TooOld(stream, now)
+        for message in (*messages, journal.marker()):
+            found.add(message)
+        return found.is_much
+
+    assert is_much(*records)
+    assert is_much(*records[:2])
+    assert not is_much(*records[1:])
+    assert not is_much(*journal.fillers(3 * stream.segment, old))  # no records
+    assert is_much(*records, *journal.fillers(1, old))
+    assert not is_much(*records, *journal.fillers(1, recent))
+
+
 def test_what_is_no_record_holds_none() -> None:
-    for other in (journal.marker(), journal.filler(10), journal.void(5), b""):
+    for other in (journal.marker(), *journal.fillers(10, 17), journal.void(5), b""):
         assert journal.unpack_records(other) == []
 
 
