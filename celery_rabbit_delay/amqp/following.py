@@ -119,22 +119,24 @@ class Follower:
 
     def _end(self, stream: Stream) -> int | None:
         """Return the offset of the message that is the last one of a stream now; None if it does not exist."""
-        marked = mark(self._client, [stream])
-        if not marked:
+        if not mark(self._client, [stream]):
             return None
-        [marker] = marked.values()
+        markers: set[bytes] = set()
         found: list[int] = []
 
         def on_message(message: Any) -> None:
             channel.basic_ack(message.delivery_tag)
             entry = entry_of(message)
-            if entry.body == marker:
+            if entry.body in markers:
                 found.append(entry.offset)
 
         try:
             with self._client.connection.within(SILENCE):
                 channel = self._client.connection.channel()
-                tag = _consume(channel, self._client, stream, "last", on_message)
+                # Consumed first: on a busy stream, "last" is soon after the marker.
+                tag = _consume(channel, self._client, stream, "next", on_message)
+                channel.basic_qos(0, _PREFETCH, False)  # RabbitMQ looks for "next" only after it has said consume-ok
+                mark(self._client, [stream], markers.update)
                 while not found:
                     self._client.drain_events()
                 channel.basic_cancel(tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from amqp.exceptions import ConsumerCancelled, PreconditionFailed
@@ -9,7 +10,8 @@ from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 from celery_rabbit_delay.amqp.following import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import journal
-from testkit.broker import Broker, publish
+from celery_rabbit_delay.core.topology import Stream
+from testkit.broker import Broker, Vhost, publish
 from testkit.node import Node
 
 
@@ -46,3 +48,42 @@ def test_a_quiet_stream_is_followed_for_longer_than_a_message_may_stay_unacknowl
         cancel(connection, ["after"])
         while not found or b"after" not in found[-1]:
             assert follower.read(10)
+
+
+def follow_to_its_end(vhost: Vhost, stream: Stream) -> None:
+    found: list[int] = []
+    with vhost.connection() as connection, Follower(connection) as follower:
+        assert follower.follow({stream: None}, lambda name, entry: found.append(entry.offset)) == []
+        [end] = follower.streams.values()
+        assert end >= 50
+        while not found or found[-1] < end:
+            assert follower.read(10)
+    assert found == list(range(found[-1] + 1))
+
+
+def test_a_stream_is_followed_while_others_write_to_it(vhost: Vhost) -> None:
+    vhost.declare("q")
+    stream = journal.journal_for(vhost.cascade, 60)
+    stopping = threading.Event()
+    written = threading.Semaphore(0)
+
+    def write() -> None:
+        with vhost.connection(journal=0) as connection:
+            while not stopping.is_set():
+                publish(connection, 60)
+                written.release()
+
+    with vhost.connection(journal=0) as connection:
+        publish(connection, 60)  # creates the stream
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(50):
+            assert written.acquire(timeout=60)
+        for _ in range(3):
+            follow_to_its_end(vhost, stream)
+    finally:
+        stopping.set()
+        for writer in writers:
+            writer.join()
