@@ -55,12 +55,24 @@ def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> No
 
 def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
     """Return what the stream of changes is to be told of one of Celery's remote control commands."""
-    if command == "revoke":
+    if command in ("revoke", "terminate"):
         ids = arguments.get("task_id") or ()
         return list(journal.cancelled([ids] if isinstance(ids, str) else map(str, ids)))
-    if command == "revoke_by_stamped_headers" and isinstance(arguments.get("headers"), dict):
-        return [journal.cancelled_stamps(arguments["headers"])]
+    if command == "revoke_by_stamped_headers":
+        stamps = _stamps_in(arguments.get("headers"))
+        return [journal.cancelled_stamps(stamps)] if stamps else []
     return []
+
+
+def _stamps_in(headers: Any) -> dict[str, Any]:
+    """Return the values of stamps as Celery's worker reads them: the command line sends a list of `name=value`.
+
+    None where it has an error for its answer.
+    """
+    if isinstance(headers, (list, tuple)):
+        pairs = [str(pair).split("=") for pair in headers]
+        return {pair[0]: pair[1] for pair in pairs} if all(len(pair) > 1 for pair in pairs) else {}
+    return headers if isinstance(headers, dict) else {}
 
 
 class DelayedControl:
@@ -75,7 +87,7 @@ class DelayedControl:
         return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
 
     def _keep(self, messages: Iterable[bytes]) -> None:
-        if not messages:
+        if not messages or self.app.connection_for_write().transport.driver_type != DRIVER_TYPE:
             return
         try:
             with_connection(self.app, lambda connection: write_changes(connection, messages))

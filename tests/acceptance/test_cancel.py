@@ -33,20 +33,34 @@ def cancel_one(shop: Shop, id_: str, how: str) -> None:
         shop.app.control.revoke([id_])
     elif how == "celery control":
         command("control", "revoke", id_)
+    elif how == "celery control terminate":
+        command("control", "terminate", "KILL", id_)
+    elif how == "celery control revoke_by_stamped_headers":
+        command("control", "revoke_by_stamped_headers", "name=cancelled", "customer=7")
     elif how == "celery delay cancel":
         assert "1 cancelled" in command("delay", "cancel", id_).out
     else:
         celery_rabbit_delay.cancel(shop.app, id_)
 
 
-WAYS = ["AsyncResult", "control", "celery control", "celery delay cancel", "cancel"]
+WAYS = [
+    "AsyncResult",
+    "control",
+    "celery control",
+    "celery control terminate",
+    "celery control revoke_by_stamped_headers",
+    "celery delay cancel",
+    "cancel",
+]
 
 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_task_that_is_cancelled_while_no_worker_is_up_does_not_run(make_shop: MakeShop, how: str) -> None:
     shop = make_shop({**QUICK, "max_delay": 600})
-    dead = shop.send("note", "cancelled", countdown=12)
-    shop.send("note", "stays", countdown=12)
+    dead, _ = (
+        shop.send("note", name, countdown=12, headers={"stamped_headers": ["name"], "stamps": {"name": [name]}})
+        for name in ("cancelled", "stays")
+    )
     cancel_one(shop, dead, how)
     worker = shop.worker()
     shop.wait_for(1, "stays")

@@ -14,6 +14,7 @@ import kombu.pools
 import pytest
 from celery import Celery, group
 from celery.contrib.testing.worker import start_worker
+from celery.exceptions import TaskRevokedError
 
 import celery_rabbit_delay
 from celery_rabbit_delay import UnsupportedConfiguration, install
@@ -88,6 +89,19 @@ def test_start_worker_runs_tasks_in_memory(order: str) -> None:
         assert result.get(timeout=30) == 10
         app.control.add_consumer("another")
         assert app.tasks["double"].apply_async((6,), countdown=0.2).get(timeout=30) == 12
+
+
+def test_a_task_in_memory_is_revoked_as_celery_does_it(caplog: pytest.LogCaptureFixture) -> None:
+    app = app_with(**MEMORY)
+    install(app)
+    with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=30):
+        result = app.tasks["double"].apply_async((1,), countdown=2)
+        result.revoke()
+        app.control.terminate("another")
+        app.control.revoke_by_stamped_headers({"customer": "7"})
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=30)
+    assert "keep this revoke" not in caplog.text
 
 
 def test_settings_that_lead_to_memory_and_back_are_followed() -> None:
