@@ -109,7 +109,9 @@ def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str, sa
     assert "secret" not in failed.text
 
 
-@pytest.mark.parametrize("url", ["amqp://me:s3c/ret@host//", "amqp://me:s3cret@host:port//", "amqp://me:s3c;ret@host//"])
+@pytest.mark.parametrize(
+    "url", ["amqp://me:s3c/ret@host//", "amqp://me:s3cret@host:port//", "amqp://me:s3c;ret@host//"]
+)
 def test_the_url_of_an_app_that_cannot_be_used_is_an_error_without_its_password(url: str) -> None:
     directory = Path(__file__).parents[2] / "examples" / "quickstart"
     failed = celery("-A", "shop", "delay", "status", directory=directory, CELERY_BROKER_URL=url)
