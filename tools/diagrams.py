@@ -98,6 +98,7 @@ def topology() -> str:
         ("exchange", CASCADE.done, 20, 330, 90),
         *(("queue", name, 240, 330 + 50 * number, 130) for number, name in enumerate(outboxes)),
         ("exchange", CASCADE.exit, 490, 330, 100),
+        ("exchange", CASCADE.short_lived_exit, 490, 380, 170),
         ("queue", "celery", 720, 330, 100),
         ("exchange", CASCADE.lost, 490, 430, 100),
         ("queue", CASCADE.orphans, 720, 430, 100),
@@ -108,9 +109,10 @@ def topology() -> str:
     of_levels = {level.done: number for number, level in enumerate(levels)}
     for binding in Topology.of([CASCADE], [QUEUE]).bindings:
         draw_binding(picture, binding, boxes[binding.source], boxes[binding.destination], of_levels)
-    for name in outboxes:
-        picture.arrow([boxes[name].right, (440, boxes[name].right[1]), (440, 345), boxes[CASCADE.exit].left])
+    for name, exit_ in zip(outboxes, CASCADE.exits, strict=True):
+        picture.arrow([boxes[name].right, boxes[exit_].left])
     picture.note(392, 338, "at once")
+    picture.note(672, 399, "leads to queues that come and go")
     picture.note(490, 480, "lost is the alternate exchange of all but ingest: it takes what no binding takes.")
     picture.note(20, 510, f"round: exchange · with a bar: queue · names, but for celery, begin with {CASCADE.root}.")
     return picture.svg("All exchanges, queues and bindings of a cascade of four levels", 980, 528)

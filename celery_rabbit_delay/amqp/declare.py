@@ -157,7 +157,7 @@ def bind_destination(channel: Channel, shards: Sequence[Cascade], destination: D
     """
     *bindings, last = dict.fromkeys(binding for shard in shards for binding in shard.destination_bindings(destination))
     with translate_errors(shards[0]):
-        exits = [binding for binding in bindings if binding.source == shards[0].exit]
+        exits = [binding for binding in bindings if binding.source in shards[0].exits]
         for binding in exits:
             bind(channel, binding, nowait=True)
         # Without the destination they are not created: the broker ignores what follows an error on a channel.
@@ -180,7 +180,7 @@ def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> N
     """Lead what is in an outbox to its destination again. Raises as `bind_destination`."""
     with translate_errors(cascade):
         for binding in cascade.destination_bindings(destination):
-            if binding.source == cascade.exit:
+            if binding.source in cascade.exits:
                 bind(channel, binding)
 
 

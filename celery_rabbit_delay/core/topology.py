@@ -3,7 +3,7 @@
 Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange. Its
 bindings jump straight to the queue of the next level in the message's key, from lanes to powers of two by way of an
 exchange that all lanes share. After the last level the message passes the final `done` exchange, the outbox of its
-destination, and the exchange `exit`.
+destination, and an exit, an exchange that leads to destinations.
 
 At-least-once dead lettering lets 32 messages of a queue be unsettled, so that a destination that takes nothing would
 stop a level for everybody. It stops only its outbox. What has no way to go on becomes an orphan.
@@ -194,6 +194,19 @@ class Cascade:
         return f"{self.root}.delay.exit"
 
     @property
+    def short_lived_exit(self) -> str:
+        """The exit of the outbox that short-lived queues share.
+
+        It leads to no exchange: what one of these cannot route stays in the outbox that it came from.
+        """
+        return f"{self.exit}.short-lived"
+
+    @property
+    def exits(self) -> tuple[str, str]:
+        """The exchanges that lead to destinations."""
+        return self.exit, self.short_lived_exit
+
+    @property
     def orphans(self) -> str:
         return f"{self.root}.orphans"
 
@@ -263,7 +276,8 @@ class Cascade:
             yield Exchange(self.lanes_done, arguments=way_out)
         yield Exchange(self.lost, "fanout")
         yield Exchange(self.done, arguments=way_out)
-        yield Exchange(self.exit, arguments=way_out)
+        for name in self.exits:
+            yield Exchange(name, arguments=way_out)
         yield Exchange(self.record, "fanout")
         yield Exchange(self.root, "fanout")
         yield Exchange(self.marker, "fanout")
@@ -271,7 +285,7 @@ class Cascade:
     def queues(self) -> Iterator[Queue]:
         for level in self.levels:
             yield self._passing(level.queue, level.ttl + EXPIRY_MARGIN_MS, level.done)
-        yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.exit)
+        yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.short_lived_exit)
         yield Queue(self.orphans, {"x-queue-type": self.queue_type, **self._kept})
         yield Queue(self.records, {"x-queue-type": self.queue_type, **self._kept})
         yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
@@ -340,16 +354,19 @@ class Cascade:
 
     def outbox(self, destination: Destination) -> Queue:
         """Return the outbox of a destination."""
-        return self._passing(self.outbox_name(destination), 0, self.exit)
+        return self._passing(self.outbox_name(destination), 0, self._exit_of(destination))
+
+    def _exit_of(self, destination: Destination) -> str:
+        return self.short_lived_exit if destination.short_lived else self.exit
 
     def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
-        """Yield what leads from `exit` to a destination, and then from `done` to its outbox.
+        """Yield what leads from exits to a destination, and then from `done` to its outbox.
 
         A queue has both addresses that publishers may write: those who did not declare it go by its name.
         """
-        for queue in destination.queues:
-            for address in dict.fromkeys((destination.address, destination.by_name.address)):
-                yield Binding(self.exit, queue, "queue", address)
+        for taken_for in dict.fromkeys((destination, destination.by_name)):
+            for queue in taken_for.queues:
+                yield Binding(self._exit_of(taken_for), queue, "queue", taken_for.address)
         if destination.exchange:
             # What an exchange of the user can route nowhere stays in its outbox, for `exit` did route it.
             yield Binding(self.exit, destination.exchange, "exchange", destination.address)

@@ -125,7 +125,7 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
     if management is None:
         return Status(levels, first_shard, orphans, None, None, streams)
     bindings = management.bindings()
-    destinations = {binding.destination for binding in bindings if binding.source == wanted[0].exit}
+    destinations = {binding.destination for binding in bindings if binding.source in wanted[0].exits}
     held_up = _outboxes(wanted, rows, bindings)
     return Status(levels, first_shard, orphans, sorted(destinations - {wanted[0].discard}), held_up, streams)
 

@@ -49,8 +49,8 @@ def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost
     assert run(url, "plan", "--priorities").code == 3
     assert run(url, "setup", "--priorities").code == 0
     assert (
-        f"{2 * parts - 11} of" in run(url, "plan").out
-    )  # they share done, exit, discard, an outbox, a layout, two streams, twice orphans and twice records
+        f"{2 * parts - 12} of" in run(url, "plan").out
+    )  # they share done, two exits, discard, an outbox, a layout, two streams, twice orphans and twice records
 
 
 def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:

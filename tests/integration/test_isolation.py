@@ -18,6 +18,7 @@ from testkit.wait import wait_until
 
 SOON = {"x-delay": 200}
 SLOW = {"x-delay": 8000}
+REPLY = "reply-550e8400-e29b-41d4-a716-446655440000"
 
 
 def full(vhost: Vhost, name: str, kind: str) -> dict[str, Any]:
@@ -73,6 +74,23 @@ def test_steps_that_somebody_made_up_block_no_level(vhost: Vhost, steps: list[st
         for delay in (10, 20, 40, 80, 160, 5120 + 80):
             producer.publish(delay, routing_key="q", headers={"x-delay": delay})
         assert len(take(connection, "q", 6)) == 6
+
+
+def test_what_somebody_sends_an_exchange_by_way_of_short_lived_queues_does_not_stop_these(vhost: Vhost) -> None:
+    vhost.declare("new", exchange="orders")
+    vhost.declare(REPLY)
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish("x", exchange="orders", routing_key="new", headers=SOON)
+        producer.publish("y", routing_key=REPLY, headers=SOON)
+        take(connection, ["new", REPLY], 2)
+        with vhost.plain() as forger:
+            forged = Message("forged", application_headers={"CC": ["no such key", "@.short-lived", "@.=orders+"]})
+            for _ in range(40):
+                forger.default_channel.basic_publish(forged, vhost.cascade.ingest, "@.^3")
+        wait_until(lambda: vhost.count(vhost.cascade.orphans) == 40, "the forged ones are orphans")
+        producer.publish("z", routing_key=REPLY, headers=SOON)
+        assert len(take(connection, REPLY, 1, timeout=20)) == 1
 
 
 @pytest.mark.parametrize("prefix", ["ours", "zzz"])

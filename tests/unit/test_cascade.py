@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import routing_key
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination
 from celery_rabbit_delay.core.levels import Level
 from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
@@ -272,6 +272,16 @@ def test_short_lived_queues_share_an_outbox_and_leave_nothing_behind() -> None:
     assert arrived == [(60, "amq.gen-1")]
     model.delete_queue("amq.gen-1")
     assert {source: bindings for source, bindings in model.bindings.items() if bindings} == before
+
+
+def test_what_somebody_sends_an_exchange_by_way_of_short_lived_queues_becomes_an_orphan() -> None:
+    model = model_with_queues()
+    named_exchange(model)
+    orders = Destination("orders")
+    bind(model, orders)
+    forged = ("@.^3", "no such key", SHORT_LIVED, orders.address)
+    arrived, _ = model.publish(CASCADE.ingest, *forged)
+    assert arrived == [(80, CASCADE.orphans)]
 
 
 @pytest.mark.parametrize(
