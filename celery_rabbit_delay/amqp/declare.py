@@ -260,6 +260,8 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
     try:
         yield
     except PreconditionFailed as exc:
+        if "max size" in exc.reply_text:  # it is about a message
+            raise
         raise CascadeConflict(
             f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another "
             "prefix, or delete what has that name if it is not needed"

@@ -51,8 +51,8 @@ _TIME = struct.Struct(">Q")
 _MARKER_LENGTH = 16
 _DATED = (_RECORD, _FILLER)
 
-#: Bytes of a filler. RabbitMQ 4 takes no message of more than 16 MiB, or of what `max_message_size` says.
-_MAX_FILLER = 1_000_000
+#: Bytes of a filler, and ids in a message that cancels them. RabbitMQ 4 takes no message of more than 16 MiB.
+_MAX_FILLER, _MAX_IDS = 1_000_000, 10_000
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -221,17 +221,18 @@ class TooOld:
 
 def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
     """Yield messages that cancel tasks."""
-    uuids, others = bytearray(), []
+    uuids: list[bytes] = []
+    others: list[str] = []
     for id_ in ids:
         short = _uuid(id_)
         if short is None:
             others.append(id_)
         else:
-            uuids += short
-    if uuids:
-        yield _UUIDS + bytes(uuids)
-    if others:
-        yield _IDS + json.dumps(others).encode()
+            uuids.append(short)
+    for at in range(0, len(uuids), _MAX_IDS):
+        yield _UUIDS + b"".join(uuids[at : at + _MAX_IDS])
+    for at in range(0, len(others), _MAX_IDS):
+        yield _IDS + json.dumps(others[at : at + _MAX_IDS]).encode()
 
 
 def cancelled_stamps(stamps: Mapping[str, Any]) -> bytes:

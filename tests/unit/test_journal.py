@@ -170,7 +170,17 @@ def test_an_id_that_only_looks_like_a_uuid_is_not_taken_for_it() -> None:
 
 
 def test_a_hundred_thousand_ids_take_sixteen_bytes_each() -> None:
-    assert sum(map(len, journal.cancelled(str(uuid.uuid4()) for _ in range(100_000)))) == 1_600_001
+    assert sum(map(len, journal.cancelled(str(uuid.uuid4()) for _ in range(100_000)))) == 1_600_010
+
+
+def test_however_many_ids_are_cancelled_no_message_is_too_large_for_rabbitmq() -> None:
+    uuids = [str(uuid.UUID(int=number)) for number in range(25_000)]
+    others = [f"{number:01000}" for number in range(25_000)]
+    messages = list(journal.cancelled([*uuids, *others]))
+    assert len(messages) == 6
+    assert max(map(len, messages)) < 16 * 1024 * 1024
+    changes = read(*messages)
+    assert all(map(changes.cancels, (*uuids, *others)))
 
 
 def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
