@@ -42,3 +42,17 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
             yield sent, received
     finally:
         amqp.frame_writer = writer
+
+
+@contextmanager
+def routing_keys() -> Iterator[list[str]]:
+    """Yield the routing keys of delayed messages and records, as they are sent while the block runs."""
+    keys: list[str] = []
+    add = MessageWriter.add
+
+    def adding(self: MessageWriter, channel: Any, message: Any, exchange: str, key: str, *rest: Any) -> None:
+        keys.append(key)
+        add(self, channel, message, exchange, key, *rest)
+
+    with patch.object(MessageWriter, "add", adding):
+        yield keys

@@ -12,6 +12,7 @@ from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal
 from celery_rabbit_delay.core.journal import Record
 from testkit.broker import Vhost, publish, take
+from testkit.frames import routing_keys
 
 from .conftest import MakeApp
 
@@ -69,6 +70,21 @@ def test_each_stream_gets_messages_of_its_own_size(vhost: Vhost, make_app: MakeA
             for delay, stream in ((d, journal.journal_for(vhost.cascade, d)) for d in (60, 1000))
         }
     assert packs == {60: [1, 1], 1000: [2]}
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_a_record_is_sent_before_its_message(vhost: Vhost, confirm: bool) -> None:
+    """A publisher that is killed in between leaves a record too many, and no message that cannot be listed."""
+    vhost.declare("q")
+    with vhost.connection(journal=0, confirm=confirm) as connection:
+        publish(connection, 60)
+        with routing_keys() as alone:
+            publish(connection, 60)
+        with routing_keys() as together, batch(connection.Producer()) as producer:
+            for _ in range(3):
+                producer.publish("x", routing_key="q", headers={"x-delay": 60_000})
+    for keys, amount in ((alone, 1), (together, 3)):
+        assert [key.startswith("@.journal.") for key in keys] == [True] + [False] * amount
 
 
 def test_what_is_delivered_is_the_same_with_a_journal_as_without(vhost: Vhost) -> None:
