@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidDelay
 from testkit.broker import QUICK
+from testkit.commands import celery
 
 from .conftest import MakeShop
 
@@ -55,6 +57,20 @@ def test_a_moment_that_cannot_be_read_is_an_error(make_shop: MakeShop, when: dic
     shop = make_shop(RECORDED)
     with pytest.raises(InvalidDelay, match=says):
         celery_rabbit_delay.reschedule(shop.app, "id", **when)  # type: ignore[arg-type]
+
+
+def test_the_command_with_an_app_moves_a_task(make_shop: MakeShop) -> None:
+    shop = make_shop(RECORDED, timezone="Asia/Tokyo")
+    first, second = (shop.send("note", name, countdown=countdown) for name, countdown in (("a", 300), ("b", 310)))
+    command = partial(celery, "-A", "tests.acceptance.shop", "delay", directory=shop.directory, **shop.environment)
+    assert command("reschedule", first, "--countdown", "400").out.startswith("due 2")
+    assert [one.id for one in celery_rabbit_delay.scheduled(shop.app)] == [second, first]
+    eta = (datetime.now(timezone.utc) + timedelta(seconds=500)).replace(microsecond=0)
+    naive = (eta + timedelta(hours=9)).replace(tzinfo=None)
+    assert command("reschedule", second, "--eta", naive.isoformat()).out == f"due {eta:%Y-%m-%d %H:%M:%S}Z\n"
+    assert [one.id for one in celery_rabbit_delay.scheduled(shop.app)] == [first, second]
+    *_, last = celery_rabbit_delay.scheduled(shop.app)
+    assert timedelta(0) <= last.due - eta < timedelta(seconds=1)
 
 
 def test_only_the_last_task_of_a_key_runs_and_its_retries_do(make_shop: MakeShop) -> None:
