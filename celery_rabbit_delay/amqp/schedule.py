@@ -16,6 +16,7 @@ from amqp.exceptions import AMQPError
 from .. import upstream
 from ..core import headers as headers_
 from ..core import journal
+from ..core.due import due_at
 from ..core.errors import DelayError
 from ..core.journal import Changes, Keys, Record, TooOld, Unreadable
 from ..core.topology import Stream
@@ -56,6 +57,8 @@ class Scheduled(NamedTuple):
     key: str | None
     #: How often the task was retried before.
     retries: int
+    #: Tells the message from others, also from those with the same id.
+    number: int
 
 
 @journal.reading
@@ -81,7 +84,7 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> 
     task, args, kwargs = texts
     due = headers_.moment(record.due)
     key, retries = record.key or None, _retries(headers)
-    return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries)
+    return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number)
 
 
 def _retries(headers: Mapping[str, Any]) -> int:
@@ -99,18 +102,24 @@ def scheduled(
     connection: kombu.Connection,
     task: str | None = None,
     queue: str | None = None,
-    until: datetime | None = None,
+    until: datetime | str | None = None,
     limit: int | None = None,
     queues: QueueNames | None = None,
     progress: Progress | None = None,
     report: Report = logger.warning,
 ) -> Iterator[Scheduled]:
-    """Yield what waits and is in the journal, the soonest first: of a task, for a queue, due until an aware datetime.
+    """Yield what waits and is in the journal, the soonest first: of a task, for a queue, due until then.
 
-    Takes memory for `limit` messages. Raises `StreamUnavailable`, `NotPermitted`.
+    Takes memory for `limit` messages. `until` is read as the eta of `reschedule`. Raises `StreamUnavailable`,
+    `NotPermitted`, `InvalidDelay` where it cannot be read, `ValueError` for a `limit` below 1.
     """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit={limit!r}: use 1 or more, or None for all that waits")
     names = queues or {}
-    latest = None if until is None else headers_.milliseconds(until)
+    latest: int | None = None
+    if until is not None:
+        zone = connection.transport.delay_options.naive_timezone
+        latest = headers_.milliseconds(due_at(until, None, datetime.now(timezone.utc), zone))
 
     def shown(record: Record) -> Scheduled | None:
         try:
@@ -215,12 +224,12 @@ def _waits(record: Record, changes: Changes, keys: Keys) -> bool:
     return not changes.cancels(record.id, headers)
 
 
-def cancel(connection: kombu.Connection, ids: Iterable[str]) -> None:
-    """Cancel tasks by their ids; when it returns, the broker has stored that.
+def cancel(connection: kombu.Connection, ids: Iterable[str], numbers: Iterable[int] = ()) -> None:
+    """Cancel tasks by their ids, and recorded messages without an id by their numbers; returns once that is stored.
 
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    write_changes(connection, journal.cancelled(ids))
+    write_changes(connection, [*journal.cancelled(ids), *map(journal.void, numbers)])
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:

@@ -24,16 +24,17 @@ def scheduled(
     *,
     task: str | None = None,
     queue: str | None = None,
-    until: datetime | None = None,
+    until: datetime | str | None = None,
     limit: int | None = None,
 ) -> Iterator[Scheduled]:
     """Yield the tasks that wait in RabbitMQ and are in the journal, the soonest first.
 
-    `task` chooses those of this name, `queue` those for this queue, `until` those that are due until an aware datetime;
-    `limit` is the most that are yielded. Tasks with a shorter delay than the option `journal` are not in it. Reads the
-    journal when it is called.
+    `task` chooses those of this name, `queue` those for this queue, `until` those that are due until then, a datetime
+    or an ISO 8601 string; a naive one is meant in the app's time zone. `limit` is the most that are yielded. Tasks
+    with a shorter delay than the option `journal` are not in it. Reads the journal when it is called.
 
-    Raises `StreamUnavailable`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
+    Raises `StreamUnavailable`, `NotPermitted`, `InvalidDelay` for an `until` that cannot be read, `ValueError` for a
+    `limit` below 1; `UnsupportedConfiguration` without `install`.
     """
     with closing(app.connection_for_write()) as connection:
         _check(connection)

@@ -16,8 +16,6 @@ from ..core.text import escape
 from .common import EXIT_PROBLEMS, allowed, any_queue_option, check_names, connected, target_of
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     import kombu
 
     from ..operate import Progress, Report, Scheduled
@@ -82,10 +80,10 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
         raise click.UsageError("name ids, or use --task, --queue, --until or --all")
     with connected(target_of(obj)) as connection:
         operate.require(connection)
-        if not ids:
-            ids = tuple(waiting.id for waiting in _found(obj, connection, problems.append, **filters) if waiting.id)
-        operate.cancel(connection, ids)
-        click.echo(f"{len(ids):,} cancelled")
+        found = [] if ids else [(one.id, one.number) for one in _found(obj, connection, problems.append, **filters)]
+        without_id = [number for id_, number in found if not id_]
+        operate.cancel(connection, ids or [id_ for id_, _ in found if id_], without_id)
+        click.echo(f"{len(ids) or len(found):,} cancelled")
     _report(problems)
 
 
@@ -144,16 +142,8 @@ def _found(
     from .. import operate
 
     names = operate.queue_names(target_of(obj).queues())
-    latest = None if until is None else _moment(until, connection)
     with _progress() as progress:
-        return operate.scheduled(connection, task, only_queue, latest, limit, names, progress, report)
-
-
-def _moment(text: str, connection: kombu.Connection) -> datetime:
-    from ..core.due import parse_eta
-
-    moment = parse_eta(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=connection.transport.delay_options.naive_timezone)
+        return operate.scheduled(connection, task, only_queue, until, limit, names, progress, report)
 
 
 @contextmanager
@@ -177,7 +167,9 @@ def _progress() -> Iterator[Progress]:
 
 
 def _as_data(waiting: Scheduled) -> dict[str, Any]:
-    return {**waiting._asdict(), "due": waiting.due.isoformat()}
+    data = {**waiting._asdict(), "due": waiting.due.isoformat()}
+    del data["number"]
+    return data
 
 
 def format_scheduled(waiting: Scheduled) -> str:

@@ -88,11 +88,11 @@ class Desk:
             self._indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
             ids = dict.fromkeys(row.id for row in found if row.id)
-            refused += [f"{row.number}: it has no id, so it cannot be cancelled" for row in found if not row.id]
-            if ids:
-                operate.cancel(connection, ids)
+            without_id = [row.number for row in found if not row.id]
+            if found:
+                operate.cancel(connection, ids, without_id)
                 self._indexer.catch_up(connection)
-        return Done(len(ids), refused)
+        return Done(len(ids) + len(without_id), refused)
 
     def move(self, numbers: Iterable[int], due: datetime) -> Done:
         """Give waiting messages another due time, by the numbers of their records."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -261,6 +262,67 @@ def test_a_cancel_opens_a_connection_that_the_pool_has_closed(vhost: Vhost, make
         raise KeyError
     celery_rabbit_delay.cancel(app, id_)
     assert list(celery_rabbit_delay.scheduled(app)) == []
+
+
+def test_messages_without_an_id_are_cancelled_where_they_are_listed(vhost: Vhost) -> None:
+    vhost.declare("q", "other")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, "other")
+        for delay in (12, 13):
+            publish(connection, delay)
+        assert run(vhost.url("amqp"), "cancel", "--queue", "q").out == "2 cancelled\n"
+        assert [one.queue for one in listed(vhost)] == ["other"]
+        publish(connection, 14, correlation_id="last")
+        [message] = take(connection, "q", 1)
+        assert message.properties["correlation_id"] == "last"
+    assert vhost.count("q") == 0
+
+
+def test_what_is_listed_until_a_naive_time_is_in_the_apps_zone(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options=RECORDED, timezone="Asia/Tokyo")
+    vhost.declare("celery")
+    ids = [app.send_task("t", countdown=countdown).id for countdown in (60, 110)]
+    until = (datetime.now(timezone.utc) + timedelta(hours=9, seconds=90)).replace(tzinfo=None)
+    for moment in (until, until.isoformat()):
+        assert [one.id for one in celery_rabbit_delay.scheduled(app, until=moment)] == ids[:1]
+    with pytest.raises(InvalidDelay, match="cannot read the eta 'tomorrow'"):
+        celery_rabbit_delay.scheduled(app, until="tomorrow")
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match=f"limit={limit}: use 1 or more, or None"):
+            celery_rabbit_delay.scheduled(app, limit=limit)
+
+
+def test_what_waits_in_all_shards_is_listed_whatever_shards_the_reader_uses(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED, shards=3) as connection:
+        for number in range(6):
+            publish(connection, 60 + number, correlation_id=str(number))
+        assert [one.id for one in operate.scheduled(connection)] == list("012345")
+        operate.cancel(connection, ["1"])
+        operate.reschedule(connection, "0", datetime.now(timezone.utc) + timedelta(seconds=90))
+    assert ids(vhost) == list("23450")
+
+
+def test_a_message_that_is_moved_meanwhile_is_in_each_list(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection, vhost.connection(**RECORDED) as mover:
+        publish(connection, 60, correlation_id="a")
+        began = datetime.now(timezone.utc)
+
+        def move() -> None:
+            for seconds in range(61, 81):
+                operate.reschedule(mover, "a", began + timedelta(seconds=seconds))
+
+        moving = threading.Thread(target=move)
+        moving.start()
+        lists = []
+        while moving.is_alive():
+            lists.append({one.id for one in operate.scheduled(connection)})
+        moving.join()
+        assert len(lists) > 3
+        assert all(found == {"a"} for found in lists)
+        [last] = operate.scheduled(connection)
+        assert timedelta(seconds=80) <= last.due - began < timedelta(seconds=81)
 
 
 @pytest.mark.parametrize("where", ["id", "correlation_id", "message_id"])

@@ -164,6 +164,17 @@ def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make
     assert "max_delay" in site.post("/reschedule", number=number_of(site, ids[4]), delay="in 1 week")
 
 
+def test_a_message_without_an_id_is_cancelled(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 100)
+        site = serve()
+        wait_until(lambda: len(site.numbers("/")) == 1, "it is shown", timeout=30)
+        assert "1 cancelled" in site.post("/cancel", number=site.numbers("/"))
+        assert site.numbers("/") == []
+        assert list(operate.scheduled(connection)) == []
+
+
 def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     site = serve()
