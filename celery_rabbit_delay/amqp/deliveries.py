@@ -1,4 +1,4 @@
-"""Deliveries that wait while a connection waits for the broker's answer, and those that py-amqp cannot read."""
+"""Deliveries that wait while a connection waits for the broker's answer, and how they are decoded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from amqp import Message
 
 from .. import upstream
 from ..core import frames
+from ..core.headers import HEADER, State, decode_delayed
+
+#: Our header is in a content header if this is, as a rule.
+_NAME = HEADER.encode()
 
 #: channel id, method, payload, content: what `amqp.Connection.on_inbound_method` is called with.
 Delivery = tuple[int, Any, Any, Any]
@@ -79,12 +83,17 @@ def is_unreadable(message: Any) -> bool:
 
 
 class TolerantFrames:
-    """Handles frames as another handler does; on channels that take anything, also those that this one could not."""
+    """Handles frames as another handler does; on channels that take anything, also those that this one could not.
+
+    It decodes the properties of delayed messages itself: py-amqp needs twice as long.
+    """
 
     def __init__(self, frame_handler: Callable[..., Callable[[Any], Any]], connection: Any, callback: Any) -> None:
         self._connection = connection
-        self._handle = frame_handler(connection, callback)
+        self._callback = callback
+        self._handle = frame_handler(connection, self._complete)
         self._misnamed: set[int] = set()  # ids of channels, until the rest of the message comes
+        self._decoded: dict[int, tuple[dict[str, Any], State]] = {}  # by the ids of channels, the same
 
     def __call__(self, frame: tuple[int, int, bytes]) -> Any:
         kind, channel_id, payload = frame
@@ -92,7 +101,17 @@ class TolerantFrames:
             channel = (self._connection.channels or {}).get(channel_id)
             if getattr(channel, "takes_anything", False):
                 return self._handle((kind, channel_id, self._readable(kind, channel_id, payload)))
+            if kind == frames.HEADER and _NAME in payload:
+                decoded = decode_delayed(frames.properties_of(payload))
+                if decoded is not None:
+                    self._decoded[channel_id] = decoded
+                    return self._handle((kind, channel_id, frames.bare(payload)))
         return self._handle(frame)
+
+    def _complete(self, channel_id: int, method: Any, payload: bytes, content: Any) -> Any:
+        if content is not None and channel_id in self._decoded:
+            content.properties, content.delay_state = self._decoded.pop(channel_id)
+        return self._callback(channel_id, method, payload, content)
 
     def _readable(self, kind: int, channel_id: int, payload: bytes) -> bytes:
         if kind == frames.METHOD:

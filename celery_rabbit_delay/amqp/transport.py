@@ -143,10 +143,12 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
 
     def message_to_python(self, raw_message: Any) -> Any:
         headers = raw_message.headers
-        state = headers_.read_state(headers) if headers and headers_.HEADER in headers else None
+        state = None
+        if headers and headers_.HEADER in headers:
+            state = vars(raw_message).get("delay_state") or headers_.read_state(headers)
         if state:
             info = raw_message.delivery_info
-            unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], headers))
+            unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], headers), state)
             info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
             raw_message.properties["application_headers"] = unwrapped.headers
         message = super().message_to_python(raw_message)

@@ -111,6 +111,11 @@ def properties_of(header: bytes) -> bytes:
     return header[_CONTENT.size :]
 
 
+def bare(header: bytes) -> bytes:
+    """Return a content header without properties."""
+    return header[: _CONTENT.size] + b"\0\0"
+
+
 def find_offset(header: bytes) -> int | None:
     """Return the offset of a message of a stream, out of its content header.
 

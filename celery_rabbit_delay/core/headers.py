@@ -193,10 +193,11 @@ def read_state(headers: Headers) -> State | None:
     ours = headers.get(HEADER)
     if not isinstance(ours, Mapping):
         return None
-    prefix, exchange, due, deaths, number = (ours.get(name) for name in ("prefix", "exchange", "due", "deaths", "n"))
+    get = ours.get
+    prefix, exchange, due, deaths, number = get("prefix"), get("exchange"), get("due"), get("deaths"), get("n")
     if not isinstance(prefix, str) or not isinstance(exchange, str) or not isinstance(due, int):
         return None
-    routing_key = ours.get("routing_key")
+    routing_key = get("routing_key")
     try:
         return State(
             prefix,
@@ -204,20 +205,38 @@ def read_state(headers: Headers) -> State | None:
             moment(due),
             deaths if isinstance(deaths, Mapping) else {},
             routing_key if isinstance(routing_key, str) else None,
-            tuple(_items(ours.get("CC"))),
+            tuple(_items(get("CC"))),
             number if isinstance(number, int) else None,
         )
     except OverflowError:  # a year beyond 9999
         return None
 
 
-def unwrap(delivery: Delivery) -> Delivery:
+def decode_delayed(data: bytes) -> tuple[dict[str, Any], State] | None:
+    """Return the properties of a message in the cascade, out of the bytes that were sent, and what `read_state` says.
+
+    The x-death headers in them are still bytes: `unwrap` takes no notice of those. None where it would, if somebody
+    wrote the message by hand, and for any other message: let py-amqp decode all of it.
+    """
+    properties = wire.decode_properties(data, _DEATHS)
+    headers = properties.get("application_headers") if properties else None
+    state = read_state(headers) if headers else None
+    if not properties or not headers or not state or not _is_plausible(state, headers):
+        return None
+    deaths = headers.get("x-death")
+    if isinstance(deaths, bytes) and not wire.all_begin_with(deaths, "queue", f"{state.prefix}."):
+        return None  # a queue of the user has dead-lettered it
+    return properties, state
+
+
+def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
     """Return what the consumer would have been told had the message been sent without a delay.
 
-    Where a queue of the user dead-lettered it further, what that added stays.
+    Where a queue of the user dead-lettered it further, what that added stays. `state` is what `read_state` returns, if
+    that is known.
     """
     exchange, routing_key, headers = delivery
-    state = read_state(headers)
+    state = state or read_state(headers)
     if state is None:
         return delivery
     ours = f"{state.prefix}."
@@ -228,8 +247,8 @@ def unwrap(delivery: Delivery) -> Delivery:
     if state.routing_key is not None:
         original, cc = state.routing_key, list(state.cc)
     unwrapped = dict(headers)
-    for name in _NOT_UNWRAPPED.intersection(headers):
-        del unwrapped[name]
+    for name in _NOT_UNWRAPPED:
+        unwrapped.pop(name, None)
     if cc := [key for key in cc if not is_reserved(str(key))]:
         unwrapped["CC"] = cc
     unwrapped |= x_death_history(headers, state, ours)
@@ -257,12 +276,22 @@ def _is_plausible(state: State, headers: Headers) -> bool:
 
     Otherwise somebody wrote it by hand, and a retry would carry what he wrote to wherever he liked.
     """
-    cc = [key for key in _items(headers.get("CC")) if isinstance(key, str)]
+    exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
+    cc = [key for key in _items(headers.get("CC")) if isinstance(key, str) and not _is_step(key)]
+    return _lead_to(exchange, tuple(cc))
+
+
+def _is_step(key: str) -> bool:
+    return key.startswith(f"{SENTINEL}.") and not is_address(key)
+
+
+@lru_cache(maxsize=256)  # few destinations get most messages
+def _lead_to(exchange: str, cc: tuple[str, ...]) -> bool:
+    """Return whether the addresses among routing keys all lead to an exchange and the other keys."""
     keys = [key for key in cc if not is_reserved(key)]
     addresses = [key for key in cc if is_address(key)]
     if not keys or not addresses:
         return False
-    exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
     for address in addresses:
         mark = "=" if address.startswith(f"{SENTINEL}.=") else ""
         names = decode(address)

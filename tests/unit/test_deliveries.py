@@ -18,6 +18,7 @@ from celery_rabbit_delay.amqp.deliveries import (
     is_unreadable,
     take_anything,
 )
+from celery_rabbit_delay.core.headers import HEADER
 
 
 class Oops(Exception):
@@ -186,6 +187,44 @@ def test_any_other_channel_gets_what_py_amqp_makes_of_it(broken: str) -> None:
         Receiver(False).receive(BROKEN[broken])
     with pytest.raises(ours.type):
         amqp.Message()._load_properties(60, BROKEN[broken], 0)
+
+
+DELAYED = {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "id": "1"}
+
+
+@pytest.mark.parametrize("body", [b"body", b""])
+@pytest.mark.parametrize("takes_anything", [False, True])
+def test_delayed_messages_have_all_their_properties(takes_anything: bool, body: bytes) -> None:
+    receiver = Receiver(takes_anything)
+    sent = {"delivery_mode": 2, "correlation_id": "1", "application_headers": DELAYED}
+    message, key = receiver.receive(amqp.Message(**sent)._serialize_properties(), body=body)
+    assert (message.properties, message.body or b"", key) == (sent, body, "k")
+    assert ("delay_state" in vars(message)) is not takes_anything
+    message, _ = receiver.receive(USUAL)
+    assert message.properties == {"delivery_mode": 2, "correlation_id": "1"}
+
+
+def test_messages_on_several_channels_keep_their_own_properties() -> None:
+    got: list[Any] = []
+    connection = SimpleNamespace(channels={}, bytes_recv=0)
+    handle = TolerantFrames(frame_handler, connection, lambda *args: got.append(args))
+    for channel in (1, 2, 3):
+        handle((1, channel, b"\x00\x3c\x00\x3c" + dumps("sLbss", ("tag", 1, False, "e", "k"))))
+    for channel, headers in ((1, DELAYED | {"id": "1"}), (2, {"id": "2"}), (3, DELAYED | {"id": "3"})):
+        properties = amqp.Message(application_headers=headers)._serialize_properties()
+        handle((2, channel, struct.pack(">HHQ", 60, 0, 4) + properties))
+    for channel in (3, 2, 1):
+        handle((3, channel, b"body"))
+    assert [(channel, message.headers["id"]) for channel, _, _, message in got] == [(3, "3"), (2, "2"), (1, "1")]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_message_that_names_our_header_is_what_py_amqp_makes_of_it(broken: str) -> None:
+    properties = BROKEN[broken] + HEADER.encode()
+    with pytest.raises(Exception) as ours:  # noqa: PT011
+        Receiver(False).receive(properties)
+    with pytest.raises(ours.type):
+        amqp.Message()._load_properties(60, properties, 0)
 
 
 def test_a_body_stays_the_bytes_that_it_is() -> None:

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import amqp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -310,3 +311,58 @@ def test_the_number_of_a_message_with_a_key_comes_back_for_its_retries() -> None
     assert headers_.unwrap(Delivery("p.done", "@.^1", wrapped)).headers == {**sent, headers_.X_DELAY_NUMBER: 7}
     unkeyed = headers_.addressed(headers_.wrap({}, "p", "", "q", NOW, number=7), DESTINATION)
     assert headers_.unwrap(Delivery("p.done", "@.^1", unkeyed)).headers == {}
+
+
+def deaths(*queues: str) -> dict[str, Any]:
+    """Return the headers that RabbitMQ 4 adds when messages are dead-lettered by queues, the last one first."""
+    first, last = queues[-1], queues[0]
+    return {
+        "x-death": [death(queue, time=NOW) for queue in queues],
+        "x-first-death-queue": first,
+        "x-first-death-reason": "expired",
+        "x-last-death-queue": last,
+        "x-last-death-reason": "expired",
+    }
+
+
+def sent(headers: dict[str, Any]) -> bytes:
+    properties: bytes = amqp.Message(application_headers=headers, priority=5)._serialize_properties()
+    return properties
+
+
+EARLIER = {"x-death": [death("theirs")], "x-first-death-queue": "theirs"}
+
+
+@pytest.mark.parametrize("users", [{}, {"x-delay-key": "report"}, {"CC": ["copy"]}, EARLIER])
+@pytest.mark.parametrize("more", [{}, deaths("p.out.+q", "p.delay.1"), {"x-death": None}, {"x-death": []}])
+def test_a_delayed_message_is_unwrapped_the_same_whoever_decodes_it(users: dict[str, Any], more: Any) -> None:
+    cc = users.get("CC", [])
+    wrapped = headers_.wrap({"a": 1, **users}, "p", "", "q", NOW, number=3)
+    headers = headers_.addressed(wrapped, Destination("", ("q", *cc))) | more
+    decoded = headers_.decode_delayed(sent(headers_.routed(headers, ["@.^4>^1"])))
+    assert decoded is not None
+    properties, state = decoded
+    assert state == headers_.read_state(headers)
+    assert properties.keys() == {"application_headers", "priority"}
+    assert properties["priority"] == 5
+    arrived = Delivery("p.exit", "@.^1", properties["application_headers"])
+    unwrapped = headers_.unwrap(arrived._replace(headers=headers))
+    assert headers_.unwrap(arrived) == headers_.unwrap(arrived, state) == unwrapped
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"a": 1},
+        {HEADER: "not ours"},
+        {HEADER: {"prefix": "p", "exchange": "", "due": 1 << 60}, "CC": ["q", "@.+q"]},
+        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+other"]},  # written by hand
+        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], **deaths("shop", "p.delay.1")},
+        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "x-death": "text"},
+        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "at": NOW},
+    ],
+)
+def test_py_amqp_decodes_what_may_be_no_delayed_message_or_has_a_history(headers: dict[str, Any]) -> None:
+    assert headers_.decode_delayed(sent(headers)) is None
+    assert headers_.decode_delayed(amqp.Message()._serialize_properties()) is None
