@@ -70,12 +70,12 @@ class HandingOn:
         connection = self._consumer.channel.connection
         options = connection.delay_options
         due = due_of(message) if options.hand_on else None
-        if due is None:
+        if due is None or has_waited(message, due):
             return False
         # In this order: what comes between the two makes it late, not early.
         sent, moment = datetime.now(timezone.utc), now()
         delay = (due - sent) // timedelta(microseconds=1)
-        if delay <= MOMENT * options.tick * 1_000_000 or has_waited(message, due) or not self._may_send(message):
+        if delay <= MOMENT * options.tick * 1_000_000 or not self._may_send(message):
             return False
         queue = self._queue_of(message)
         if queue is None or queue.no_ack or queue.name in self._refused:
