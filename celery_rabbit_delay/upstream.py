@@ -6,10 +6,13 @@ imports nothing of the package, so that every other one may use it.
 
 from __future__ import annotations
 
+import _socket
 from typing import Any
 
 _CHANNEL_CLOSE = (20, 40)
 _BASIC = 60
+
+_DO_NOT_WAIT = getattr(_socket, "MSG_DONTWAIT", None)  # Windows has none
 
 #: Bytes that are read at once.
 _MOST_BYTES = 64 * 1024
@@ -110,6 +113,20 @@ def close_without_waiting(channel: Any) -> None:
     if channel.is_open and not channel.is_closing:
         channel.is_closing = True
         channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
+
+
+def send_at_once(transport: Any, data: bytes) -> int:
+    """Send what the system takes without a wait through an `amqp` transport; return how many bytes. TLS takes none.
+
+    A time-out takes three more calls of the system. Sockets of green threads have a `send` that waits.
+    """
+    sock = transport.sock
+    if _DO_NOT_WAIT is None or getattr(type(sock), "send", None) is not _socket.socket.send:
+        return 0
+    try:
+        return int(sock.send(data, _DO_NOT_WAIT))
+    except OSError:  # if the connection is lost, py-amqp's own write finds out
+        return 0
 
 
 def receive(connection: Any, timeout: float) -> bytes:

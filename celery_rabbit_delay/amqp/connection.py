@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from amqp import spec
@@ -118,7 +118,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         """Keep what arrives until the block ends."""
         return self._deliveries.hold()
 
-    @property
+    @cached_property
     def delay_options(self) -> Options:
         options: Options = self.client.transport.delay_options
         return options

@@ -56,7 +56,8 @@ class DelayedPublisher:
         The key of a message is told once it is stored, for the one before must not give way to one that is not. It is
         stored, too, where that raises `CascadeConflict`, `CascadeMissing`, `NotPermitted` or `StreamUnavailable`.
         """
-        self.journal.prepare([pending])
+        if pending.entry:
+            self.journal.prepare([pending])
         with self._exclusively():
             try:
                 unrecorded = self._publish(pending)
@@ -66,8 +67,9 @@ class DelayedPublisher:
                     raise
                 self.repair()
                 unrecorded = self._publish(pending)
-        self.journal.store(unrecorded)
-        self.journal.write_keys([pending])
+        if pending.entry:
+            self.journal.store(unrecorded)
+            self.journal.write_keys([pending])
 
     def repair(self) -> None:
         """Declare all of the cascade. Raises what `create_cascade` does."""
@@ -184,7 +186,7 @@ class DelayedPublisher:
         outgoing = {name: self._outgoing(pending) for name, pending in messages.items()}
         self._sent = next(reversed(outgoing.values()))
         entries = [(pending.entry, outgoing[name].message) for name, pending in messages.items() if pending.entry]
-        records = self.journal.records(entries)
+        records = self.journal.records(entries) if entries else {}
         unsent = {**records, **outgoing}
         try:
             self._channel.publish_all(unsent, last.timeout, last.confirm_timeout)

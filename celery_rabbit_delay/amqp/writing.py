@@ -42,9 +42,12 @@ class MessageWriter:
         """Send what was taken, within so many seconds. Raises `amqp.RecoverableConnectionError`, `OSError`."""
         data = b"".join(self._parts)
         self.discard()
+        sent = upstream.send_at_once(self._transport, data)
+        if sent == len(data):
+            return
         try:
             with self._transport.having_timeout(timeout):
-                self._transport.write(data)
+                self._transport.write(data[sent:])
         except TimeoutError as exc:  # as py-amqp does: half a frame may have been sent
             raise RecoverableConnectionError("basic_publish: timed out") from exc
 

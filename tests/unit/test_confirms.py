@@ -44,6 +44,7 @@ class Broker:
     """A transport to a broker that answers some questions, and then sends nothing but a heartbeat every second."""
 
     connected = True
+    sock = None
 
     def __init__(self) -> None:
         self.answers: list[Frame] = []
