@@ -77,7 +77,7 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
                 raise InvalidDestination(f"{first.id!r} stays as it is: {refused}: use --any-queue if it may go there")
             target.default_channel.basic_publish(message, exchange, routing_key)
             # Only now: without the copy, the message would be lost.
-            write_changes(target, [journal.void(record.number) for record in records])
+            write_changes(target, [journal.void(record.number, record.due) for record in records])
 
         yield move
 

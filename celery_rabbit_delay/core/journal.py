@@ -11,6 +11,7 @@ different lengths go to different ones, so that none is kept much longer than it
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import time
@@ -42,12 +43,17 @@ _HORIZONS = (
 #: Seconds that a key, and therefore the delay of a message with a key, may last at most.
 MAX_KEYED_DELAY = _DAY
 
+#: Seconds after its due time for which a moved message may lie in its queue, and is dropped when it is taken.
+VOID_KEPT = 30 * _DAY
+
+_FEW_VOIDS = 1000
+
 #: What a message says of itself in our header: the number that tells its copies apart.
 NUMBER_BITS = 53
 
 _RECORD, _MARKER, _FILLER, _UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"r", b"m", b"f", b"u", b"c", b"s", b"v", b"k"
 _HEAD = struct.Struct(">QQHHII")  # due, number, length of id, of key, of properties, of body
-_TIME = struct.Struct(">Q")
+_TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
 _MARKER_LENGTH = 16
 _DATED = (_RECORD, _FILLER)
 
@@ -240,9 +246,12 @@ def cancelled_stamps(stamps: Mapping[str, Any]) -> bytes:
     return _STAMPS + json.dumps({name: _items(value) for name, value in stamps.items()}, default=str).encode()
 
 
-def void(number: int) -> bytes:
-    """Return a message that says that a copy of a message is not to be delivered."""
-    return _VOID + _TIME.pack(number)
+def void(number: int, due: int) -> bytes:
+    """Return a message that says that a copy of a message is not to be delivered, and when that is due.
+
+    `due` is in milliseconds since 1970.
+    """
+    return _VOID + _TIME.pack(number) + _TIME.pack(due)
 
 
 def last_of_key(key: str, number: int) -> bytes:
@@ -251,13 +260,19 @@ def last_of_key(key: str, number: int) -> bytes:
 
 
 class Changes:
-    """What the stream `changes` says, as far as it has been read."""
+    """What the stream `changes` says, as far as it has been read.
 
-    def __init__(self) -> None:
+    What is void is forgotten `VOID_KEPT` seconds after it was due.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """`clock` returns seconds since 1970."""
+        self._clock = clock
         self._uuids: set[bytes] = set()
         self._ids: set[str] = set()
         self._stamps: dict[str, set[Any]] = {}
-        self._voids: set[int] = set()
+        self._voids: dict[int, float] = {}  # when each is due, in milliseconds
+        self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
 
     @reading
     def apply(self, message: bytes) -> list[str]:
@@ -278,8 +293,17 @@ class Changes:
             for name, values in stamps.items():
                 self._stamps.setdefault(name, set()).update(values)
         elif kind == _VOID:
-            self._voids.update(_TIME.unpack(content))
+            number, due = _PAIR.unpack(content) if len(content) == _PAIR.size else (*_TIME.unpack(content), math.inf)
+            self._add_void(number, due)
         return []
+
+    def _add_void(self, number: int, due: float) -> None:
+        earliest = (self._clock() - VOID_KEPT) * 1000
+        if due >= earliest:
+            self._voids[number] = due
+        if len(self._voids) >= self._enough:
+            self._voids = {number: due for number, due in self._voids.items() if due >= earliest}
+            self._enough = max(_FEW_VOIDS, 2 * len(self._voids))
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
         """Return whether a task was cancelled, by its id or by a stamp in its headers."""

@@ -15,7 +15,7 @@ from ..amqp.schedule import write_changes
 from ..amqp.waiting import Allowed, send_on, take
 from ..core import journal
 from ..core.due import x_delay_until
-from ..core.headers import X_DELAY, read_state
+from ..core.headers import X_DELAY, State, milliseconds, read_state
 from ..core.layouts import Layout1
 from ..core.topology import Cascade
 
@@ -37,7 +37,7 @@ def migrate(
     others go on. What was cancelled, moved or replaced is dropped.
     """
     learn(source)
-    moved: list[int] = []  # numbers of those that are in the journal
+    moved: list[State] = []  # the states of those that are in the journal
     try:
         with own_channel(source) as channel:
             for cascade in reversed(list(cascades)):
@@ -47,7 +47,7 @@ def migrate(
                         if refused is None:
                             channel.basic_ack(message.delivery_tag)
                             state = read_state(message.headers)
-                            moved += [state.number] if state and state.number is not None else []
+                            moved += [state] if state and state.number is not None else []
                         if len(moved) >= 100:
                             _forget(source, moved)
                         yield Moved(level.queue, refused)
@@ -55,10 +55,11 @@ def migrate(
         _forget(source, moved)
 
 
-def _forget(source: kombu.Connection, moved: list[int]) -> None:
+def _forget(source: kombu.Connection, moved: list[State]) -> None:
     """Say in the journal of the source that messages are not there any more."""
     if moved:
-        write_changes(source, [journal.void(number) for number in moved])
+        voids = [journal.void(state.number, milliseconds(state.due)) for state in moved if state.number is not None]
+        write_changes(source, voids)
         moved.clear()
 
 

@@ -140,7 +140,7 @@ class Index:
 
     def apply(self, entries: Iterable[tuple[str, Entry]], queues: QueueNames, now: int) -> None:
         """Store some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
-        changes, keys = Changes(), Keys()
+        changes, keys = Changes(lambda: now / 1000), Keys()
         places: dict[str, Place] = {}
         cancelled: list[str] = []
         rows: list[tuple[Any, ...]] = []

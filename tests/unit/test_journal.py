@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import time
 import uuid
 from contextlib import suppress
 from datetime import timedelta
@@ -18,6 +19,7 @@ from celery_rabbit_delay.core.topology import Topology
 
 CASCADE = Options().cascade
 YEAR = 365 * 24 * 3600
+SOON = (int(time.time()) + 60) * 1000
 
 numbers = st.integers(0, 2**journal.NUMBER_BITS - 1)
 records = st.builds(
@@ -79,6 +81,7 @@ def test_a_stream_holds_much_that_is_too_old_when_there_are_two_segments_and_nob
 
 def test_what_is_no_record_holds_none() -> None:
     for other in (journal.marker(), *journal.fillers(10, 17), journal.void(5), b""):
+    for other in (journal.marker(), journal.filler(10), journal.void(5, 1), b""):
         assert journal.unpack_records(other) == []
 
 
@@ -198,10 +201,29 @@ def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
 
 
 def test_a_void_copy_is_told_from_others() -> None:
-    changes = read(journal.void(17))
+    changes = read(journal.void(17, SOON), b"v" + (19).to_bytes(8, "big"))  # that does not say when it is due
     assert changes.voids(17)
     assert not changes.voids(18)
+    assert changes.voids(19)
     assert not changes.voids(None)
+
+
+@given(st.lists(st.integers(-100, 100), min_size=1), st.integers(1, 20))
+def test_a_void_copy_is_forgotten_after_a_time_and_not_before(due: list[int], few: int) -> None:
+    """`due` in days."""
+    day, now = 24 * 3600, 100
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "_FEW_VOIDS", few)
+        changes = Changes(lambda: now * day)
+        for number, when in enumerate(due):
+            changes.apply(journal.void(number, (100 + when) * day * 1000))
+        late = [number for number, when in enumerate(due) if 100 + when < now - 30]
+        assert not any(map(changes.voids, late))
+        now = 180
+        for number in range(1000, 1000 + 2 * len(due) + few):
+            changes.apply(journal.void(number, now * day * 1000))
+        kept = {number for number, when in enumerate(due) if 100 + when >= now - 30}
+        assert {number for number in changes.void if number < 1000} == kept
 
 
 def test_of_a_key_the_message_that_was_sent_last_replaces_those_before() -> None:
@@ -289,7 +311,7 @@ def test_what_is_no_change_changes_nothing() -> None:
 
 
 def test_changes_know_whether_there_are_stamps() -> None:
-    assert not read(journal.void(1)).has_stamps
+    assert not read(journal.void(1, SOON)).has_stamps
     assert read(journal.cancelled_stamps({"batch": "red"})).has_stamps
 
 
@@ -309,7 +331,7 @@ def test_a_topology_may_have_streams_each_led_to_from_ingest() -> None:
 
 
 def test_what_changes_and_keys_say_can_be_kept_elsewhere() -> None:
-    changes = read(journal.void(7), journal.cancelled_stamps({"batch": ["red", 5]}))
+    changes = read(journal.void(7, SOON), journal.cancelled_stamps({"batch": ["red", 5]}))
     assert set(changes.void) == {7}
     assert dict(changes.stamps) == {"batch": {"red", "5"}}
     keys = Keys()

@@ -96,7 +96,7 @@ CHANGES: dict[str, list[bytes]] = {
     "by its id": list(journal.cancelled(["id-1"])),
     "by a UUID": list(journal.cancelled([UUID])),
     "by a stamp": [journal.cancelled_stamps({"batch": ["red"]})],
-    "moved": [journal.void(3)],
+    "moved": [journal.void(3, NOW + MINUTE)],
 }
 
 
