@@ -171,9 +171,10 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
         if entry.offset >= first:
             callback(entry)
 
-    # The most that AMQP permits: what says that a task is cancelled must not wait until a busy consumer acknowledges
-    # what came before it, for the task itself may be there already.
-    consume(channel, stream, first, on_message, prefetch=65535)
+    # What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
+    # itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection that
+    # takes nothing for 15 s.
+    consume(channel, stream, first, on_message, prefetch=10_000)
 
 
 def _received(connection: Any, silence: float = SILENCE) -> Iterator[Entry]:
