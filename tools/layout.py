@@ -63,7 +63,7 @@ def stored() -> dict[str, str]:
         "filler": journal.fillers(10, now=3)[0],
         "cancelled ids": by_id,
         "cancelled ids that are no UUIDs": by_text,
-        "cancelled stamps": journal.cancelled_stamps({"shop": ["1", "2"]}),
+        "cancelled stamps": journal.cancelled_stamps({"shop": ["1", "2"]}, lambda: 3),
         "void": journal.void(2, due=1),
         "last of a key": journal.last_of_key("k", 2),
         "levels": QUORUM.levels_record().encode(),

@@ -171,9 +171,9 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
         if entry.offset >= first:
             callback(entry)
 
-    # What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
-    # itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection that
-    # takes nothing for 15 s.
+    # What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the
+    # task itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection
+    # that takes nothing for 15 s.
     consume(channel, stream, first, on_message, prefetch=10_000)
 
 

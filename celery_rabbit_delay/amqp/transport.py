@@ -67,6 +67,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             delay, headers = headers_.delay_of(msg.headers, sent, options.naive_timezone)
             if delay > 0:
                 options.check_delay(delay)  # before anything is declared
+                headers = headers_.with_time_sent(headers, sent)
                 due = sent + timedelta(microseconds=delay)
                 entry = _entry(msg, headers, due, delay, options)
                 number = entry and entry.number

@@ -30,6 +30,9 @@ X_DELAY_KEY = "x-delay-key"
 #: The number of a message with a key that was delivered: its retries are no new messages.
 X_DELAY_NUMBER = "x-delay-number"
 
+#: When a task with stamps was sent, in milliseconds since 1970: a stamp cancels what was sent before. Its retries keep it.
+X_DELAY_SENT = "x-delay-sent"
+
 Headers = Mapping[str, Any]
 
 _DEATHS = {
@@ -83,6 +86,13 @@ def delay_of(headers: Headers, now: datetime, naive_timezone: tzinfo) -> tuple[i
     if headers.get(X_DELAY) is not None:
         delays.append(parse_x_delay(headers[X_DELAY]))
     return max(delays), headers
+
+
+def with_time_sent(headers: Headers, sent: datetime) -> Headers:
+    """Return the headers of a message that is sent for the first time then; they say so if it has stamps."""
+    if not headers.get("stamps") or headers.get("retries") or X_DELAY_SENT in headers:
+        return headers
+    return {**headers, X_DELAY_SENT: milliseconds(sent)}
 
 
 def delay_key(headers: Headers) -> str | None:

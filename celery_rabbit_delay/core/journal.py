@@ -21,6 +21,7 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from .errors import DelayError, InvalidDelay
+from .headers import X_DELAY_SENT
 from .topology import Cascade, Stream
 
 _DAY = 24 * 3600
@@ -47,6 +48,9 @@ MAX_KEYED_DELAY = _DAY
 VOID_KEPT = 30 * _DAY
 
 _FEW_VOIDS = 1000
+
+#: Seconds by which the clocks of two publishers may differ.
+CLOCKS_DIFFER = 60
 
 #: What a message says of itself in our header: the number that tells its copies apart.
 NUMBER_BITS = 53
@@ -241,9 +245,22 @@ def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
         yield _IDS + json.dumps(others[at : at + _MAX_IDS]).encode()
 
 
-def cancelled_stamps(stamps: Mapping[str, Any]) -> bytes:
-    """Return a message that cancels tasks that have a stamp with one of some values."""
-    return _STAMPS + json.dumps({name: _items(value) for name, value in stamps.items()}, default=str).encode()
+def cancelled_stamps(stamps: Mapping[str, Any], clock: Callable[[], float] = time.time) -> bytes:
+    """Return a message that cancels tasks sent until now that have a stamp with one of some values.
+
+    `clock` returns seconds since 1970.
+    """
+    now = _TIME.pack(int(clock() * 1000))
+    return _STAMPS + now + json.dumps({name: _items(value) for name, value in stamps.items()}, default=str).encode()
+
+
+def is_sent_before(headers: Mapping[str, Any], cancelled: int) -> bool:
+    """Return whether a task may have been sent before it was cancelled by a stamp, in milliseconds since 1970.
+
+    One that does not say when it was sent may: it comes from an earlier release, or was sent without a delay at first.
+    """
+    sent = headers.get(X_DELAY_SENT)
+    return not isinstance(sent, int) or sent <= cancelled + CLOCKS_DIFFER * 1000
 
 
 def void(number: int, due: int) -> bytes:
@@ -270,7 +287,7 @@ class Changes:
         self._clock = clock
         self._uuids: set[bytes] = set()
         self._ids: set[str] = set()
-        self._stamps: dict[str, set[Any]] = {}
+        self._stamps: dict[str, dict[str, int]] = {}
         self._voids: dict[int, float] = {}  # when each is due, in milliseconds
         self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
 
@@ -289,9 +306,10 @@ class Changes:
             self._ids.update(new)
             return new
         if kind == _STAMPS:
-            stamps = {name: set(map(str, values)) for name, values in json.loads(content).items()}
-            for name, values in stamps.items():
-                self._stamps.setdefault(name, set()).update(values)
+            now, stamps = *_TIME.unpack_from(content), json.loads(content[_TIME.size :])
+            for name, values in {name: list(map(str, values)) for name, values in stamps.items()}.items():
+                known = self._stamps.setdefault(name, {})
+                known.update((value, max(now, known.get(value, 0))) for value in values)
         elif kind == _VOID:
             number, due = _PAIR.unpack(content) if len(content) == _PAIR.size else (*_TIME.unpack(content), math.inf)
             self._add_void(number, due)
@@ -312,18 +330,22 @@ class Changes:
         short = _uuid(id_)
         if (id_ in self._ids) if short is None else (short in self._uuids):
             return True
-        stamps = (headers or {}).get("stamps") if self._stamps else None
-        if not isinstance(stamps, Mapping):
+        stamps = headers.get("stamps") if headers and self._stamps else None
+        if headers is None or not isinstance(stamps, Mapping):
             return False
-        return any(not values.isdisjoint(map(str, _items(stamps.get(name)))) for name, values in self._stamps.items())
+        return any(
+            (at := values.get(str(value))) is not None and is_sent_before(headers, at)
+            for name, values in self._stamps.items()
+            for value in _items(stamps.get(name))
+        )
 
     @property
     def has_stamps(self) -> bool:
         return bool(self._stamps)
 
     @property
-    def stamps(self) -> Mapping[str, set[Any]]:
-        """The values of each stamp by which tasks were cancelled."""
+    def stamps(self) -> Mapping[str, Mapping[str, int]]:
+        """The values of each stamp by which tasks were cancelled, and when, in milliseconds since 1970."""
         return self._stamps
 
     @property

@@ -19,6 +19,7 @@ from typing import Any
 from .. import operate
 from ..core import journal
 from ..core.errors import DelayError
+from ..core.headers import X_DELAY_SENT
 from ..core.journal import Changes, Keys, Unreadable
 from ..operate import Entry, Place, QueueNames, Record
 from .text import SEARCHED, body_text, printable
@@ -26,7 +27,7 @@ from .text import SEARCHED, body_text, printable
 #: The state of a message: waiting, cancelled before it is due, replaced by a later message with its key.
 WAITING, CANCELLED, REPLACED = 0, 1, 2
 
-_VERSION = 1
+_VERSION = 2
 
 #: The end of the year 9999, in milliseconds: the latest due time.
 _LATEST = 253_402_300_799_999
@@ -51,7 +52,7 @@ CREATE TABLE IF NOT EXISTS message (
     queue INTEGER NOT NULL,        -- a name
     key TEXT,
     retries INTEGER NOT NULL,
-    stamps TEXT,                   -- JSON
+    stamps TEXT,                   -- JSON of the headers that tell whether a stamp cancels it
     arguments TEXT NOT NULL,       -- as they are searched
     stream INTEGER NOT NULL,       -- a name
     offset INTEGER NOT NULL
@@ -62,7 +63,9 @@ CREATE INDEX IF NOT EXISTS message_task ON message (task, state, due);
 CREATE INDEX IF NOT EXISTS message_queue ON message (queue, state, due);
 CREATE INDEX IF NOT EXISTS message_stamps ON message (row) WHERE stamps IS NOT NULL;
 CREATE TABLE IF NOT EXISTS cancelled (id TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS stamp (name TEXT, value TEXT, PRIMARY KEY (name, value)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS stamp (
+    name TEXT, value TEXT, at INTEGER, PRIMARY KEY (name, value)  -- by which tasks sent until then were cancelled
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS void (number INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS last (key TEXT PRIMARY KEY, number INTEGER NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS replaced (number INTEGER PRIMARY KEY, seen INTEGER NOT NULL);
@@ -193,7 +196,7 @@ class Index:
         else:
             parts = [text for text in (shown.args, shown.kwargs) if text not in (None, "()", "{}")]
             arguments = printable(" ".join(map(str, parts)), SEARCHED)
-        stamps = headers.get("stamps")
+        stamped = {name: headers[name] for name in ("stamps", X_DELAY_SENT) if name in headers}
         return (
             record.number,
             record.due,
@@ -203,7 +206,7 @@ class Index:
             self._name(shown.queue),
             clean(record.key) or None,
             shown.retries,
-            json.dumps(stamps, default=str) if isinstance(stamps, dict) and stamps else None,
+            json.dumps(stamped, default=str) if isinstance(headers.get("stamps"), dict) and headers["stamps"] else None,
             clean(arguments),
             self._name(stream),
             offset,
@@ -230,8 +233,15 @@ class Index:
         ids = [(clean(id_),) for id_ in cancelled]
         db.executemany("INSERT OR IGNORE INTO cancelled VALUES (?)", ids)
         db.executemany(f"UPDATE message SET state = {CANCELLED} WHERE id = ?", ids)
-        stamps = [(clean(name), clean(value)) for name, values in changes.stamps.items() for value in values]
-        db.executemany("INSERT OR IGNORE INTO stamp VALUES (?, ?)", stamps)
+        stamps = [
+            (clean(name), clean(value), min(at, _LATEST))
+            for name, values in changes.stamps.items()
+            for value, at in values.items()
+        ]
+        db.executemany(
+            "INSERT INTO stamp VALUES (?, ?, ?) ON CONFLICT (name, value) DO UPDATE SET at = max(at, excluded.at)",
+            stamps,
+        )
         if stamps:
             self._cancel_by_stamps(0)
 
@@ -267,12 +277,17 @@ class Index:
 
     def _cancel_by_stamps(self, after: int) -> None:
         db = self._db
-        known = set(db.execute("SELECT name, value FROM stamp"))
+        known = {(name, value): at for name, value, at in db.execute("SELECT name, value, at FROM stamp")}
         if not known:
             return
         rows = db.execute("SELECT row, stamps FROM message WHERE row > ? AND stamps IS NOT NULL", [after]).fetchall()
-        found = [(row,) for row, stamps in rows if not known.isdisjoint(_pairs(json.loads(stamps)))]
+        found = [(row,) for row, stamped in rows if _is_cancelled(json.loads(stamped), known)]
         db.executemany(f"UPDATE message SET state = {CANCELLED} WHERE row = ?", found)
+
+
+def _is_cancelled(headers: Mapping[str, Any], known: Mapping[tuple[str, str], int]) -> bool:
+    times = [known[pair] for pair in _pairs(headers["stamps"]) if pair in known]
+    return any(journal.is_sent_before(headers, at) for at in times)
 
 
 def _pairs(stamps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

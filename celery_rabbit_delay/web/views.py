@@ -102,7 +102,7 @@ def _details(record: Record) -> dict[str, Any]:
     state = headers_.read_state(headers)
     is_task = "task" in headers
     sent = headers_.unwrap(Delivery(f"{state.prefix}.", "@", headers)).headers if state else headers
-    hidden = ("argsrepr", "kwargsrepr", headers_.X_DELAY_NUMBER)
+    hidden = ("argsrepr", "kwargsrepr", headers_.X_DELAY_NUMBER, headers_.X_DELAY_SENT)
     shown = {
         printable(name, 200): printable(value if isinstance(value, str) else _json(value), 2000)
         for name, value in list(sent.items())[:200]

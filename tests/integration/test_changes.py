@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -15,7 +16,7 @@ from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.amqp.streams import Entry, StreamReader
 from celery_rabbit_delay.core import journal
-from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.topology import Stream
 from testkit.broker import Vhost, publish, take
 
@@ -90,3 +91,19 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
     looked_for = [name for name in read if name.startswith("made-up")]
     assert 0 < len(looked_for) < 3 * MOST_UNKNOWN
     assert not [name for name in read if name.startswith(("made up", "amq"))]
+
+
+def test_a_stamp_cancels_what_was_sent_before_and_nothing_that_is_sent_later(vhost: Vhost) -> None:
+    vhost.declare("q")
+    now = time.time()
+    stamped = {"stamps": {"customer": ["7"]}}
+    with vhost.connection(journal=0) as connection:
+        write_changes(connection, [journal.cancelled_stamps({"customer": "7"}, lambda: now - 3600)])
+        publish(connection, 5, correlation_id="later", headers=stamped)
+        for id_, sent in (("before", now - 7200), ("a minute later", now - 3590)):
+            publish(connection, 5, correlation_id=id_, headers={**stamped, X_DELAY_SENT: int(sent * 1000)})
+        assert [waiting.id for waiting in operate.scheduled(connection)] == ["later"]
+        publish(connection, 6, correlation_id="end")
+        found = take(connection, "q", 2)
+    assert [message.properties["correlation_id"] for message in found] == ["later", "end"]
+    assert abs(found[0].headers[X_DELAY_SENT] - now * 1000) < 60_000  # its retries are not sent later than it

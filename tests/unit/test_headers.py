@@ -339,7 +339,7 @@ def test_a_delayed_message_is_unwrapped_the_same_whoever_decodes_it(users: dict[
     cc = users.get("CC", [])
     wrapped = headers_.wrap({"a": 1, **users}, "p", "", "q", NOW, number=3)
     headers = headers_.addressed(wrapped, Destination("", ("q", *cc))) | more
-    decoded = headers_.decode_delayed(sent(headers_.routed(headers, ["@.^4>^1"])))
+    decoded = headers_.decode_delayed(sent({**headers, "CC": [*headers["CC"], "@.^4>^1"]}))
     assert decoded is not None
     properties, state = decoded
     assert state == headers_.read_state(headers)
@@ -366,3 +366,12 @@ def test_a_delayed_message_is_unwrapped_the_same_whoever_decodes_it(users: dict[
 def test_py_amqp_decodes_what_may_be_no_delayed_message_or_has_a_history(headers: dict[str, Any]) -> None:
     assert headers_.decode_delayed(sent(headers)) is None
     assert headers_.decode_delayed(amqp.Message()._serialize_properties()) is None
+
+
+def test_a_task_with_stamps_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
+    stamped = {**TASK, "stamped_headers": ["customer"], "stamps": {"customer": "7"}, "retries": 0}
+    sent = headers_.with_time_sent(stamped, NOW)
+    assert sent == {**stamped, headers_.X_DELAY_SENT: headers_.milliseconds(NOW)}
+    later = NOW + timedelta(hours=1)
+    for unchanged in (TASK, {**TASK, "stamps": {}}, {**stamped, "retries": 1}, {**sent, "retries": 1}, sent):
+        assert headers_.with_time_sent(unchanged, later) == unchanged

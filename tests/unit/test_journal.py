@@ -7,6 +7,7 @@ import time
 import uuid
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, Options
 from celery_rabbit_delay.core import journal, routing_key
+from celery_rabbit_delay.core.headers import X_DELAY_SENT
 from celery_rabbit_delay.core.journal import Changes, Keys, Record, TooOld, Unreadable
 from celery_rabbit_delay.core.topology import Topology
 
@@ -80,8 +82,7 @@ def test_a_stream_holds_much_that_is_too_old_when_there_are_two_segments_and_nob
 
 
 def test_what_is_no_record_holds_none() -> None:
-    for other in (journal.marker(), *journal.fillers(10, 17), journal.void(5), b""):
-    for other in (journal.marker(), journal.filler(10), journal.void(5, 1), b""):
+    for other in (journal.marker(), *journal.fillers(10, 17), journal.void(5, 1), b""):
         assert journal.unpack_records(other) == []
 
 
@@ -96,7 +97,19 @@ def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], dat
 
 @pytest.mark.parametrize(
     "forged",
-    [b"u123", b"c{", b"c" + b"[" * 100_000, b"c5", b"s[]", b's{"a": "b", "c": 5}', b"v1", b"k1", b"k12345678\xff"],
+    [
+        b"u123",
+        b"c{",
+        b"c" + b"[" * 100_000,
+        b"c5",
+        b"s[]",
+        b's{"a": "b", "c": 5}',
+        b's12345678{"a": "b", "c": 5}',
+        b"s12345678[]",
+        b"v1",
+        b"k1",
+        b"k12345678\xff",
+    ],
     ids=lambda forged: forged[:9].decode(errors="replace"),
 )
 def test_a_change_that_somebody_made_up_is_an_error_and_changes_nothing(forged: bytes) -> None:
@@ -187,7 +200,9 @@ def test_however_many_ids_are_cancelled_no_message_is_too_large_for_rabbitmq() -
 
 
 def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
-    changes = read(journal.cancelled_stamps({"customer": ["7", "8"], "batch": "red"}))
+    changes = read(
+        journal.cancelled_stamps({"customer": ["7"]}), journal.cancelled_stamps({"customer": ["8"], "batch": "red"})
+    )
     for stamps, cancelled in (
         ({"customer": ["8"]}, True),
         ({"customer": "8"}, True),
@@ -198,6 +213,22 @@ def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
     ):
         assert changes.cancels("id", {"stamped_headers": ["customer"], "stamps": stamps}) is cancelled
     assert not changes.cancels("id", {})
+
+
+@pytest.mark.parametrize(
+    ("sent", "cancelled"),
+    [(10, True), (1000, True), (1000 + 59, True), (1000 + 61, False), (10**6, False), (None, True), ("late", True)],
+)
+def test_a_stamp_cancels_what_was_sent_until_then_if_clocks_differ_by_a_minute_at_most(
+    sent: Any, cancelled: bool
+) -> None:
+    task: dict[str, Any] = {"stamps": {"customer": "7"}}
+    if sent is not None:
+        task[X_DELAY_SENT] = sent * 1000 if isinstance(sent, int) else sent
+    for times in ([1000], [1000, 5], [5, 1000]):
+        changes = read(*(journal.cancelled_stamps({"customer": ["7"]}, iter([at]).__next__) for at in times))
+        assert changes.cancels("id", task) is cancelled
+    assert not changes.cancels("id")
 
 
 def test_a_void_copy_is_told_from_others() -> None:
@@ -333,7 +364,7 @@ def test_a_topology_may_have_streams_each_led_to_from_ingest() -> None:
 def test_what_changes_and_keys_say_can_be_kept_elsewhere() -> None:
     changes = read(journal.void(7, SOON), journal.cancelled_stamps({"batch": ["red", 5]}))
     assert set(changes.void) == {7}
-    assert dict(changes.stamps) == {"batch": {"red", "5"}}
+    assert {name: set(values) for name, values in changes.stamps.items()} == {"batch": {"red", "5"}}
     keys = Keys()
     keys.apply(journal.last_of_key("report", 9))
     assert dict(keys.last) == {"report": 9}

@@ -116,6 +116,14 @@ def test_a_change_counts_whether_it_comes_before_or_after(streams: Streams, what
     assert streams.ask(search.cancelled, NOW) == (what != "moved")
 
 
+def test_a_stamp_cancels_only_what_was_sent_before(streams: Streams) -> None:
+    for number, sent in ((1, NOW - 1), (2, NOW + 2 * MINUTE)):
+        streams.tell(record(number, stamps={"batch": "red"}, **{headers.X_DELAY_SENT: sent}))
+    for at in (NOW, NOW - MINUTE):
+        streams.tell(journal.cancelled_stamps({"batch": "red"}, lambda at=at: at / 1000))
+    assert streams.found() == ["id-2"]
+
+
 def test_what_was_never_said_to_be_the_last_of_its_key_is_not_replaced(streams: Streams) -> None:
     streams.tell(record(1, key="k"), journal.last_of_key("k", 1))
     streams.tell(record(2, key="k"))  # its publisher was killed before it said so
