@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 #: Most records, and most of their bytes, in one message of a stream: a reader pays for each message.
 _MAX_RECORDS, _MAX_BYTES = 100, 100_000
 
+#: Bytes of a record that RabbitMQ takes by default, of 16 MiB: the message alone may just fit.
+_LARGEST = 16 * 1024 * 1024 - 10_000
+
 #: The properties of all messages of streams.
 _PERSISTENT, _ = upstream.serialize(Message(b"", delivery_mode=2))
 
@@ -59,6 +62,9 @@ class Journal:
             properties, body = upstream.serialize(message)
             upstream.set_serialized(message, properties)
             record = Record(entry.due, entry.number, entry.id, entry.key or "", properties, body)
+            if record.size > _LARGEST:
+                logger.warning("The message %r is sent without being recorded: it is too large for that", entry.id)
+                continue
             lists = packs.setdefault(entry.stream, [])
             if not lists or len(lists[-1]) >= _MAX_RECORDS or sizes[entry.stream] + record.size > _MAX_BYTES:
                 lists.append([])

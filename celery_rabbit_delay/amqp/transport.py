@@ -269,12 +269,15 @@ def _entry(msg: Any, headers: headers_.Headers, due: datetime, delay: int, optio
     """Return what the streams are to be told of a message; None if that is nothing."""
     stream = stream_for(delay, _priority(msg), options)
     key = headers_.delay_key(headers)
-    if key is not None:
-        journal.check_keyed_delay(delay)
-    elif stream is None:
-        return None
     sent = headers.get(headers_.X_DELAY_NUMBER)
     retried = sent if key is not None and isinstance(sent, int) else None
+    if key is not None and retried is None:
+        if not headers.get("retries"):
+            journal.check_keyed_delay(delay)
+        elif delay > journal.MAX_KEYED_DELAY * 1_000_000:
+            key = None  # an error inside the task would lose the retry
+    if key is None and stream is None:
+        return None
     return Entry(
         journal.new_number() if retried is None else retried,
         headers_.milliseconds(due),

@@ -30,7 +30,7 @@ X_DELAY_KEY = "x-delay-key"
 #: The number of a message with a key that was delivered: its retries are no new messages.
 X_DELAY_NUMBER = "x-delay-number"
 
-#: When a task with stamps was sent, in milliseconds since 1970: a stamp cancels what was sent before. Its retries keep it.
+#: When a task with stamps was sent, in milliseconds since 1970: a stamp cancels what was sent before. Retries keep it.
 X_DELAY_SENT = "x-delay-sent"
 
 Headers = Mapping[str, Any]

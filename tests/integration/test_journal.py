@@ -10,6 +10,7 @@ import pytest
 from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from celery_rabbit_delay.core.journal import Record
 from testkit.broker import Vhost, publish, take
 from testkit.frames import routing_keys
@@ -85,6 +86,23 @@ def test_a_record_is_sent_before_its_message(vhost: Vhost, confirm: bool) -> Non
                 producer.publish("x", routing_key="q", headers={"x-delay": 60_000})
     for keys, amount in ((alone, 1), (together, 3)):
         assert [key.startswith("@.journal.") for key in keys] == [True] + [False] * amount
+
+
+def test_a_message_that_only_just_fits_is_sent_without_a_record(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=0) as connection:
+        connection.Producer().publish("x" * (16 * 1024 * 1024 - 600), routing_key="q", headers={"x-delay": 100})
+        publish(connection, 60, correlation_id="second")
+    assert len(vhost.take("q", 1)) == 1
+    assert [record.id for record in records(vhost)] == ["second"]
+    assert "too large" in caplog.text
+
+
+@pytest.mark.parametrize("first", [{}, {X_DELAY_NUMBER: 7}])
+def test_a_retry_with_a_key_may_wait_for_more_than_a_day(vhost: Vhost, first: dict[str, Any]) -> None:
+    vhost.declare("q")
+    with vhost.connection(max_delay=200_000) as connection:
+        publish(connection, 86_401, headers={"x-delay-key": "k", "retries": 1, **first})
 
 
 def test_what_is_delivered_is_the_same_with_a_journal_as_without(vhost: Vhost) -> None:

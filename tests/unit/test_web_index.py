@@ -118,9 +118,10 @@ def test_a_change_counts_whether_it_comes_before_or_after(streams: Streams, what
 
 def test_a_stamp_cancels_only_what_was_sent_before(streams: Streams) -> None:
     for number, sent in ((1, NOW - 1), (2, NOW + 2 * MINUTE)):
-        streams.tell(record(number, stamps={"batch": "red"}, **{headers.X_DELAY_SENT: sent}))
+        stamped: dict[str, Any] = {"stamps": {"batch": "red"}, headers.X_DELAY_SENT: sent}
+        streams.tell(record(number, **stamped))
     for at in (NOW, NOW - MINUTE):
-        streams.tell(journal.cancelled_stamps({"batch": "red"}, lambda at=at: at / 1000))
+        streams.tell(journal.cancelled_stamps({"batch": "red"}, iter([at / 1000]).__next__))
     assert streams.found() == ["id-2"]
 
 
