@@ -98,12 +98,14 @@ def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool
 @orphans.command(short_help="Send the oldest orphans to their destinations.")
 @limit_option
 @any_queue_option
+@management_option
 @click.pass_obj
-def replay(obj: Any, limit: int, any_queue: bool) -> None:
+def replay(obj: Any, limit: int, any_queue: bool, management_url: str | None) -> None:
     """Send the oldest orphans for the queues of the app to their destinations.
 
-    Sends them one by one, each confirmed by the broker; what still cannot be delivered stays. Exits with 3 if some
-    stayed.
+    Sends them one by one, each confirmed by the broker; what still cannot be delivered stays. With --management-url and
+    a user with the tag policymaker, this also makes RabbitMQ try again at once what exchanges could not route. Exits
+    with 3 if some stayed.
     """
     from .. import operate
 
@@ -116,9 +118,14 @@ def replay(obj: Any, limit: int, any_queue: bool) -> None:
             else:
                 stayed += 1
                 click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
+        held_up = False
+        if management := management_of(management_url, connection):
+            for outbox, refused in operate.hurry(connection, management):
+                held_up |= refused is not None
+                click.echo(escape(f"{outbox.stuck:,} due for {outbox.destination}: {refused or 'tried again'}"))
     click.echo(f"{sent:,} sent on, {stayed:,} stay")
     _tell_of_limit(sent + stayed, limit)
-    if stayed:
+    if stayed or held_up:
         raise SystemExit(EXIT_PROBLEMS)
 
 

@@ -20,6 +20,7 @@ from ..amqp.streams import Entry
 from ..core.journal import Record
 from .cascades import cascades, earlier_layout, existing, require
 from .diff import Finding, diff
+from .hurry import hurry
 from .management import Management
 from .migrate import Moved, migrate
 from .native import native_waiting, teardown_native
@@ -58,6 +59,7 @@ __all__ = [
     "earlier_layout",
     "entry_at",
     "existing",
+    "hurry",
     "mark",
     "message_count",
     "migrate",

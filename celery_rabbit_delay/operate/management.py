@@ -88,16 +88,30 @@ class Management:
         """RabbitMQ's version, such as `4.3.6`."""
         return str(self._get("/overview?columns=rabbitmq_version")["rabbitmq_version"])
 
+    def set_policy(self, name: str, pattern: str, definition: dict[str, Any]) -> None:
+        """Set a policy for queues. It takes the tag "policymaker"."""
+        policy = {"pattern": pattern, "priority": 0, "apply-to": "queues", "definition": definition}
+        self._ask("PUT", f"/policies/{self._vhost}/{quote(name, safe='')}", policy, tag="policymaker")
+
+    def delete_policy(self, name: str) -> None:
+        """Delete a policy. It takes the tag "policymaker"."""
+        self._ask("DELETE", f"/policies/{self._vhost}/{quote(name, safe='')}", tag="policymaker")
+
     def _get(self, path: str) -> Any:
-        request = Request(self._base + path)
+        return json.loads(self._ask("GET", path))
+
+    def _ask(self, method: str, path: str, body: Any = None, tag: str = "management") -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
         request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())
         try:
             with urlopen(request, timeout=30, context=self._tls) as response:
-                return json.load(response)
+                answer: bytes = response.read()
+                return answer
         except HTTPError as exc:
             exc.close()
             raise NotPermitted(
-                f"the management API at {self._place} refused it ({exc}): it wants a user with the tag 'management' "
+                f"the management API at {self._place} refused it ({exc}): it wants a user with the tag {tag!r} "
                 "and permissions on the virtual host"
             ) from exc
         except (URLError, HTTPException, OSError, ValueError) as exc:
