@@ -37,18 +37,29 @@ def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
 
 @click.command()
 @priorities_option
+@click.option(
+    "--prune",
+    is_flag=True,
+    help="Also delete empty outboxes whose queue or exchange is gone; needs --management-url, and takes 12 s.",
+)
+@management_option
 @click.pass_obj
-def setup(obj: Any, priorities: bool | None) -> None:
+def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | None) -> None:
     """Create what is missing, and bind it to the queues of the app. Running it again is safe."""
     from .. import operate
 
     target = target_of(obj)
     with connected(target) as connection:
+        management = management_of(management_url, connection)
+        if prune and management is None:
+            raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         wanted = operate.cascades(connection, priorities)
         lacking = operate.setup(connection, wanted, destinations(target))
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
+        if prune and management:
+            click.echo(f"{len(operate.prune(connection, management)):,} outboxes deleted that led nowhere")
         _report_earlier(connection)
 
 

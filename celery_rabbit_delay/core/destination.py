@@ -24,6 +24,9 @@ from urllib.parse import quote, unquote
 from .errors import InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL
 
+#: Queues that a connection remembers. Reply queues may be without number.
+_MOST_QUEUES = 10_000
+
 SHORT_LIVED = f"{SENTINEL}.short-lived"
 
 _UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", re.ASCII | re.IGNORECASE).search
@@ -114,7 +117,13 @@ class Declarations:
         self._known = functools.lru_cache(maxsize=1024)(self._destination)
 
     def add_queue(self, name: str, lasting: bool) -> None:
-        """Take note of a queue; `lasting` ones are durable, not exclusive, not auto-delete, and never expire."""
+        """Take note of a queue; `lasting` ones are durable, not exclusive, not auto-delete, and never expire.
+
+        Those that were declared last are remembered.
+        """
+        self._short_lived.pop(name, None)
+        if len(self._short_lived) >= _MOST_QUEUES:
+            del self._short_lived[next(iter(self._short_lived))]
         self._short_lived[name] = not lasting
         self._known.cache_clear()
 

@@ -26,6 +26,7 @@ from .migrate import Moved, migrate
 from .native import native_waiting, teardown_native
 from .orphans import Orphan, orphans, purge, remove, replay
 from .probe import probe, probe_streams
+from .pruning import prune
 from .settings import advice
 from .setup import opaque_outboxes, setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, outboxes, status
@@ -70,6 +71,7 @@ __all__ = [
     "outboxes",
     "probe",
     "probe_streams",
+    "prune",
     "purge",
     "queue_names",
     "remove",

@@ -70,6 +70,10 @@ class Management:
             if row["source"]
         }
 
+    def exchanges(self) -> set[str]:
+        """The names of all exchanges."""
+        return {row["name"] for row in self._get(f"/exchanges/{self._vhost}?columns=name")}
+
     def queues(self) -> dict[str, dict[str, Any]]:
         """Queue name -> what the API says of it."""
         return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import kombu
 import pytest
 
+from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.waiting import look
 from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.operate import Management, pruning
 from testkit.broker import Vhost, take
 from testkit.commands import management, run
 from testkit.wait import wait_until
@@ -76,6 +78,34 @@ def test_a_policy_of_the_user_stays_as_it_is_and_what_a_queue_has_refused_is_not
     wait_until(lambda: said <= {*run(vhost.url("amqp"), *command).out.splitlines()}, "the management API has counted")
     assert run(vhost.url("amqp"), *command).code == 3
     assert [policy["name"] for policy in vhost.broker.api("GET", f"/policies/{vhost.name}")] == ["mine"]
+
+
+def test_outboxes_of_what_is_gone_are_deleted_when_they_are_empty(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "QUIET", 0)
+    vhost.declare("gone", "stays")
+    for exchange in ("ended", "nobody"):
+        vhost.declare(exchange=exchange)
+    with vhost.connection(shards=2) as connection:
+        for destination in ({"exchange": "ended"}, {"exchange": "nobody"}, {"routing_key": "gone"}):
+            connection.Producer().publish("x", headers={"x-delay": 60_000}, **destination)
+        connection.Producer().publish("x", routing_key="stays", headers={"x-delay": 60_000})
+        vhost.delete_queue("gone")
+        vhost.delete_exchange("ended")
+        api = Management(management(vhost)[1], vhost.name)
+        pruned: set[str] = set()
+
+        def names() -> set[str]:
+            pruned.update(name.split(".out.")[1] for name in operate.prune(connection, api))
+            return {name.split(".out.")[1] for name in vhost.names("queues") if ".out." in name}
+
+        wait_until(lambda: names() == {"+stays", "nobody+", "short-lived"}, "the management API has counted")
+    assert pruned == {"+gone", "ended+"}
+    assert not [binding for binding in vhost.bindings() if "gone" in str(binding) or "ended" in str(binding)]
+    refused = run(vhost.url("amqp"), "setup", "--prune")
+    assert (refused.code, "--prune needs --management-url" in refused.err) == (2, True)
+    assert "0 outboxes deleted" in run(vhost.url("amqp"), "setup", "--prune", *management(vhost)).out
 
 
 def test_messages_of_a_deleted_exchange_are_orphans(vhost: Vhost) -> None:

@@ -133,6 +133,20 @@ def test_who_makes_no_outboxes_takes_a_queue_for_short_lived_only_if_it_was_decl
     assert not declarations.destination("", [UUID], passive=True).short_lived
 
 
+def test_reply_queues_without_number_are_not_all_remembered() -> None:
+    declarations = Declarations()
+    for number in range(10_001):
+        declarations.add_queue("lasts", lasting=True)
+        declarations.add_queue(f"reply-{number}", lasting=False)
+        declarations.add_queue("again", lasting=False)
+    assert len(declarations._short_lived) == 10_000
+    assert declarations.destination("", ["again"]).short_lived
+    assert declarations.destination("", ["reply-10000"]).short_lived
+    assert not declarations.destination("", ["reply-0"]).short_lived
+    declarations.add_queue("again", lasting=True)
+    assert not declarations.destination("", ["again"]).short_lived
+
+
 def test_the_queues_of_a_message_are_its_keys_each_once() -> None:
     assert Declarations().destination("", ["a", "b", "a"]) == Destination("", ("a", "b"))
 
