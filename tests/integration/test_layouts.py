@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import kombu
 import pytest
 from amqp import Message
 
-from celery_rabbit_delay import LayoutMismatch
+from celery_rabbit_delay import LayoutMismatch, operate
+from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import LAYOUT
@@ -97,3 +100,30 @@ def test_what_waits_in_an_earlier_layout_can_be_moved_and_the_rest_removed(vhost
         messages = take(connection, "q", 20)
         assert time.time() >= due
     assert {str(message.headers) for message in messages} == {"{'a': 1}"}
+
+
+@pytest.mark.parametrize("high", [False, True], ids=["normal", "high"])
+def test_what_waits_for_a_named_exchange_in_an_earlier_layout_can_be_moved(vhost: Vhost, high: bool) -> None:
+    vhost.declare("q")
+    vhost.declare("new", exchange="orders")
+    declare_layout_1(vhost, 0)
+    earlier = Layout1(replace(vhost.cascade, high=high))
+    ours = {"prefix": "celery-rabbit-delay", "exchange": "orders", "due": round((time.time() + 12) * 1000)}
+    headers = {"a": 1, "CC": ["new", "@.orders+new"], HEADER: ours}
+    with vhost.plain() as connection:
+        channel = connection.default_channel
+        if high:  # the definitions have only the levels for normal priorities
+            channel.exchange_declare(earlier.ingest, "topic", durable=True, auto_delete=False)
+            for level in earlier.levels:
+                channel.queue_declare(level.queue, durable=True, auto_delete=False)
+            channel.queue_bind(earlier.levels[13].queue, earlier.ingest, "@.^13.#")
+        message = Message("x", application_headers=headers, priority=9 if high else 0)
+        channel.basic_publish(message, earlier.ingest, "@.^13")
+    queue = kombu.Queue("new", kombu.Exchange("orders"))
+    with vhost.connection() as source, vhost.connection() as target:
+        cascades = operate.earlier_layout(source, 1)
+        moved = list(operate.migrate(source, target, cascades, Allowed([queue])))
+        assert [one.refused for one in moved] == [None]
+        [message] = take(target, "new", 1)
+    assert (message.delivery_info["exchange"], message.delivery_info["routing_key"]) == ("orders", "new")
+    assert message.headers == {"a": 1}
