@@ -102,16 +102,15 @@ class Management:
         self._ask("DELETE", f"/policies/{self._vhost}/{quote(name, safe='')}", tag="policymaker")
 
     def _get(self, path: str) -> Any:
-        return json.loads(self._ask("GET", path))
+        return self._ask("GET", path)
 
-    def _ask(self, method: str, path: str, body: Any = None, tag: str = "management") -> bytes:
+    def _ask(self, method: str, path: str, body: Any = None, tag: str = "management") -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
         request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())
         try:
             with urlopen(request, timeout=30, context=self._tls) as response:
-                answer: bytes = response.read()
-                return answer
+                return json.load(response) if method == "GET" else None
         except HTTPError as exc:
             exc.close()
             raise NotPermitted(
