@@ -53,7 +53,7 @@ AMOUNTS = {
     "everyday_cpu": 8000,
     "hops_cpu": 1200,
     "publish_rate": 4000,
-    "client_cpu": 60,
+    "client_cpu": 40,
     "batch_rate": 5000,
     "after_a_kill": 600,
     "due_at_once": 10_000,
