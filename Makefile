@@ -2,18 +2,18 @@
 # make test    unit, integration and acceptance tests, on private RabbitMQ nodes
 # make coverage   the same, and fails if the core or the package is covered too little
 # make coverage-core   its first half: the unit tests cover all of the core
-# make lint    ruff, the import contracts in pyproject.toml, and mypy
+# make lint    runs ruff, the import contracts in pyproject.toml, and mypy
 # make dist-check   builds sdist and wheel, checks them, and runs the sdist's unit tests on the wheel
 # make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (over two hours)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour on two CPUs)
 # make sizing  measures what settings, shards and many waiting tasks take, and draws docs/sizing.md (40 minutes)
 # make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
-# make docs    builds the site into .docs/html; warnings, such as links within the site that lead nowhere, are errors
-# make linkcheck   asks the web servers that the docs link to
+# make docs    builds the site into .docs/html; warnings, such as broken links within the site, are errors
+# make linkcheck   checks the external links of the docs
 # make diagrams   redraws docs/diagrams from the topology
 # make demo-picture   redraws docs/demo.svg from what the demo prints on RabbitMQ 4.3
-# make screenshot   takes the picture in docs/web.md anew, in headless Chromium
+# make screenshot   retakes the picture in docs/web.md, in headless Chromium
 # make layout  rewrites tests/unit/layout.json from the topology
 #
 # A fresh machine needs Python 3.10+, make and a package manager. RABBITMQ=4.3 chooses another RabbitMQ.
@@ -59,7 +59,7 @@ matrix: $(VENV)/ready browser
 	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done
 	PATH=$$(tools/python-path) $(BIN)/tox run-parallel --parallel $$((($$(getconf _NPROCESSORS_ONLN) + 1) / 2)) $(ARGS)
 
-# --pre: what is not released yet, too. It may be newer than this package permits, and that is the point.
+# --pre: includes pre-releases, on purpose also those that are newer than this package permits.
 upstream: $(VENV)/ready broker browser
 	$(BIN)/tox run -e upstream -- $(ARGS)
 	$(BIN)/tox run -e upstream-suites
@@ -93,7 +93,7 @@ layout: $(VENV)/ready
 broker:
 	@tools/get-rabbitmq $(RABBITMQ) >/dev/null
 
-# Where none can be had, the test in a browser is skipped, and fails with CI=true.
+# If no browser can be installed, the browser tests are skipped; with CI=true they fail.
 browser:
 	@tools/get-chromium >/dev/null || true
 

@@ -1,1 +1,1 @@
-"""Is anything lost, early or run twice? Real nodes, workers and publishers, and faults. Run it with `make battle`."""
+"""Injects faults into real nodes, workers and publishers, and counts lost, early and repeated tasks: `make battle`."""

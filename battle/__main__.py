@@ -1,4 +1,4 @@
-"""Runs battles and prints their verdicts; exit status 1 if ours lost what was confirmed, or ran what was not to run.
+"""Runs battles and prints their verdicts; exits with 1 if ours lost a confirmed task, or ran an early or cancelled one.
 
 python -m battle                         the short one, on RabbitMQ 3.10 and 4.3
 python -m battle --long                  every scenario against every contender, for docs/battle.md

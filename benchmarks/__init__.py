@@ -1,1 +1,1 @@
-"""What delayed delivery costs, measured side by side on one private node. Run it with `make bench`."""
+"""Measures the costs of delayed delivery, all alternatives on one private node. Run it with `make bench`."""

@@ -14,23 +14,23 @@ _BASIC = 60
 
 _DO_NOT_WAIT = getattr(_socket, "MSG_DONTWAIT", None)  # Windows has none
 
-#: Bytes that are read at once.
+#: The maximum number of bytes in one read.
 _MOST_BYTES = 64 * 1024
 
 
 def settings_so_far(app: Any) -> Any:
-    """Return a Celery app's settings without loading its configuration, which may still be announced."""
+    """Return a Celery app's settings without loading its configuration, which the app may still set."""
     return app.conf if app.configured else app._preconf
 
 
 def forget_connections(app: Any) -> None:
-    """Make a Celery app open new connections; those in its pools stay with whoever holds them."""
+    """Make a Celery app open new connections. Connections of its pools that are in use stay open."""
     app.amqp._producer_pool = None
     app._pool = None
 
 
 def mix_in(instance: Any, mixin: type, **attributes: Any) -> None:
-    """Put a mixin in front of an object's class, whatever that is."""
+    """Change an object's class to a subclass of a mixin and of its present class."""
     instance.__class__ = type(mixin.__name__, (mixin, type(instance)), attributes)
 
 
@@ -45,7 +45,7 @@ def queue_of_tag(consumer: Any, tag: Any) -> str | None:
 
 
 def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
-    """Send `basic.publish` on an `amqp.Channel` without waiting for the broker's confirm, whatever its settings."""
+    """Send `basic.publish` on an `amqp.Channel` without waiting for a confirm, even on a channel that confirms."""
     channel._basic_publish(message, **arguments)
 
 
@@ -68,21 +68,21 @@ def deserialize(message: Any, properties: bytes) -> None:
 
 
 class EncodesProperties:
-    """A mixin for `amqp.Message`: `encode_properties` serializes its properties, py-amqp only what that cannot."""
+    """Serialize an `amqp.Message` with `encode_properties`, or with py-amqp where that fails. A mixin."""
 
     encode_properties: Any
 
     def _serialize_properties(self) -> bytes:
         try:
             return bytes(self.encode_properties(self.properties))  # type: ignore[attr-defined]
-        except Exception:  # what nobody can serialize is py-amqp's error
+        except Exception:  # py-amqp raises its own error for properties that it cannot serialize either
             return bytes(super()._serialize_properties())  # type: ignore[misc]
 
 
 class NamesItsErrors:
-    """A mixin for `amqp.Channel`: the error with which the broker closes a channel says which channel that was.
+    """Set `channel` on the error with which the broker closes an `amqp.Channel`. A mixin.
 
-    py-amqp raises it wherever the connection is read next, which may be while another channel waits for its answer.
+    py-amqp raises the error at the next read of the connection, perhaps while another channel waits for its answer.
     """
 
     def _on_close(self, *args: Any) -> None:
@@ -96,7 +96,7 @@ class NamesItsErrors:
 def open_channel(connection: Any) -> Any:
     """Return a new channel of an `amqp.Connection`.
 
-    If that is interrupted, the channel is closed as soon as the broker answers: until then it has a number.
+    If opening is interrupted, the channel is closed when the broker answers: until then its number is in use.
     """
     before = set(connection.channels or ())
     try:
@@ -130,7 +130,7 @@ def send_at_once(transport: Any, data: bytes) -> int:
 
 
 def receive(connection: Any, timeout: float) -> bytes:
-    """Return bytes that an `amqp.Connection` receives, which then takes no part in it any more.
+    """Return bytes that an `amqp.Connection` receives. The connection itself must not be read afterwards.
 
     Raises `TimeoutError`, `OSError`.
     """

@@ -29,18 +29,18 @@ failed = kombu.Queue(
     "orders.failed",
     queue_arguments={
         "x-queue-type": "quorum",
-        "x-delivery-limit": 1_000_000,  # a look at a message may count, and the default limit is 20
+        "x-delivery-limit": 1_000_000,  # reading a message may count as a delivery, and the default limit is 20
     },
 )
 orders = kombu.Queue(
     "orders",
     queue_arguments={
         "x-queue-type": "quorum",
-        "x-delivery-limit": 3,  # a task that kills its process so often does not get another
+        "x-delivery-limit": 3,  # a task that kills its process four times is given up
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": failed.name,
-        "x-dead-letter-strategy": "at-least-once",  # `orders` forgets a message when `orders.failed` has it …
-        "x-overflow": "reject-publish",  # … which goes with this only
+        "x-dead-letter-strategy": "at-least-once",  # `orders` removes a message once `orders.failed` has it …
+        "x-overflow": "reject-publish",  # … which requires this setting
     },
 )
 app.conf.task_queues = [orders]
@@ -83,7 +83,7 @@ def charge(self: Any, order: int, trouble: str) -> None:
 
 @contextmanager
 def failures() -> Iterator[tuple[kombu.Connection, list[kombu.Message]]]:
-    """Those that are in the queue now. What is not acknowledged returns to it at the end."""
+    """Yield the messages in the queue. Those that are not acknowledged return to it at the end."""
     with app.connection_for_write() as connection:
         channel = connection.channel()
         queue = failed(channel)
@@ -100,7 +100,7 @@ def show() -> None:
 
 
 def replay(seconds: float) -> None:
-    """Sends all of them again, spread over so many seconds, with no retries behind them."""
+    """Send all failed tasks again, spread over some seconds, with their retries reset to 0."""
     with failures() as (connection, messages):
         producer = connection.Producer()
         for n, message in enumerate(messages, start=1):
@@ -113,7 +113,7 @@ def replay(seconds: float) -> None:
                 content_encoding=message.content_encoding,
                 correlation_id=message.properties["correlation_id"],
             )
-            message.ack()  # only now: the broker has confirmed the new one
+            message.ack()  # only now, because the broker has confirmed the new message
         print(f"{len(messages)} tasks are sent again")
 
 

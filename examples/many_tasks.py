@@ -23,7 +23,7 @@ def mail(reader: int) -> None:
 
 
 def send_newsletter(readers: int, seconds: int) -> None:
-    """Spreads the mails evenly."""
+    """Spread the mails evenly."""
     try:
         with celery_rabbit_delay.batch(app) as producer:
             for reader in range(readers):
@@ -34,7 +34,7 @@ def send_newsletter(readers: int, seconds: int) -> None:
 
 
 def send_to_all(readers: int, countdown: float) -> None:
-    """The same for a group, whose tasks are all due at the same time."""
+    """Send a group whose tasks are all due at the same time."""
     with celery_rabbit_delay.batch(app) as producer:
         group(mail.s(reader) for reader in range(readers)).apply_async(countdown=countdown, producer=producer)
 

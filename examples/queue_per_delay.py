@@ -13,7 +13,7 @@ work = kombu.Queue("work")
 
 
 def publish_by_a_queue_of_its_own(producer: kombu.Producer, body: str, seconds: int) -> str:
-    """The classic way: a queue whose messages expire after so many seconds, and are dead-lettered into `work`."""
+    """Publish the classic way: into a queue whose messages expire and are dead-lettered into `work`."""
     waiting = kombu.Queue(
         f"work.wait.{seconds}",
         queue_arguments={
@@ -27,7 +27,7 @@ def publish_by_a_queue_of_its_own(producer: kombu.Producer, body: str, seconds: 
 
 
 def publish(producer: kombu.Producer, body: str, seconds: float) -> None:
-    """The same with celery-rabbit-delay, for any delay."""
+    """Publish with celery-rabbit-delay, with any delay."""
     producer.publish(body, routing_key=work.name, declare=[work], headers={"x-delay": seconds * 1000})
 
 

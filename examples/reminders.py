@@ -15,7 +15,7 @@ import celery_rabbit_delay
 app = Celery("reminders", broker="amqp://guest:guest@localhost//")
 celery_rabbit_delay.install(app, journal=60)
 
-#: What a database would keep: when an appointment is, and the id of the task that will remind of it.
+#: In place of a database: the start of each appointment, and the id of its reminder task.
 appointments: dict[str, tuple[datetime, str]] = {}
 
 

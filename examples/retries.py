@@ -41,7 +41,7 @@ def charge(self: Any, order: int, sent: float) -> None:
 
 @app.task(bind=True, name="notify", max_retries=5)
 def notify(self: Any, order: int, sent: float) -> None:
-    """Waits for as long as the other side asks for."""
+    """Wait for as long as the other side asks."""
     print(f"notify order {order} after {time.time() - sent:.1f} s", flush=True)
     try:
         if not self.request.retries:

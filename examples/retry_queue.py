@@ -48,7 +48,7 @@ class Courier(ConsumerMixin):
                 message.reject()  # to parcels.failed
                 return
             headers = {"tries": tries + 1, "x-delay": 1000 * WAITS[tries]}
-            self.producer.publish(body, routing_key=parcels.name, headers=headers)  # returns when it is stored
+            self.producer.publish(body, routing_key=parcels.name, headers=headers)  # returns when the broker stored it
         message.ack()
 
 

@@ -21,7 +21,7 @@ app = Celery("worker_configuration", broker="amqp://guest:guest@localhost//")
 
 
 def quorum(name: str, **arguments: Any) -> kombu.Queue:
-    """A durable, replicated queue that keeps what fails for good in `failed`."""
+    """Return a durable, replicated queue that dead-letters tasks that fail for good into `failed`."""
     kept = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "failed"}
     sure = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     return kombu.Queue(
@@ -32,7 +32,7 @@ def quorum(name: str, **arguments: Any) -> kombu.Queue:
 failed = kombu.Queue("failed", queue_arguments={"x-queue-type": "quorum", "x-delivery-limit": 1_000_000})
 
 app.conf.update(
-    # Queues that survive a node, and one for tasks that take long, so that short ones do not wait behind them.
+    # Queues that survive a node; long tasks have their own queue, so that short ones do not wait behind them.
     task_queues=[quorum("short"), quorum("long")],
     task_default_queue="short",
     task_routes={"report": {"queue": "long"}},
@@ -45,13 +45,13 @@ app.conf.update(
     # No task takes longer than RabbitMQ waits for an acknowledgement, 30 minutes by default.
     task_soft_time_limit=14 * 60,
     task_time_limit=15 * 60,
-    # What runs when the connection is lost will be delivered again: do not let it run twice at a time.
+    # When the connection is lost, running tasks are delivered again: do not let them run twice at the same time.
     worker_cancel_long_running_tasks_on_connection_loss=True,
     broker_connection_retry_on_startup=True,
     broker_heartbeat=30,
-    # Nobody asks for results: do not store any.
+    # No program reads the results: do not store them.
     task_ignore_result=True,
-    # Those of Celery 5.6; 5.7 sets them itself.
+    # Celery 5.6 needs these settings; 5.7 sets them itself.
     control_queue_exclusive=True,
     event_queue_exclusive=True,
 )

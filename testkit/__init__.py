@@ -1,1 +1,1 @@
-"""What tests, benchmarks and battle share: private nodes, brokers, proxies, ledgers. Imports none of them."""
+"""Shared helpers of tests, tools, benchmarks and battle: nodes, brokers, proxies, ledgers. Imports none of them."""

@@ -10,7 +10,7 @@ from testkit.broker import Broker, Vhost
 from testkit.node import Node
 from testkit.wait import wait_until
 
-# A busy machine is no reason to fail.
+# A test must not fail because the machine is busy.
 settings.register_profile("without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("without a clock")
 
@@ -21,14 +21,14 @@ EXCHANGES = ("rabbitmq_random_exchange", "rabbitmq_consistent_hash_exchange")
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    """A private node for the whole run; `RABBITMQ` chooses which RabbitMQ."""
+    """Yield a private node for the whole run; `RABBITMQ` selects the release."""
     with Node(plugins=("rabbitmq_management", *EXCHANGES)) as node:
         yield Broker(node)
 
 
 @pytest.fixture
 def vhost(broker: Broker) -> Iterator[Vhost]:
-    """A fresh vhost. A test that leaves connections open fails."""
+    """Yield a fresh vhost. A test that leaves connections open fails."""
     with broker.vhost() as vhost:
         yield vhost
         wait_until(lambda: not broker.connections(), "all connections of the test are closed")
@@ -36,14 +36,14 @@ def vhost(broker: Broker) -> Iterator[Vhost]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `pytest -n auto`: tests wait for half of their time."""
+    """Return the number of processes for `pytest -n auto`: two per CPU, because tests wait half of the time."""
     return 2 * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that take a minute begin first, so that the others do not end long before them.
+    """Start tests that take a minute first, so that they do not end long after the others.
 
-    Each process of pytest-xdist begins with an equal part of the list, in its order.
+    Each process of pytest-xdist starts with an equal part of the list, in its order.
     """
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     long = [item for item in items if item.get_closest_marker("long")]

@@ -1,1 +1,1 @@
-"""What the tests, the demo and the benchmarks share. Not part of the package."""
+"""The demo, the diagrams, the layout file, and the suites of others. Not part of the package."""

@@ -78,7 +78,7 @@ class Side:
         self.app.send_task("tools.demo_app.run", (name,), countdown=countdown)
 
     def ran(self) -> dict[str, float]:
-        """When each task ran, in seconds after its due time."""
+        """Return when each task ran, in seconds after its due time."""
         return {name: at - self.due[name] for name, at in ledger.read(self.ledger)}
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def bar(amount: int, color: str) -> Text:
 
 
 def picture(sides: list[Side], channel: Any, started: float) -> Table:
-    """Where the tasks are now."""
+    """Return a picture of where the tasks are now."""
     table = Table(title=f"{time.time() - started:4.1f} s after sending", title_justify="left", min_width=78)
     table.add_column("")
     rows: dict[str, list[Text]] = {"wait in RabbitMQ": [], "held by the worker": [], "in the task queue": [], "ran": []}
@@ -118,7 +118,7 @@ def picture(sides: list[Side], channel: Any, started: float) -> Table:
 
 
 def verdict(sides: list[Side]) -> Table:
-    """When each task ran against its due time."""
+    """Return a table of the runs against the due times."""
     table = Table(title="When each task ran, against its due time", title_justify="left", min_width=78)
     table.add_column("task")
     for side in sides:
@@ -197,7 +197,7 @@ def demo(console: Console, node: Node, recorder: Console) -> bool:
 
 
 def started(console: Console) -> Node:
-    """A node that runs: on RabbitMQ 4 if it can be had. Raises `NodeFailed`."""
+    """Yield a running node, with RabbitMQ 4 if available. Raises `NodeFailed`."""
     servers: list[str | None] = [None] if os.environ.get("RABBITMQ") else [STALLS, ""]
     for server in servers:
         name = f"RabbitMQ {server}, which the first time is installed beside the system" if server else "RabbitMQ"

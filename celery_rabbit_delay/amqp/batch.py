@@ -1,6 +1,6 @@
-"""Many delayed messages for one round trip: all are sent before the broker's first answer is waited for.
+"""Sends many delayed messages in one round trip: it sends all of them before it waits for the broker's first answer.
 
-Kombu 5.7 has a place for this, `Producer.batch`; `collect` does the same with every Kombu, and connects again.
+Kombu 5.7 has `Producer.batch` for this; `collect` does the same with every Kombu, and also reconnects.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from .pending import PendingMessage
     from .publisher import DelayedPublisher
 
-#: Messages that a batch holds before it sends them.
+#: The number of messages that a batch holds before it sends them.
 MAX_SIZE = 1000
 
 
 class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
-    """The messages of a batch that `ids` names may not be stored, or not be the last of their keys; all others are."""
+    """Some messages of a batch, or their keys, may not be stored: `ids` lists them. All others are stored."""
 
     def __init__(self, message: str, ids: list[str | None]) -> None:
         super().__init__(message, ids)  # both, so that it can be pickled
-        #: Celery's task ids; None for a message that is no task.
+        #: Celery's task ids; None for a message that is not a task.
         self.ids = ids
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
 
 
 class Batch:
-    """Delayed messages of one Kombu connection that are still to be sent. It may connect again meanwhile."""
+    """Holds delayed messages of one Kombu connection until they are sent. The connection may reconnect in between."""
 
     def __init__(self, max_size: int = MAX_SIZE) -> None:
         self.max_size = max_size
@@ -62,9 +62,9 @@ class Batch:
         self._pending[next(self._serial)] = pending
 
     def flush(self, connection: Any) -> None:
-        """Return once the broker has stored all. What an error leaves is sent by the next call.
+        """Send all messages, and return once the broker has stored them. After an error, the next call sends the rest.
 
-        Raises what publishing one by one raises.
+        Raises the same errors as publishing one by one.
         """
         self._unreachable.clear()
         if failed := self._send(connection, self._pending):
@@ -100,19 +100,19 @@ class Batch:
                     publisher.publish_all(unsent)
             finally:
                 self._forget(reachable.keys() - unsent.keys())
-            for name, pending in unsent.items():  # refused, or its key is: repairs the cascade, or says why
+            for name, pending in unsent.items():  # refused messages and keys: repairs the cascade, or raises the reason
                 publisher.publish(pending)
                 self._forget([name])
         return failed
 
     def discard(self) -> None:
-        """Forget all messages that are not sent yet."""
+        """Drop all messages that are not sent yet."""
         self._pending.clear()
         self._unreachable.clear()
 
     @property
     def ids(self) -> list[str | None]:
-        """Celery's task ids of the messages that are not stored yet, or whose keys are not told yet."""
+        """Celery's task ids of the messages that are not stored yet, or whose keys are not stored yet."""
         return [pending.message.properties.get("correlation_id") for pending in self._pending.values()]
 
     def _forget(self, names: Any) -> None:
@@ -121,7 +121,7 @@ class Batch:
 
     @contextmanager
     def collecting(self, client: kombu.Connection) -> Iterator[None]:
-        """Collect the delayed messages of a Kombu connection. Blocks may be nested: the innermost batch collects."""
+        """Collect the delayed messages of a Kombu connection. In nested blocks the innermost batch collects them."""
         batches = client_of(client).batches
         batches.append(self)
         try:
@@ -131,7 +131,7 @@ class Batch:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Raise what RabbitMQ or the connection to it says as `BatchFailed`. An interrupt of the caller stays one."""
+        """Raise errors of RabbitMQ and of the connection as `BatchFailed`. Interrupts of the caller pass unchanged."""
         try:
             yield
         except (DelayError, AMQPError, KombuError, OSError) as exc:
@@ -140,7 +140,7 @@ class Batch:
 
 
 class PublishBatch:
-    """What `kombu.Producer.batch` wants of a channel (kombu.messaging)."""
+    """Implements the channel's part of `kombu.Producer.batch` (kombu.messaging)."""
 
     def __init__(self, channel: Any, max_size: int) -> None:
         self.channel = channel
@@ -151,7 +151,7 @@ class PublishBatch:
             return self.channel.basic_publish(message, **kwargs)
 
     def flush(self) -> None:
-        """Send all. Raises `BatchFailed`."""
+        """Send all messages. Raises `BatchFailed`."""
         with self._batch.failing():
             self._batch.flush(self.channel.connection)
 
@@ -166,7 +166,7 @@ class PublishBatch:
 def collect(producer: kombu.Producer, max_size: int = MAX_SIZE, retry: dict[str, Any] | None = None) -> Iterator[None]:
     """Let the delayed messages of a Kombu producer share round trips until the block ends.
 
-    With `retry`, arguments for `kombu.Connection.ensure`, a lost connection is made again. Raises `BatchFailed`;
+    With `retry`, arguments for `kombu.Connection.ensure`, a lost connection is restored. Raises `BatchFailed`;
     `UnsupportedConfiguration` if the producer's connection does not delay messages.
     """
     client = producer.connection
@@ -181,7 +181,7 @@ def collect(producer: kombu.Producer, max_size: int = MAX_SIZE, retry: dict[str,
         with batch.collecting(client):
             yield
     finally:
-        if batch.ids:  # or else there may be no broker: eager tasks have run already
+        if batch.ids:  # without messages there may be no broker: eager tasks have already run
             with batch.failing():
                 if retry is None:
                     flush()

@@ -1,4 +1,4 @@
-"""What this package knows about a `kombu.Connection`, kept beside it, for it outlives the AMQP connections it makes."""
+"""State of a `kombu.Connection`, stored outside of it. It outlives the AMQP connections that the object opens."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _clients: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
 
 
 def client_of(connection: Any) -> Client:
-    """Return what is known about a `kombu.Connection`."""
+    """Return the state of a `kombu.Connection`."""
     known = _clients.get(connection)
     return _clients.setdefault(connection, Client()) if known is None else known
 
 
 def share(connection: Any, known: Any) -> None:
-    """Let one `kombu.Connection` know all that another one does."""
+    """Give a `kombu.Connection` the same state as another one."""
     _clients[connection] = client_of(known)

@@ -1,7 +1,7 @@
-"""A channel of its own for delayed messages: mandatory and confirmed.
+"""A separate channel for delayed messages, which are mandatory and confirmed.
 
-A task for next week must not vanish in a socket buffer, and a refusal by the broker, which closes the channel it was
-refused on, must not take the user's channel along.
+A task for next week must not vanish in a socket buffer. The broker closes a channel when it refuses a message, and this
+must not close the user's channel.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .. import upstream
 from ..core.errors import NotRouted
 from .writing import MessageWriter
 
-#: Called with None when the broker has stored a message, or with the reason why it has not.
+#: Is called with None when the broker has stored a message, or else with the reason.
 Answered = Callable[[Exception | None], None]
 
-#: Exchange and routing key: messages with the same ones go the same way.
+#: Exchange and routing key.
 Route = tuple[str, str]
 
 logger = logging.getLogger(__name__)
 
 
 class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
-    """The broker could not store a message: py-amqp's error for that, and one of its errors as any other."""
+    """The broker could not store a message. It is both py-amqp's error for this case and an `AMQPError`."""
 
     def __init__(self, reply_text: str = "RabbitMQ could not store the message: are most of its nodes up?") -> None:
         super().__init__(reply_text)
@@ -37,7 +37,7 @@ class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
 
 
 class Outgoing(NamedTuple):
-    """A message and where it is published to."""
+    """A message, and the exchange and routing key to publish it with."""
 
     message: Any  # an amqp.Message
     exchange: str
@@ -53,13 +53,13 @@ class ConfirmedChannel:
         self._channel: Any = None
         self._writer: MessageWriter | None = None
         self._confirming = False
-        self._delivery_tag = 0  # of the last message published; the broker counts along
-        self._unanswered: dict[int, tuple[Route, Answered]] = {}  # delivery tag -> its route, who wants to know
-        self._returned: dict[Route, str] = {}  # why no queue took it
+        self._delivery_tag = 0  # of the last published message; the broker counts in the same way
+        self._unanswered: dict[int, tuple[Route, Answered]] = {}  # delivery tag -> the route, the callback
+        self._returned: dict[Route, str] = {}  # the reason why no queue took the message
         self._others: list[Any] = []
 
     def get_channel(self) -> Any:
-        """Return the `amqp.Channel`, for declaring as well."""
+        """Return the `amqp.Channel`, which also serves for declarations."""
         if self._channel is None:
             self._channel = upstream.open_channel(self._connection)
             self._channel.events["basic_return"].add(self._on_return)
@@ -69,7 +69,7 @@ class ConfirmedChannel:
 
     @contextmanager
     def several(self, amount: int) -> Iterator[list[Any]]:
-        """Open more channels beside this one for a while, so that there are so many to declare on."""
+        """Open more channels for the block; yield `amount` channels, including this one, for declarations."""
         try:
             while len(self._others) < amount - 1:
                 self._others.append(upstream.open_channel(self._connection))
@@ -81,7 +81,7 @@ class ConfirmedChannel:
                     upstream.close_without_waiting(channel)
 
     def owns(self, channel: Any) -> bool:
-        """Return whether an `amqp.Channel` is this one, or one of several."""
+        """Return whether an `amqp.Channel` is this one, or one that `several` has opened."""
         return channel is self._channel or channel in self._others
 
     @property
@@ -97,9 +97,9 @@ class ConfirmedChannel:
         timeout: float | None = None,
         confirm_timeout: float | None = None,
     ) -> str | None:
-        """Return once the broker has stored an `amqp.Message`: None, or why no queue took it.
+        """Publish an `amqp.Message`; return None once the broker has stored it, or the reason why no queue took it.
 
-        Raises `NotStored` when the broker cannot store it now, `TimeoutError`, and what else py-amqp raises.
+        Raises `NotStored` if the broker cannot store it now, `TimeoutError`, and py-amqp's errors.
         """
         refused = {None: Outgoing(message, exchange, key)}
         with self._connection.exclusively(self, None):
@@ -107,14 +107,14 @@ class ConfirmedChannel:
         return self.refusal(exchange, key) if refused else None
 
     def refusal(self, exchange: str, key: str) -> str | None:
-        """Return why no queue took a message of the last call that was left. Raises as `publish`."""
+        """Return why no queue took a message that the last `publish_all` left. Raises the same errors as `publish`."""
         returned = self.returned(exchange, key)
         if returned is None:
             raise NotStored()
         return returned
 
     def returned(self, exchange: str, key: str) -> str | None:
-        """Return why no queue took a message of the last call to an exchange; None if it was not returned."""
+        """Return why no queue took a message of the last `publish_all`; None if the broker did not return it."""
         return self._returned.get((exchange, key))
 
     def publish_all(
@@ -147,7 +147,7 @@ class ConfirmedChannel:
                     self._expect(exchange, key, partial(_forget_stored, messages, name))
             self._writer.flush(self._connection.seconds_left())
         except RecoverableConnectionError:
-            self._connection.collect()  # half a frame may have been sent: nothing that follows could be read
+            self._connection.collect()  # a partial frame may have been sent, after which the broker can read nothing
             raise
         finally:
             self._writer.discard()
@@ -155,8 +155,8 @@ class ConfirmedChannel:
     def send(self, message: Any, exchange: str, key: str, answered: Answered, timeout: float | None = None) -> None:
         """Send an `amqp.Message` without waiting for the broker's answer.
 
-        Reading from the connection calls `answered`, with `NotRouted` or `NotStored` if the message was refused.
-        Without `confirm` it is called at once.
+        A later read of the connection calls `answered`, with `NotRouted` or `NotStored` if the message was refused.
+        Without `confirm`, `answered` is called at once.
         """
         channel = self._confirming_channel()
         if self._confirm:
@@ -166,7 +166,7 @@ class ConfirmedChannel:
                 channel, message, exchange=exchange, routing_key=key, mandatory=True, timeout=timeout
             )
         except Exception:
-            # py-amqp reads before it writes. If that closed the channel, `refuse_all` has told `answered`.
+            # py-amqp reads before it writes. If that closed the channel, `refuse_all` has called `answered`.
             if self._channel is channel:
                 raise
             return
@@ -175,7 +175,7 @@ class ConfirmedChannel:
 
     def _confirming_channel(self) -> Any:
         channel = self.get_channel()
-        # Only now: declaring may close the channel, and py-amqp open it again without.
+        # Only now, because a declaration may close the channel, which py-amqp then reopens without confirms.
         if self._confirm and not self._confirming:
             channel.confirm_select(nowait=True)
             self._confirming = True
@@ -188,25 +188,26 @@ class ConfirmedChannel:
         self._unanswered[self._delivery_tag] = (exchange, key), answered
 
     def refuse_all(self, exc: Exception) -> None:
-        """Tell all who wait for an answer that the broker has closed the channel, and start afresh."""
+        """Call all waiting callbacks with the error that closed the channel, and reset this object."""
         unanswered = list(self._unanswered.values())
-        self.reset()  # py-amqp has opened it again
+        self.reset()  # py-amqp has reopened the channel
         for _, answered in unanswered:
             answered(exc)
 
     def reset(self) -> None:
-        """Start afresh with the next message. Waits for nothing: the broker may not answer."""
+        """Close the channel; the next message opens a new one. Does not wait, because the broker may not answer."""
         channel, self._channel = self._channel, None
         self._confirming = False
         self._delivery_tag = 0
         self._unanswered.clear()
         if channel is not None:
-            channel.events.clear()  # answers that come after a time-out are not about the messages of the next one
+            channel.events.clear()  # answers after a time-out do not belong to the messages of the next channel
             with suppress(AMQPError, OSError):
                 upstream.close_without_waiting(channel)
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
-        # A return comes before the answer. Whoever is told first may send again, which forgets what was returned.
+        # The broker returns a message before it confirms it. Collect all returns first: a callback may publish again,
+        # which clears them.
         answers = [(answered, self._returned.get(route)) for route, answered in self._pop(delivery_tag, multiple)]
         for answered, reason in answers:
             answered(None if reason is None else NotRouted(f"no level of the cascade took the message: {reason}"))
@@ -216,13 +217,13 @@ class ConfirmedChannel:
             answered(NotStored())
 
     def _pop(self, delivery_tag: int, multiple: bool) -> list[tuple[Route, Answered]]:
-        """Return who waits for an answer; a `multiple` one is about all messages up to the tag."""
+        """Return the callbacks for an answer; a `multiple` answer is for all messages up to the tag."""
         tags = list(takewhile(delivery_tag.__ge__, self._unanswered)) if multiple else [delivery_tag]
         return [self._unanswered.pop(tag) for tag in tags]
 
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[exchange, key] = str(exc.reply_text)
-        if not self._confirm:  # nobody waits for it
+        if not self._confirm:  # no caller waits for the answer
             what = "a delayed message, it" if message.headers else "the record of a delayed message, which"
             logger.error("RabbitMQ returned %s is lost: %s, %r", what, exc.reply_text, message.headers)
 

@@ -15,7 +15,7 @@ from .. import upstream
 
 
 def ensure_connection(connection: kombu.Connection) -> None:
-    """Connect. Raises `kombu.exceptions.OperationalError`, which names the broker, and not the password."""
+    """Connect. Raises `kombu.exceptions.OperationalError`, which names the broker without the password."""
     try:
         connection.ensure_connection(max_retries=1)
     except (OperationalError, AMQPError, OSError) as exc:

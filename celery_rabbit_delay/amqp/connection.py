@@ -1,4 +1,4 @@
-"""One AMQP connection and what it knows of the broker."""
+"""An AMQP connection with its publishers and its knowledge of the broker."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     def collect(self) -> None:
         if self._is_inherited:
-            upstream.close_socket(self)  # py-amqp would shut it down, for the parent as well
+            upstream.close_socket(self)  # py-amqp would shut the socket down, for the parent as well
         super().collect()
 
     def _deliver(self, delivery: Delivery) -> None:
         channel_id, *method = delivery
-        if channel_id in (self.channels or ()):  # or else it was closed: the broker delivers the message again
+        if channel_id in (self.channels or ()):  # if the channel was closed, the broker delivers the message again
             super().on_inbound_method(channel_id, *method)
 
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
@@ -60,12 +60,12 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         channel = (self.channels or {}).get(channel_id)
         try:
             return super().on_inbound_method(channel_id, method_sig, payload, content)
-        except ChannelError as exc:  # nobody who reads from the connection knows of what was submitted
+        except ChannelError as exc:  # the code that reads the connection does not know about submitted messages
             if not any(publisher.refuse_submitted(channel, exc) for publisher in list(self._publishers.values())):
                 raise
 
     def drain_events(self, timeout: float | None = None) -> Any:
-        if self._deliveries.flush():  # left behind by a consumer that raised an error
+        if self._deliveries.flush():  # deliveries that are left after a consumer raised an error
             return None
         if self._exclusive is None:
             if self._errors:
@@ -79,19 +79,19 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         while True:
             seconds = self.seconds_left()
             try:
-                if self.blocking_read(seconds):  # a heartbeat is no answer
+                if self.blocking_read(seconds):  # a heartbeat is not an answer
                     return
             except TimeoutError:
-                self.seconds_left()  # says what it may be
+                self.seconds_left()  # raises an error that names possible causes
                 raise
             except AMQPError as exc:
                 if self._exclusive is None or self._exclusive.owns(getattr(exc, "channel", self._exclusive.current)):
                     raise
                 self._errors.append(exc)
-                return  # py-amqp has opened that channel again, and may have read the answer meanwhile
+                return  # py-amqp has reopened that channel, and may have read the answer in the meantime
 
     def seconds_left(self) -> float | None:
-        """Return for how long something may be waited for; None: for ever. Raises `TimeoutError` when that is over."""
+        """Return the seconds until the deadline; None without one. Raises `TimeoutError` after the deadline."""
         left = None if self._deadline is None else self._deadline - time.monotonic()
         if left is not None and left <= 0:
             raise TimeoutError(
@@ -115,7 +115,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return Exclusively(self, channel, seconds)
 
     def hold_deliveries(self) -> AbstractContextManager[None]:
-        """Keep what arrives until the block ends."""
+        """Defer deliveries until the block ends."""
         return self._deliveries.hold()
 
     @cached_property
@@ -129,18 +129,18 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             publisher.forget(name)
 
     def publisher_for(self, priority: int | None = None) -> DelayedPublisher:
-        """Return what publishes messages of a priority into their cascade.
+        """Return the publisher for messages of a priority.
 
-        Raises `UnsupportedConfiguration`; in a process that was forked since, `amqp.RecoverableConnectionError`, after
-        which Kombu connects again.
+        Raises `UnsupportedConfiguration`; in a forked child of the process that connected,
+        `amqp.RecoverableConnectionError`, after which Kombu reconnects.
         """
-        if self._is_inherited:  # parent and child would take the broker's answers from each other
+        if self._is_inherited:  # parent and child would read each other's answers
             raise RecoverableConnectionError("the connection is that of the process that forked this one")
         cascade = self.delay_options.cascade_for(priority)
         if cascade.high not in self._publishers:
             if cascade.queue_type == "quorum" and server_version(self) < (3, 10):
                 raise UnsupportedConfiguration(
-                    "at-least-once dead lettering came with RabbitMQ 3.10, and without it delayed messages get lost. "
+                    "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
                     f"This is {self.server_properties.get('version')}: upgrade it, or choose "
                     'queue_type="classic" for throwaway work'
                 )

@@ -1,4 +1,4 @@
-"""Creates a cascade, and says on the broker what was created."""
+"""Creates a cascade, and records its levels on the broker."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..core.topology import Cascade, Stream
 from . import declare
 from .confirms import ConfirmedChannel
 
-#: The broker declares what comes on one channel part by part. More than four channels are hardly faster.
+#: The broker processes the declarations of one channel one by one. More than four channels are barely faster.
 CHANNELS = 4
 
 
 def create_cascade(channel: ConfirmedChannel, shards: Sequence[Cascade], timeout: float | None = None) -> None:
-    """Declare all shards of a cascade, whatever of them is there already.
+    """Declare all shards of a cascade, including the parts that exist already.
 
-    Safe in many processes at once. A set of levels that is new is recorded: what is in no record is not found once
-    nobody's options name it any more. Raises `CascadeConflict`, `NotPermitted`, `NotStored`.
+    Safe in many processes at once. Records a new set of levels: without a record, levels cannot be found once no
+    process has options for them. Raises `CascadeConflict`, `NotPermitted`, `NotStored`.
     """
     first = shards[0]
     amqp = channel.get_channel()
@@ -36,7 +36,7 @@ def create_cascade(channel: ConfirmedChannel, shards: Sequence[Cascade], timeout
 def ensure_stream(
     channel: ConfirmedChannel, shards: Sequence[Cascade], stream: Stream, timeout: float | None = None
 ) -> None:
-    """Create a stream, and the cascade if it is missing, and lead ingest to it. Raises as `create_cascade`."""
+    """Create a stream, and the cascade if it is missing, and bind the stream to ingest. Raises as `create_cascade`."""
     try:
         declare.bind_stream(channel.get_channel(), shards[0], stream)
     except CascadeMissing:

@@ -1,6 +1,6 @@
 """Puts a `Cascade` on a broker: I/O over one AMQP channel.
 
-Every function takes a channel that the broker's answer may close and py-amqp open again.
+Each function takes a channel. The broker may close it in its answer; py-amqp then reopens it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..core.errors import (
 from ..core.layouts import Layout1
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream, Topology
 
-#: Which user needs which permission.
+#: The documentation of the permissions.
 PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/operations.md#permissions"
 
-#: Seconds after which RabbitMQ says that a quorum queue is empty if its leader has not answered (rabbit_quorum_queue,
-#: `stat`). Whoever believes it deletes a queue with its messages.
+#: Seconds after which RabbitMQ reports a quorum queue as empty if its leader has not answered (rabbit_quorum_queue,
+#: `stat`). To trust that answer would mean to delete a queue that holds messages.
 _UNKNOWN_AFTER = 0.25
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
 
 def require_cascade(channel: Channel, cascade: Cascade) -> None:
-    """Make sure that the cascade is there. Raises `CascadeMissing`, `LayoutMismatch`, `NotPermitted`."""
+    """Check that the cascade exists. Raises `CascadeMissing`, `LayoutMismatch`, `NotPermitted`."""
     with translate_errors(cascade):
         if exchange_exists(channel, cascade.marker):
             return
@@ -96,28 +96,28 @@ def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
 
 
 def ensure_route(channel: Channel, shards: Sequence[Cascade], destination: Destination, check: bool) -> None:
-    """Make sure that a cascade leads to a destination, with `check` also that it exists: one round trip if it does.
+    """Bind a cascade to a destination, and with `check` also check that the cascade exists, in one round trip.
 
-    Raises what `bind_destination` does.
+    Raises the same errors as `bind_destination`.
     """
-    if check:  # its answer, if there is one, comes before that to the binding
+    if check:  # the broker answers only if it fails, and before it answers to the binding
         for shard in shards:
             passive_declare(channel, shard.marker, nowait=True)
     bind_destination(channel, shards, destination)
 
 
 def declare_shards(channels: Sequence[Channel], shards: Sequence[Cascade]) -> None:
-    """Declare all of a cascade but what says that it is complete (`declare_markers`), whatever of it is there already.
+    """Declare all parts of a cascade except the markers (`declare_markers`), including parts that exist already.
 
-    Safe in many processes at once, for declaring is idempotent. Raises `CascadeConflict`, `NotPermitted`.
+    Safe in many processes at once, because declarations are idempotent. Raises `CascadeConflict`, `NotPermitted`.
     """
     topology = Topology.of(shards)
     with translate_errors(shards[0]):
         try:
             _declare(channels, topology, shards)
         except NotFound:
-            # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. One that somebody else creates
-            # in between is, it says, on a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
+            # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. If another connection creates
+            # the queue in between, it reports a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
             _declare(channels, topology, shards)
 
 
@@ -125,15 +125,15 @@ def _declare(channels: Sequence[Channel], topology: Topology, shards: Sequence[C
     markers = {shard.marker for shard in shards}
     exchanges = [exchange for exchange in topology.exchanges.values() if exchange.name not in markers]
     _declare_all(channels[:1], exchanges, declare_exchange)
-    # One after the other, the queues of a level in all shards are led by different nodes: a balanced one goes to the
-    # node that leads fewest.
+    # Declared one after the other, the queues of one level in different shards get different leaders: a balanced queue
+    # goes to the node that leads the fewest.
     by_ttl = sorted(topology.queues.values(), key=lambda queue: int(queue.arguments.get("x-message-ttl") or 1 << 62))
     _declare_all(channels if len(shards) == 1 else channels[:1], by_ttl, declare_queue)
     _declare_all(channels, list(topology.bindings), bind)
 
 
 def _declare_all(channels: Sequence[Channel], parts: Sequence[Any], declare: Callable[..., None]) -> None:
-    """Declare parts on all channels side by side, and wait for the answer to the last one on each."""
+    """Declare parts on all channels in parallel, and wait for the answer to the last part on each."""
     ways = [(channel, parts[number :: len(channels)]) for number, channel in enumerate(channels)]
     for channel, some in ways:
         for part in some[:-1]:
@@ -144,14 +144,14 @@ def _declare_all(channels: Sequence[Channel], parts: Sequence[Any], declare: Cal
 
 
 def declare_markers(channel: Channel, shards: Sequence[Cascade]) -> None:
-    """Declare what says that all shards are complete. Raises `CascadeConflict`, `NotPermitted`."""
+    """Declare the markers, which show that all shards are complete. Raises `CascadeConflict`, `NotPermitted`."""
     with translate_errors(shards[0]):
         for shard in shards:
             declare_exchange(channel, next(exchange for exchange in shard.exchanges() if exchange.name == shard.marker))
 
 
 def bind_destination(channel: Channel, shards: Sequence[Cascade], destination: Destination) -> None:
-    """Create a destination's outboxes, and lead what is due through them to the destination: one round trip.
+    """Create a destination's outboxes, and bind them and the destination to the cascade: one round trip.
 
     Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
     """
@@ -160,7 +160,7 @@ def bind_destination(channel: Channel, shards: Sequence[Cascade], destination: D
         exits = [binding for binding in bindings if binding.source in shards[0].exits]
         for binding in exits:
             bind(channel, binding, nowait=True)
-        # Without the destination they are not created: the broker ignores what follows an error on a channel.
+        # If the destination does not exist, the outboxes are not created: after an error the broker ignores the rest.
         if not destination.short_lived:
             for shard in shards:
                 declare_queue(channel, shard.outbox(destination), nowait=True)
@@ -170,14 +170,14 @@ def bind_destination(channel: Channel, shards: Sequence[Cascade], destination: D
 
 
 def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
-    """Create a stream and lead ingest to it: one round trip. Raises `CascadeMissing`, `NotPermitted`."""
+    """Create a stream and bind it to ingest: one round trip. Raises `CascadeMissing`, `NotPermitted`."""
     with translate_errors(cascade):
         declare_queue(channel, stream.queue, nowait=True)
         bind(channel, cascade.stream_binding(stream))
 
 
 def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Lead what is in an outbox to its destination again. Raises as `bind_destination`."""
+    """Bind a destination to `exit` again, for the messages in its outboxes. Raises as `bind_destination`."""
     with translate_errors(cascade):
         for binding in cascade.destination_bindings(destination):
             if binding.source in cascade.exits:
@@ -192,7 +192,7 @@ def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:
 def missing(channel: Channel, cascade: Cascade) -> Iterator[str]:
     """Yield the names of exchanges and queues of the cascade that the broker lacks.
 
-    Bindings cannot be seen over AMQP, nor, from RabbitMQ 4.3, what the user has no permission on.
+    AMQP does not show bindings. From RabbitMQ 4.3 on, it does not show parts without permission either.
     """
     parts = [(exchange_exists, exchange.name) for exchange in cascade.exchanges()]
     parts += [(queue_exists, queue.name) for queue in cascade.queues()]
@@ -221,7 +221,7 @@ def queue_exists(channel: Channel, name: str) -> bool:
 def message_count(channel: Channel, name: str) -> int | None:
     """Return how many messages are ready in a queue; None if it does not exist.
 
-    Asks again where RabbitMQ took so long to say that there are none that it may not know.
+    Asks again if RabbitMQ reports an empty queue so late that its leader may not have answered.
     """
     count = 0
     for _ in range(3):
@@ -256,7 +256,7 @@ def declare_queue(channel: Channel, queue: Queue, nowait: bool = False) -> None:
 
 @contextmanager
 def translate_errors(cascade: Cascade) -> Iterator[None]:
-    """Raise the broker's refusals to declare or route as errors that say what to do."""
+    """Translate the broker's refusals to declare or route into errors that say what to do."""
     try:
         yield
     except PreconditionFailed as exc:
@@ -264,7 +264,7 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
             raise
         raise CascadeConflict(
             f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another "
-            "prefix, or delete what has that name if it is not needed"
+            "prefix, or delete the queue or exchange with that name if it is not needed"
         ) from exc
     except AccessRefused as exc:
         raise NotPermitted(
@@ -273,7 +273,7 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         ) from exc
     except ResourceLocked as exc:
         raise InvalidDestination(
-            f"the queue is exclusive to another connection, which alone may bind it ({exc.reply_text}): "
+            f"the queue is exclusive to another connection, and only that one may bind it ({exc.reply_text}): "
             "bind it to your own exchange, and send the message there"
         ) from exc
     except NotFound as exc:

@@ -15,15 +15,15 @@ from ..core.headers import HEADER, State, decode_delayed
 #: Our header is in a content header if this is, as a rule.
 _NAME = HEADER.encode()
 
-#: channel id, method, payload, content: what `amqp.Connection.on_inbound_method` is called with.
+#: channel id, method, payload, content: the arguments of `amqp.Connection.on_inbound_method`.
 Delivery = tuple[int, Any, Any, Any]
 
 
 class DeferredDeliveries:
-    """Holds deliveries back, and hands them on one after the other.
+    """Holds deliveries back, and passes them on one by one.
 
-    Waiting for the broker's answer, py-amqp calls consumers for whatever comes in meanwhile. One that publishes with a
-    delay itself would wait in its turn, and so on, as deep as the consumer's prefetch count.
+    While py-amqp waits for the broker's answer, it calls consumers for incoming messages. A consumer that publishes
+    with a delay would also wait, and so on: the recursion could be as deep as the consumer's prefetch count.
     """
 
     def __init__(self, deliver: Callable[[Delivery], None]) -> None:
@@ -33,7 +33,7 @@ class DeferredDeliveries:
         self._delivering = False
 
     def hold(self) -> DeferredDeliveries:
-        """Keep deliveries until the block of a `with` ends. Blocks may be nested."""
+        """Hold deliveries until the `with` block ends. Blocks may be nested."""
         return self
 
     def __enter__(self) -> None:
@@ -44,15 +44,15 @@ class DeferredDeliveries:
         self.flush()
 
     def offer(self, delivery: Delivery) -> bool:
-        """Take a delivery if they are being held; return whether it was taken."""
+        """Take a delivery if deliveries are being held; return whether it was taken."""
         if self._holds:
             self._waiting.append(delivery)
         return bool(self._holds)
 
     def flush(self) -> bool:
-        """Hand on what waits, unless that must wait longer; return whether there was anything.
+        """Pass on all held deliveries, unless they are still being held; return whether there were any.
 
-        A consumer that raises leaves the others for the next call.
+        If a consumer raises an error, the next call passes on the rest.
         """
         if self._holds or self._delivering or not self._waiting:
             return False
@@ -66,18 +66,18 @@ class DeferredDeliveries:
 
 
 def take_anything(channel: Any) -> None:
-    """Make an `amqp.Channel` of ours get messages that py-amqp cannot read as well, and bodies as the bytes they are.
+    """Make one of our channels also receive messages that py-amqp cannot read, and bodies as raw bytes.
 
-    py-amqp raises an error wherever the connection is read, which is lost then. Here `is_unreadable` says it.
+    py-amqp would raise an error at a read of the connection, which would be lost. Use `is_unreadable` instead.
     """
     channel.takes_anything = True
     channel.auto_decode = False
 
 
 def is_unreadable(message: Any) -> bool:
-    """Return whether an `amqp.Message` stands for one whose properties or routing key nobody can read.
+    """Return whether an `amqp.Message` is a placeholder for one with unreadable properties or routing key.
 
-    It has the body of that, and no properties.
+    A placeholder has the original body, and no properties.
     """
     return frames.UNREADABLE in (message.headers or {})
 
@@ -92,7 +92,7 @@ class TolerantFrames:
         self._connection = connection
         self._callback = callback
         self._handle = frame_handler(connection, self._complete)
-        self._misnamed: set[int] = set()  # ids of channels, until the rest of the message comes
+        self._misnamed: set[int] = set()  # ids of channels, until the next frame of the message arrives
         self._decoded: dict[int, tuple[dict[str, Any], State]] = {}  # by the ids of channels, the same
 
     def __call__(self, frame: tuple[int, int, bytes]) -> Any:
@@ -128,6 +128,6 @@ class TolerantFrames:
 def _is_readable(properties: bytes) -> bool:
     try:
         upstream.deserialize(Message(), properties)
-    except Exception:  # of many kinds: whoever may publish chooses one
+    except Exception:  # a malformed message may cause many kinds of errors
         return False
     return True

@@ -1,4 +1,4 @@
-"""Where the messages for a `kombu.Queue` may be sent to."""
+"""The destinations that messages for a `kombu.Queue` may be sent to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ..core.destination import Destination
 
 
 def is_lasting(durable: bool, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any] | None) -> bool:
-    """Return whether a queue that is declared so stays until somebody deletes it."""
+    """Return whether a queue with these properties stays until it is deleted explicitly."""
     return durable and not exclusive and not auto_delete and "x-expires" not in (arguments or {})
 
 
 def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
-    """Yield where messages for a queue may be sent to: the queue itself, and its exchange.
+    """Yield the destinations of messages for a queue: the queue itself, and its exchange.
 
-    Nobody else may bind an exclusive queue, and the name of a broadcast queue is another one each time.
+    Yields nothing for an exclusive queue, which only its own connection may bind, and for a broadcast queue, whose name
+    changes each time.
     """
     if queue.exclusive or isinstance(queue, Broadcast):
         return

@@ -1,4 +1,4 @@
-"""Follows the streams beside a cascade as they grow, each from a place that was reached before."""
+"""Follows the streams beside a cascade as they grow, each from a position that was reached before."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from . import declare
 from .confirms import ConfirmedChannel, Outgoing
 from .streams import SILENCE, Entry, consume, entry_of
 
-#: Messages, of 100 records each at most, that the broker sends ahead of their acknowledgements.
+#: The prefetch count, in messages of at most 100 records each.
 _PREFETCH = 200
 
 
 class Place(NamedTuple):
-    """A message of a stream that was read, so that reading goes on after it."""
+    """The last message of a stream that was read. Reading continues after it."""
 
     offset: int
-    digest: bytes  # tells whether it is still the same stream
+    digest: bytes  # detects that the stream was deleted and created again
 
     @classmethod
     def of(cls, entry: Entry) -> Place:
@@ -35,11 +35,11 @@ class Place(NamedTuple):
 
 
 class StreamReplaced(DelayError):
-    """A stream was deleted and created again since a place in it was reached."""
+    """A stream was deleted, and perhaps created again, since its last message was read."""
 
 
 class Follower:
-    """Follows streams of a `kombu.Connection`'s cascade through an AMQP connection of its own."""
+    """Follows streams of a `kombu.Connection`'s cascade through a separate AMQP connection."""
 
     def __init__(self, client: kombu.Connection) -> None:
         self._client = client.clone()
@@ -55,15 +55,15 @@ class Follower:
 
     @property
     def streams(self) -> dict[str, int]:
-        """The names of the streams that are followed, and the offsets at which each ended when that began."""
+        """The names of the followed streams, each with the offset of its last message when following began."""
         return dict(self._ends)
 
     def follow(self, places: Mapping[Stream, Place | None], callback: Callable[[str, Entry], None]) -> list[Stream]:
-        """Make `read` call back with a stream's name and each message after a place of it, or all.
+        """Make `read` call back with a stream's name and each of its messages, or only those after a place.
 
-        Returns those of the streams that do not exist. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`.
+        Returns the streams that do not exist. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`.
         """
-        # Before anything is consumed: what comes is to be read at once, and not to be kept.
+        # Before consuming, because messages that arrive must be processed at once, not stored.
         ends = {stream: self._end(stream) for stream in places}
         for stream, place in places.items():
             end = ends[stream]
@@ -90,7 +90,7 @@ class Follower:
                 if entry.offset < place.offset:  # RabbitMQ sends whole chunks
                     return
                 begun = True
-                if entry.offset == place.offset:  # else it was too old, and is gone
+                if entry.offset == place.offset:  # otherwise the message was too old and RabbitMQ has deleted it
                     if Place.of(entry) != place:
                         raise StreamReplaced(f"the stream {stream.name!r} was deleted and created again")
                     return
@@ -99,7 +99,7 @@ class Follower:
         _consume(channel, self._client, stream, "first" if place is None else place.offset, on_message)
 
     def read(self, timeout: float) -> bool:
-        """Call back for what has come, or comes in some seconds; return whether anything came."""
+        """Call back for messages that have arrived or arrive within some seconds; return whether any did."""
         try:
             with self._client.connection.within(timeout):
                 self._client.drain_events()
@@ -109,7 +109,7 @@ class Follower:
         return True
 
     def _acknowledge(self) -> None:
-        """Acknowledge what came, or RabbitMQ closes the channel after half an hour.
+        """Acknowledge received messages: otherwise RabbitMQ closes the channel after half an hour.
 
         See https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout.
         """
@@ -118,7 +118,7 @@ class Follower:
             channel.basic_ack(tag, multiple=True)
 
     def _end(self, stream: Stream) -> int | None:
-        """Return the offset of the message that is the last one of a stream now; None if it does not exist."""
+        """Return the offset of the last message of a stream; None if the stream does not exist."""
         if not mark(self._client, [stream]):
             return None
         markers: set[bytes] = set()
@@ -151,12 +151,12 @@ class Follower:
 def mark(
     client: kombu.Connection, streams: Iterable[Stream], announce: Callable[[Iterable[bytes]], object] | None = None
 ) -> dict[str, bytes]:
-    """Put a marker at the end of each of some streams; return those of the streams that exist, by their names.
+    """Put a marker at the end of some streams; return the markers of the streams that exist, by their names.
 
-    They are announced before they are sent, to whoever reads them elsewhere.
+    `announce` is called with the markers before they are sent, so that other readers can look for them.
 
-    Whoever has read a stream up to its marker has read all that was in it before. A stream that does not exist costs
-    the broker no entry in its log. Raises `NotPermitted`, `StreamUnavailable`.
+    A reader that has reached the marker of a stream has read all earlier messages. The broker does not log an error for
+    a stream that does not exist. Raises `NotPermitted`, `StreamUnavailable`.
     """
     cascade = client.transport.delay_options.cascade
     channel = ConfirmedChannel(client.connection)
@@ -170,7 +170,7 @@ def mark(
     with client.connection.exclusively(channel, SILENCE), declare.translate_errors(cascade):
         try:
             channel.publish_all(unsent)
-        except NotFound:  # nor is there anything else of the cascade
+        except NotFound:  # there is no cascade
             return {}
         finally:
             channel.reset()
@@ -181,7 +181,7 @@ def mark(
 
 
 def entry_at(client: kombu.Connection, stream: Stream, offset: int) -> Entry | None:
-    """Return the message of a stream with an offset; None if it is no longer there.
+    """Return the message at an offset of a stream; None if it is no longer there.
 
     Raises `StreamUnavailable`, `NotPermitted`.
     """
@@ -206,6 +206,6 @@ def entry_at(client: kombu.Connection, stream: Stream, offset: int) -> Entry | N
 def _consume(
     channel: Any, client: kombu.Connection, stream: Stream, offset: int | str, callback: Any, prefetch: int = _PREFETCH
 ) -> str:
-    """Do what `consume` does. Raises `NotPermitted` as well."""
+    """Call `consume`. Raises `NotPermitted` in addition to its errors."""
     with declare.translate_errors(client.transport.delay_options.cascade):
         return consume(channel, stream, offset, callback, prefetch)

@@ -1,4 +1,4 @@
-"""Writes the streams beside a cascade: a record with each delayed message, and what is changed about them later."""
+"""Writes the streams beside a cascade: a record of each delayed message, and later changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .pending import Entry, PendingMessage
 
 logger = logging.getLogger(__name__)
 
-#: Most records, and most of their bytes, in one message of a stream: a reader pays for each message.
+#: The maximum number of records, and of their bytes, in one message of a stream. Fewer messages are faster to read.
 _MAX_RECORDS, _MAX_BYTES = 100, 100_000
 
 #: Bytes of a record that RabbitMQ takes by default, of 16 MiB: the message alone may just fit.
@@ -34,12 +34,12 @@ _LARGEST = 16 * 1024 * 1024 - 10_000
 #: The properties of all messages of streams.
 _PERSISTENT, _ = upstream.serialize(Message(b"", delivery_mode=2))
 
-#: Seconds for which a stream that does not work is left alone.
+#: Seconds until the next attempt to write to a stream that does not work.
 _PAUSE = 60
 
 
 class Journal:
-    """What one AMQP connection needs to write the streams of a cascade."""
+    """Writes the streams of a cascade through one AMQP connection."""
 
     def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
         self._connection = connection
@@ -50,9 +50,9 @@ class Journal:
         self._created: set[Stream] = set()
 
     def records(self, messages: Iterable[tuple[Entry | None, Any]]) -> dict[Any, Outgoing]:
-        """Return what to publish before some messages, by a name: each an `amqp.Message`, with what is told of it.
+        """Return the records to publish before some messages. Each message comes with its `Entry`.
 
-        Whoever stops between the two leaves a record of a message that never comes, and not the other way round.
+        A process that stops in between leaves a record without a message, and never a message without a record.
         """
         packs: dict[Stream, list[list[Record]]] = {}
         sizes: dict[Stream, int] = {}  # bytes of the last pack
@@ -79,10 +79,10 @@ class Journal:
 
     @contextmanager
     def recording(self, records: Mapping[Any, Outgoing]) -> Iterator[None]:
-        """Leave streams alone for a while if the broker closes the connection that publishes records to them.
+        """Pause streams if the broker closes the connection because of a record to them.
 
-        RabbitMQ 4.3 does so where a stream has lost its data, which happens if a node is killed just after it was
-        created. Delayed messages are not held up: Kombu connects again, and publishes them without a record.
+        RabbitMQ 4.3 does that if a stream has lost its data, which happens when a node is killed just after the stream
+        was created. Delayed messages are not blocked: Kombu reconnects, and publishes them without a record.
         """
         try:
             yield
@@ -93,7 +93,7 @@ class Journal:
             raise RecoverableConnectionError(str(exc)) from exc
 
     def store(self, records: Mapping[Any, Outgoing]) -> None:
-        """Return once records are stored, in streams that are created if they are missing, or warn why they are not."""
+        """Store records, and create missing streams for them. Log a warning if that fails."""
         for (stream, number), record in records.items():
             try:
                 self.write(stream, [record.message.body])
@@ -104,7 +104,7 @@ class Journal:
         return client_of(self._connection.client).paused_streams.get(stream.name, 0) > time.monotonic()
 
     def pause(self, records: Iterable[Any], reason: Exception) -> None:
-        """Leave the streams of some records, by their names, alone for a while, and warn the first time."""
+        """Stop writing to the streams of some records for a while, and log a warning the first time."""
         client = client_of(self._connection.client)
         for stream in {stream for stream, _ in records}:
             name = stream.name
@@ -118,7 +118,7 @@ class Journal:
             client.paused_streams[name] = time.monotonic() + _PAUSE
 
     def prepare(self, messages: Iterable[PendingMessage]) -> None:
-        """Create, once, the streams that some messages cannot do without. Raises what `write` does for a key."""
+        """Create the streams that some messages need, once. Raises the same errors as `write` for a key."""
         for pending in messages:
             if pending.entry is None:
                 continue
@@ -127,7 +127,7 @@ class Journal:
                 self._has_keys = True
             stream = pending.entry.stream
             if stream is None or self._options.confirm or stream in self._created or self._is_paused(stream):
-                continue  # an answer to the first record will tell
+                continue  # the answer to the first record shows whether the stream exists
             try:
                 self.ensure(stream)
                 self._created.add(stream)
@@ -135,14 +135,14 @@ class Journal:
                 self.pause([(stream, 0)], exc)
 
     def write_keys(self, messages: Iterable[PendingMessage]) -> None:
-        """Say of messages that they were sent last of their keys. Raises what `write` does."""
+        """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""
         entries = [pending.entry for pending in messages if pending.entry]
         last = [journal.last_of_key(entry.key, entry.number) for entry in entries if entry.key is not None]
         if last:
             self.write(journal.keys(self._cascade), last)
 
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
-        """Return once the broker has stored messages in a stream, which is created if it is missing: one round trip.
+        """Store messages in a stream, which is created if it is missing: one round trip.
 
         Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`.
         """
@@ -158,7 +158,7 @@ class Journal:
         with self._exclusively(), declare.translate_errors(self._cascade):
             try:
                 self._channel.publish_all(unsent)
-            except (InternalError, ResourceError) as exc:  # it has no leader, or has lost its data
+            except (InternalError, ResourceError) as exc:  # the stream has no leader, or has lost its data
                 raise StreamUnavailable(f"the stream {stream.name!r} cannot be written now: {exc}") from exc
             if not unsent:
                 return
@@ -190,7 +190,7 @@ class Journal:
 
 
 def stream_for(delay: int, priority: int | None, options: Options) -> Stream | None:
-    """Return the stream that a message is recorded in, by its delay in microseconds; None if that is too short."""
+    """Return the stream for the record of a message with a delay in microseconds; None if it is not recorded."""
     return journal.journal_for(options.cascade_for(priority), delay / 1_000_000) if options.records(delay) else None
 
 

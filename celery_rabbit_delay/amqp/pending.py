@@ -1,4 +1,4 @@
-"""A message that is ready to enter the cascade, and what the streams beside it are told of it."""
+"""A message that is ready to enter the cascade, with its entry for the streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..core.topology import Stream
 
 
 def now() -> int:
-    """Return microseconds of a clock that nobody sets: a delay must not change with the wall clock."""
+    """Return microseconds of a monotonic clock: a delay must not change with the wall clock."""
     return time.monotonic_ns() // 1000
 
 
@@ -26,20 +26,20 @@ class OwnMessage(upstream.EncodesProperties, Message):  # type: ignore[misc]
 
 
 def with_headers(msg: Any, headers: Mapping[str, Any]) -> Any:
-    """Return a copy of an `amqp.Message` with other headers; the user's own objects stay as they are."""
+    """Return a copy of an `amqp.Message` with other headers. The user's objects do not change."""
     copy = OwnMessage(msg.body)
     copy.properties = {**msg.properties, "application_headers": headers}
     return copy
 
 
 class Entry(NamedTuple):
-    """What the streams are told of a delayed message."""
+    """What the streams store about a delayed message."""
 
     number: int
     due: int  # milliseconds since 1970
     id: str
-    stream: Stream | None  # that it is recorded in
-    key: str | None  # of which it is the last message
+    stream: Stream | None  # for its record; None: it is not recorded
+    key: str | None  # the `x-delay-key` whose last message it becomes
 
 
 class PendingMessage(NamedTuple):
@@ -48,15 +48,15 @@ class PendingMessage(NamedTuple):
     message: Any  # the amqp.Message without a delay
     headers: Mapping[str, Any]  # wrapped
     due: int  # by the clock `now`
-    delay: int  # that was asked for, in microseconds
+    delay: int  # the original one, in microseconds
     destination: Destination
     timeout: float | None = None  # seconds, as for `kombu.Producer.publish`
     confirm_timeout: float | None = None
-    entry: Entry | None = None  # what the streams are told of it
+    entry: Entry | None = None  # for the streams
 
     @property
     def key(self) -> str | None:
-        """The `x-delay-key` of which it is the last message."""
+        """The `x-delay-key` whose last message it becomes."""
         return self.entry and self.entry.key
 
     @property

@@ -1,4 +1,4 @@
-"""Publishes delayed messages into a cascade, and makes sure before that it is there and leads to their destination."""
+"""Publishes delayed messages into a cascade, after it has created the cascade and its route to the destination."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .create import create_cascade
 from .journal import Journal
 from .pending import PendingMessage, now, with_headers
 
-#: Destinations that a connection remembers. Reply queues may be without number.
+#: The number of destinations that a connection remembers. The number of reply queues has no limit.
 _MAX_BOUND = 10_000
 
 
-#: What is published, by any names.
+#: The messages to publish, by arbitrary names.
 Messages = dict[Any, Outgoing]
 
 
 class DelayedPublisher:
-    """What one AMQP connection needs to publish into one cascade: made with the connection, gone with it."""
+    """Publishes into one cascade through one AMQP connection, and lives as long as the connection."""
 
     def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
         self.options = options
         self.cascade = cascade
         self.shards = options.shards_of(cascade)
-        # By turns; many processes that publish one message each must not all begin with the first.
+        # Messages go to the shards in turn, from a random one on: many processes may publish only one message each.
         self._turns = itertools.count(random.randrange(len(self.shards)))
         self._connection = connection
         self._channel = ConfirmedChannel(connection, options.confirm)
@@ -50,11 +50,12 @@ class DelayedPublisher:
     def publish(self, pending: PendingMessage) -> None:
         """Send a message into the cascade; with `confirm`, return once the broker has stored it.
 
-        Raises `DelayError` when the broker refuses it, `NotStored` when it cannot store it now, and
-        connection errors and time-outs as py-amqp does. The next publish starts afresh after any of them.
+        Raises `DelayError` if the broker refuses it, `NotStored` if the broker cannot store it now, and py-amqp's
+        connection errors and time-outs. After an error, the next publish uses a new channel.
 
-        The key of a message is told once it is stored, for the one before must not give way to one that is not. It is
-        stored, too, where that raises `CascadeConflict`, `CascadeMissing`, `NotPermitted` or `StreamUnavailable`.
+        The key of a message is written only after the message is stored, because a message that is not stored must not
+        replace an earlier one. So the message is stored even if writing the key raises `CascadeConflict`,
+        `CascadeMissing`, `NotPermitted` or `StreamUnavailable`.
         """
         if pending.entry:
             self.journal.prepare([pending])
@@ -62,7 +63,7 @@ class DelayedPublisher:
             try:
                 unrecorded = self._publish(pending)
             except (CascadeMissing, NotRouted):
-                # Somebody deleted a part of the cascade that this connection, or whoever made it, has seen complete.
+                # A part of the cascade was deleted since the cascade was complete.
                 if self.options.declare == "passive":
                     raise
                 self.repair()
@@ -72,25 +73,25 @@ class DelayedPublisher:
             self.journal.write_keys([pending])
 
     def repair(self) -> None:
-        """Declare all of the cascade. Raises what `create_cascade` does."""
+        """Declare the whole cascade again. Raises the same errors as `create_cascade`."""
         with self._exclusively(), self._reset_on_error():
             create_cascade(self._channel, self.shards)
 
     def submit(self, pending: PendingMessage, answered: Answered) -> None:
-        """Send a message, to a bound destination, without waiting for the broker's answer.
+        """Send a message to a bound destination without waiting for the broker's answer.
 
-        Reading from the connection calls `answered`: with None when the message is stored, or else with what `publish`
-        would raise. It is always confirmed, whatever the options say.
+        A later read of the connection calls `answered`: with None if the message is stored, or else with the error that
+        `publish` would raise. The message is confirmed even without the option `confirm`.
         """
         with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):  # while a channel is opened
             self._unawaited.send(*self._outgoing(pending), answered)
 
     def record(self, pending: PendingMessage) -> None:
-        """Return once the record of a message that is submitted next is stored, if it is to have one, or warn."""
+        """Store the record of a message, if it needs one, before the message is submitted. Log a warning on failure."""
         self.journal.store(self.journal.records([(pending.entry, pending.message)]))
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
-        """Take the blame if the broker has closed the channel of what was submitted; return whether it has."""
+        """Refuse all submitted messages if their channel was closed; return whether it was that channel."""
         if channel is None or self._unawaited.current is not channel:
             return False
         try:
@@ -102,11 +103,11 @@ class DelayedPublisher:
         return True
 
     def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
-        """Send all messages, to bound destinations, before waiting for any answer.
+        """Send all messages to bound destinations before waiting for any answer.
 
-        Removes those from `messages` that are stored, also if it raises; those with a key once that is told, for until
-        then they may give way to an earlier one. What is left in the end was refused, or has the key of one that was:
-        publish it again, one by one and in this order, to learn why.
+        Removes stored messages from `messages`, also if it raises; a message with a key only once the key is stored,
+        because until then an earlier message may be delivered in its place. The messages that are left were refused,
+        or have the key of a refused message: publish them again, one by one in this order, to learn the reason.
         """
         self.journal.prepare(messages.values())
         unsent = dict(messages)
@@ -118,18 +119,18 @@ class DelayedPublisher:
                 if name not in unsent and not pending.has_key:
                     del messages[name]
         self.journal.store(unrecorded)
-        refused = {pending.key for pending in unsent.values()}  # published again, they would count as sent last
+        refused = {pending.key for pending in unsent.values()}  # publishing them again would make them the last ones
         told = {name: pending for name, pending in messages.items() if pending.key not in refused}
         self.journal.write_keys(told.values())
         for name in told:
             del messages[name]
 
     def is_bound(self, destination: Destination) -> bool:
-        """Return whether this connection has seen the cascade complete and bound to a destination."""
+        """Return whether this connection knows that the cascade is complete and bound to a destination."""
         return destination in self._bound
 
     def bind(self, destination: Destination) -> None:
-        """Make sure that the cascade is there and leads to a destination, once for each connection."""
+        """Create the cascade and bind it to a destination; with `declare="passive"` check both. Once per connection."""
         if self.is_bound(destination):
             return
         with self._exclusively(), self._reset_on_error():
@@ -155,10 +156,10 @@ class DelayedPublisher:
         self._bound -= {one for one in self._bound if name == one.exchange or name in one.queues}
 
     def lead_back(self, destination: Destination) -> None:
-        """Lead what still waits for a destination to it: its bindings went with it if it was deleted.
+        """Bind a destination again that may have been deleted with its bindings, for the messages that wait for it.
 
-        Creates the cascade where it is missing, but outboxes only for queues: those of an exchange come when they are
-        needed. Raises as `bind`.
+        Creates the cascade if it is missing, but outboxes only for queues: publishers create those of an exchange.
+        Raises as `bind`.
         """
         if not destination.exchange:
             self._bound.discard(destination)
@@ -178,9 +179,9 @@ class DelayedPublisher:
         return unrecorded
 
     def _send(self, messages: dict[Any, PendingMessage]) -> Messages:
-        """Send messages, after their records; return the records that no stream took.
+        """Send the records of messages, then the messages; return the records that no stream took.
 
-        Removes those from `messages` that are stored, also if it raises.
+        Removes stored messages from `messages`, also if it raises.
         """
         last = next(reversed(messages.values()))
         outgoing = {name: self._outgoing(pending) for name, pending in messages.items()}
@@ -195,7 +196,7 @@ class DelayedPublisher:
             if not isinstance(exc, TimeoutError) or not records or messages.keys() & unsent.keys():
                 with self._translate_refusals(), self.journal.recording(records):
                     raise
-            self.journal.pause(unsent, exc)  # only streams have not answered
+            self.journal.pause(unsent, exc)  # only answers of streams are missing
             unsent.clear()
         finally:
             for name in messages.keys() - unsent.keys():
@@ -203,7 +204,7 @@ class DelayedPublisher:
         return {name: record for name, record in records.items() if name in unsent}
 
     def _outgoing(self, pending: PendingMessage) -> Outgoing:
-        """Return a message for what is left of its delay: declaring, or a batch, may have taken a while."""
+        """Return a message with the keys for its remaining delay: declaring, or a batch, may have taken some time."""
         shard = self.shards[next(self._turns) % len(self.shards)]
         first, *later = routing_key.steps(self.options.route(self.cascade, pending.due - now(), pending.delay))
         message = with_headers(pending.message, headers_.addressed(pending.headers, pending.destination, later))
@@ -218,7 +219,7 @@ class DelayedPublisher:
 
     @contextmanager
     def _translate_refusals(self) -> Iterator[None]:
-        """Raise refusals to publish as errors that say what to do; what else there is is about the message itself."""
+        """Translate refusals to publish into errors that say what to do. Other errors concern the message itself."""
         try:
             yield
         except (AccessRefused, NotFound):

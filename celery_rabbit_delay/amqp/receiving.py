@@ -1,4 +1,4 @@
-"""What happens to a message that arrives, before its consumer sees it: some are not to be delivered any more."""
+"""Filters received messages before their consumer sees them: some must no longer be delivered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .streams import StreamReader, apply_readable, follow
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which the first message waits for a stream that exists but cannot be read.
+#: Seconds that the first message waits for a stream that exists but cannot be read.
 PATIENCE = 15
 
 #: Seconds after which a message that comes makes the connection try again to read a stream: one that may have come back
@@ -37,15 +37,15 @@ MOST_UNKNOWN = 20
 
 
 def is_dropped(connection: Any, message: Any) -> bool:
-    """Return whether a message on an `amqp.Connection` of ours is to be acknowledged and not delivered.
+    """Return whether a message must be acknowledged instead of delivered.
 
-    It is if it was replaced by a later one of its key, or by a copy with another due time. A cancelled task is left to
-    the client if that knows what to do with one.
+    This is so if a later message with its key, or a copy with another due time, has replaced it, or if it was
+    cancelled. If the client has `on_cancelled`, a cancelled task is delivered, and Celery discards it.
     """
     headers = message.headers
     ours = headers.get(HEADER) if headers else None
     if not isinstance(ours, Mapping):
-        # What was never delayed is none of our business; a retry that follows at once is of a task that may have been.
+        # Undelayed messages are not filtered, except for retries: their task may have been delayed before.
         if not headers or not headers.get("retries"):
             return False
         client = client_of(connection.client)
@@ -75,7 +75,7 @@ def is_dropped(connection: Any, message: Any) -> bool:
 
 
 def _is_cancelled(client: Client, message: Any) -> bool:
-    id_ = message_id(message.properties, message.headers)  # as in a record: what `list` shows can be cancelled
+    id_ = message_id(message.properties, message.headers)  # the same id as in a record, which `list` shows
     if not client.changes.cancels(id_, message.headers):
         return False
     return client.on_cancelled is None or not client.on_cancelled(id_)
@@ -134,7 +134,7 @@ def _has_room(followed: dict[str, float]) -> bool:
 
 
 def learn(client: kombu.Connection) -> None:
-    """Read what was cancelled, moved or replaced in a cascade until now. Raises `StreamUnavailable`, `NotPermitted`."""
+    """Read which messages were cancelled, moved or replaced so far. Raises `StreamUnavailable`, `NotPermitted`."""
     cascade = client.transport.delay_options.cascade
     known = client_of(client)
     with StreamReader(client) as reader:

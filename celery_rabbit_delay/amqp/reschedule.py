@@ -1,4 +1,4 @@
-"""Moves a message that waits to another due time: a copy takes its place, and it is dropped when it arrives."""
+"""Moves a waiting message to another due time: it sends a copy, and the original is dropped when it arrives."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from .connecting import closing
 from .schedule import to_message, waiting, write_changes
 from .waiting import ANYWHERE, Allowed
 
-#: Milliseconds before its due time from which on a message stays as it is: consumers must hear of the move in time.
+#: Milliseconds before its due time within which a message cannot be moved: consumers must learn of the move in time.
 TOO_LATE = 2000
 
 Move = Callable[[Sequence[Record], datetime], None]
 
 
 def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: Allowed = ANYWHERE) -> None:
-    """Give the message with an id another due time, an aware datetime; one in the past means at once.
+    """Give the message with an id another due time, an aware datetime; a past one means at once.
 
-    Id, body, priority and headers stay. Interrupted at any point, nothing is lost; interrupted in the middle, it is
-    delivered at both times, unless it is moved again. A message with a key becomes the last one of its key.
+    The message keeps its id, body, priority and headers. An interruption never loses it; an interruption in the middle
+    delivers it at both times, unless it is moved again. A message with a key becomes the last one of its key.
 
-    Raises `InvalidDestination` for one that is not `allowed`, `NotWaiting`, `TooLate`, `InvalidDelay`, `NotPermitted`,
-    `DelayError` where messages with the same id differ in more than their due times, and what publishing raises.
+    Raises `InvalidDestination` if its destination is not `allowed`, `NotWaiting`, `TooLate`, `InvalidDelay`,
+    `NotPermitted`, `DelayError` if messages with the same id differ in more than their due times, and the errors of
+    publishing.
     """
     records = {record.number: record for record in waiting(connection) if record.id == id_}
     if not records:
         raise NotWaiting(
-            f"no message with the id {id_!r} waits, as far as the journal knows: it has only those whose delay is at "
+            f"the journal has no waiting message with the id {id_!r}: it records only messages with a delay of at "
             "least the option `journal`"
         )
     with moving(connection, allowed) as move:
@@ -49,9 +50,10 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: A
 
 @contextmanager
 def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterator[Move]:
-    """Return what gives the message that some records are about, each a copy of it, another due time.
+    """Yield a function that gives a message another due time.
 
-    It takes the records and an aware datetime, and raises what `reschedule` does, but for `NotWaiting`.
+    The function takes the records of all copies of the message, and an aware datetime. It raises the errors of
+    `reschedule` except `NotWaiting`.
     """
     options: Options = connection.transport.delay_options
     recording = replace(options, confirm=True, journal=0)
@@ -66,15 +68,15 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
                     f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it"
                 )
             copy = _copy(first, due, moment)
-            # Of one that was published again after an error, or whose move was interrupted, all copies are the same.
+            # Copies are equal if a message was published again after an error, or if its move was interrupted.
             if any(_content(_copy(record, due, moment)) != _content(copy) for record in records):
                 raise DelayError(
-                    f"{len(records)} messages with the id {first.id!r} wait that are not the same, and a move would "
-                    "keep only one of them: they stay as they are; send each with an id of its own, or cancel them all"
+                    f"{len(records)} different messages with the id {first.id!r} wait, and a move would keep only one "
+                    "of them: none was moved; send each with its own id, or cancel them all"
                 )
             message, exchange, routing_key = copy
             if refused := allowed.refuses(exchange, routing_key, message.headers):
-                raise InvalidDestination(f"{first.id!r} stays as it is: {refused}: use --any-queue if it may go there")
+                raise InvalidDestination(f"{first.id!r} was not moved: {refused}: use --any-queue to allow any queue")
             target.default_channel.basic_publish(message, exchange, routing_key)
             # Only now: without the copy, the message would be lost.
             write_changes(target, [journal.void(record.number, record.due) for record in records])
@@ -87,12 +89,12 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
     message = to_message(record)
     state = headers_.read_state(message.headers or {})
     if state is None:
-        raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: it is of no delayed message")
+        raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: its message has no delay")
     if state.routing_key is not None and "task" not in message.headers:
-        raise DelayError(f"{record.id!r} stays as it is: its eta is in its body, for it was sent with task protocol 1")
+        raise DelayError(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
     delivery = headers_.resent(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
-    headers[headers_.X_DELAY] = x_delay_until(due, moment)  # at once is one tick: confirmed, as any delay
+    headers[headers_.X_DELAY] = x_delay_until(due, moment)  # "at once" is one tick, so that it is confirmed
     if headers.get("eta"):
         headers["eta"] = due.isoformat()
     message.properties["application_headers"] = headers
@@ -100,6 +102,6 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
 
 
 def _content(copy: tuple[Message, str, str]) -> tuple[Any, ...]:
-    """Return all that a consumer is told of a message."""
+    """Return everything that a consumer receives with a message."""
     message, exchange, routing_key = copy
     return message.body, message.properties, exchange, routing_key

@@ -1,4 +1,4 @@
-"""Which messages wait, and what may be changed about them: read from streams, so that the levels are left alone."""
+"""Lists and cancels waiting messages. It reads streams, and never the levels."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .streams import StreamReader
 
 logger = logging.getLogger(__name__)
 
-#: (exchange, routing key) -> the name of the queue that it leads to.
+#: (exchange, routing key) -> the name of the queue that they lead to.
 QueueNames = Mapping[tuple[str, str], str]
 
-#: Is told how many messages of streams were read, of how many.
+#: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
 
-#: Is told of something in the journal that nobody can read.
+#: Is called with a description of a malformed message in the journal.
 Report = Callable[[str], object]
 
 
@@ -41,7 +41,7 @@ class Scheduled(NamedTuple):
     id: str
     #: Celery's name of the task; None for other messages.
     task: str | None
-    #: The queue that it goes to; where the app does not know that of its exchange, the routing key.
+    #: The queue that it goes to; the routing key if the app does not know the queue of its exchange.
     queue: str
     #: When it is due, in UTC.
     due: datetime
@@ -63,22 +63,22 @@ class Scheduled(NamedTuple):
 
 @journal.reading
 def to_message(record: Record) -> Message:
-    """Return a message as it was put into the cascade. Raises `Unreadable`."""
+    """Return a message as it entered the cascade. Raises `Unreadable`."""
     message = Message(record.body)
     try:
         upstream.deserialize(message, record.properties)
-    except (AMQPError, OSError) as exc:  # OSError: no such time
+    except (AMQPError, OSError) as exc:  # OSError: an invalid time
         raise ValueError(exc) from exc
     return message
 
 
 @journal.reading
 def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> Scheduled:
-    """Return what a record and its message's headers say of a message that waits. Raises `Unreadable`."""
+    """Return a description of a waiting message, from its record and its headers. Raises `Unreadable`."""
     state = headers_.read_state(headers)
     exchange, routing_key = (state.exchange if state else ""), str(headers["CC"][0])
     queue = queues.get((exchange, routing_key), routing_key)
-    if state and state.routing_key is not None:  # it comes back to one queue, whatever it was sent to
+    if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
         queue, routing_key = routing_key, state.routing_key
     texts = [None if headers.get(name) is None else str(headers[name]) for name in ("task", "argsrepr", "kwargsrepr")]
     task, args, kwargs = texts
@@ -88,7 +88,7 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> 
 
 
 def _retries(headers: Mapping[str, Any]) -> int:
-    """Return how often a task was retried; 0 where a sender has put something that is no such number."""
+    """Return how often a task was retried; 0 if a sender wrote something else."""
     retries = headers.get("retries")
     return retries if isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries < 1 << 31 else 0
 
@@ -144,7 +144,7 @@ def scheduled(
 
 
 class _Soonest:
-    """The records that are due first, each once: a message that was published again after an error has two."""
+    """The records that are due first, without duplicates: a message that was published again after an error has two."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
@@ -173,7 +173,7 @@ class _Soonest:
 def waiting(
     connection: kombu.Connection, progress: Progress | None = None, report: Report = logger.warning
 ) -> Iterator[Record]:
-    """Yield the journal's records of messages that wait, in no order; of one that was published again, two."""
+    """Yield the journal's records of waiting messages, in no order; two of a message that was published again."""
     cascade = connection.transport.delay_options.cascade
     changes, keys = Changes(), Keys()
     with StreamReader(connection) as reader:
@@ -181,7 +181,7 @@ def waiting(
         total = sum(map(reader.length, streams)) if progress else 0
         done = 0
         stale = []
-        # Changes come first: what is moved meanwhile may then be seen twice, and never not at all.
+        # Read the changes first: a message that is moved in the meantime may then appear twice, but is never missing.
         for stream in streams:
             too_old = TooOld(stream, _now())
             for entry in reader.read(stream):
@@ -208,9 +208,9 @@ def _now() -> int:
 
 
 def _roll(connection: kombu.Connection, stream: Stream) -> None:
-    """Begin a new segment of a stream: only then RabbitMQ looks for what is too old."""
+    """Begin a new segment of a stream: only then does RabbitMQ delete old segments."""
     publisher = connection.connection.publisher_for()
-    with suppress(DelayError, AMQPError):  # whoever may only read
+    with suppress(DelayError, AMQPError):  # a user may have permission only to read
         for size in (stream.segment, 1):  # what comes after a full segment begins another
             publisher.journal.write(stream, journal.fillers(size, _now()))
 

@@ -1,4 +1,4 @@
-"""The URL schemes of the transport, and the broker URLs that lead to it.
+"""The URL schemes of the transport, and the broker URLs that it replaces.
 
 Importing this module registers `rabbit-delay://` and `rabbit-delays://` (TLS) with Kombu.
 """
@@ -14,11 +14,11 @@ from ..core.errors import UnsupportedConfiguration
 
 TRANSPORT_ALIASES["rabbit-delay"] = "celery_rabbit_delay.amqp.transport:Transport"
 TRANSPORT_ALIASES["rabbit-delays"] = "celery_rabbit_delay.amqp.transport:SSLTransport"
-# How a connection shows itself in logs and to tools such as Flower, which look for "amqp".
+# The scheme that a connection shows in logs and to tools such as Flower, which look for "amqp".
 resolve_aliases["rabbit-delay"] = "amqp"
 resolve_aliases["rabbit-delays"] = "amqps"
 
-#: Transports that ours replaces, by the name that a URL or `broker_transport` gives them.
+#: The transports that this package replaces, by their names in a URL or in `broker_transport`.
 TRANSPORTS = {
     "amqp": "rabbit-delay",
     "pyamqp": "rabbit-delay",
@@ -41,11 +41,11 @@ def delay_url(url: Any) -> Any:
 
 
 def delay_transport(name: Any) -> str:
-    """Return our transport's name for that of another one. Raises `UnsupportedConfiguration`."""
+    """Return the name of our transport that replaces another one. Raises `UnsupportedConfiguration`."""
     try:
         return TRANSPORTS[str(name).lower()]
     except KeyError:
         raise UnsupportedConfiguration(
             f"the broker's transport is {name!r}, but only RabbitMQ over AMQP can delay tasks: use a broker_url that "
-            "begins with amqp:// or amqps://, or leave install() out"
+            "begins with amqp:// or amqps://, or do not call install()"
         ) from None

@@ -1,4 +1,4 @@
-"""Reads the streams beside a cascade: all that is in one now, or what is added to it from now on."""
+"""Reads the streams beside a cascade: their present contents, or new messages as they arrive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .deliveries import take_anything
 
 logger = logging.getLogger(__name__)
 
-#: Messages that the broker sends ahead of their acknowledgements.
+#: The prefetch count.
 _PREFETCH = 2000
 
 #: Seconds without an answer after which a stream counts as unavailable.
@@ -36,14 +36,14 @@ SILENCE = 20
 
 
 class Entry(NamedTuple):
-    """A message of a stream, and its place there."""
+    """A message of a stream, with its offset."""
 
     offset: int
     body: bytes
 
 
 class StreamReader:
-    """Reads streams of a `kombu.Connection`'s cascade through an AMQP connection of its own."""
+    """Reads streams of a `kombu.Connection`'s cascade through a separate AMQP connection."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StreamReader:
             abandon(connection)
 
     def length(self, stream: Stream) -> int:
-        """Return about how many messages a stream holds."""
+        """Return the approximate number of messages in a stream."""
         with suppress(AMQPError):
             return declare.message_count(self._connect().channel(), stream.name) or 0
         return 0
@@ -86,7 +86,7 @@ class StreamReader:
         return self._connection.connection
 
     def read(self, stream: Stream) -> Iterator[Entry]:
-        """Yield all that is in a stream when this is called, the oldest first; nothing if it does not exist.
+        """Yield the messages that a stream holds now, the oldest first; nothing if it does not exist.
 
         Raises `StreamUnavailable`, `NotPermitted`.
         """
@@ -105,7 +105,7 @@ class StreamReader:
                 if time.monotonic() > (deadline or math.inf):
                     raise StreamUnavailable(
                         f"the stream {stream.name!r} cannot be read ({exc}): start the nodes that it is on. If that "
-                        "does not help, delete it: it is created again when it is needed, without what it knew"
+                        "does not help, delete it: it is created again when needed, without its present contents"
                     ) from exc
                 time.sleep(0.2)
 
@@ -121,14 +121,14 @@ class StreamReader:
             for number, entry in enumerate(_received(connection, self._silence), 1):
                 if number % (_PREFETCH // 4) == 0:
                     channel.basic_ack(number, multiple=True)
-                if entry.offset >= first:  # what comes first may be older: RabbitMQ sends whole chunks
+                if entry.offset >= first:  # the first messages may be older, because RabbitMQ sends whole chunks
                     yield entry
                 if entry.body == marker:
                     return
         except UnexpectedMethod as exc:
             raise StreamUnavailable(f"the broker has ended it: {exc}") from exc
         finally:
-            self._close()  # py-amqp has not seen what came, and would not understand what comes next
+            self._close()  # py-amqp has missed frames, and could not parse the next ones
 
     def _publish(self, connection: Any, stream: Stream, marker: bytes) -> bool:
         """Put a marker at the end of a stream; return whether the stream exists."""
@@ -148,17 +148,15 @@ class StreamReader:
                     return False
                 raise StreamUnavailable(exc.reply_text) from exc
         if self._options.declare == "passive":
-            raise CascadeMissing(
-                f"nothing leads to the stream {stream.name!r} any more: run `celery -A APP delay setup`"
-            )
+            raise CascadeMissing(f"the stream {stream.name!r} is no longer bound: run `celery -A APP delay setup`")
         ensure_stream(channel, self._options.shards_of(cascade), stream, self._options.confirm_timeout)
-        raise StreamUnavailable("nothing led to it")
+        raise StreamUnavailable("it was not bound")
 
 
 def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entry], None]) -> None:
-    """Call back, whenever an `amqp.Connection` is read, for each message of a stream from an offset on.
+    """Make reads of an `amqp.Connection` call back for each message of a stream from an offset on.
 
-    If somebody deletes the stream, reading the connection raises `amqp.ConsumerCancelled`.
+    If the stream is deleted, reading the connection raises `amqp.ConsumerCancelled`.
     """
     channel = connection.channel()
     last = -1
@@ -178,12 +176,12 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
 
 
 def _received(connection: Any, silence: float = SILENCE) -> Iterator[Entry]:
-    """Yield what an `amqp.Connection` receives from now on, which may be nothing but messages of one stream."""
+    """Yield the messages that an `amqp.Connection` receives. It must receive only messages of one stream."""
     deliveries = Deliveries(_parse_offset)
     while True:
         with connection.within(silence):
             before = deliveries.frames
-            while deliveries.frames == before:  # heartbeats are no answer
+            while deliveries.frames == before:  # heartbeats do not count as an answer
                 found = deliveries.feed(upstream.receive(connection, connection.seconds_left()))
         yield from map(Entry._make, found)
 
@@ -205,18 +203,18 @@ def consume(
     channel.basic_qos(0, prefetch, False)
     try:
         tag: str = channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
-    except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica yet
+    except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica
         raise StreamUnavailable(exc.reply_text) from exc
     return tag
 
 
 def entry_of(message: Any, last: int = -1) -> Entry:
-    """Return what an `amqp.Message` of a stream is, after one with the offset `last`: it may not say its own."""
-    return Entry(message.headers.get("x-stream-offset", last + 1), bytes(message.body or b""))  # an empty one is ""
+    """Return the entry of an `amqp.Message` of a stream; without an offset, it is the one after `last`."""
+    return Entry(message.headers.get("x-stream-offset", last + 1), bytes(message.body or b""))  # an empty body is ""
 
 
 def apply_readable(apply: Callable[[bytes], object], stream: Stream, entry: Entry) -> None:
-    """Call a function with a message of a stream; warn if it is none that this package wrote."""
+    """Call a function with a message of a stream; log a warning if the message is malformed."""
     try:
         apply(entry.body)
     except Unreadable as exc:

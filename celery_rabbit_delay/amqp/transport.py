@@ -1,4 +1,4 @@
-"""Kombu's AMQP transport, with delayed messages sent into the cascade and restored when they come out of it.
+"""Kombu's AMQP transport, which sends delayed messages into the cascade and unwraps them when they come out of it.
 
 Registered under the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS).
 """
@@ -27,22 +27,22 @@ from .journal import stream_for
 from .pending import Entry, PendingMessage, now, with_headers
 from .receiving import is_dropped
 
-#: An exchange of the delayed-message-exchange plug-in, and the argument that tells what type it is besides.
+#: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
 
 class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
-    """A message as Kombu gives it to consumers, with what it was made from."""
+    """A message as Kombu passes it to consumers, with the `amqp.Message` that it was made from."""
 
     def __init__(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(msg, *args, **kwargs)
         self.amqp_message = msg
-        #: Until when it was in the cascade, if it was.
+        #: The due time of a message that comes out of the cascade.
         self.delayed_until: datetime | None = None
 
 
 class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
-    """Delays what asks for a delay, and restores what comes back."""
+    """Delays published messages that ask for a delay, and unwraps received ones."""
 
     Message = DeliveredMessage
 
@@ -62,7 +62,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             if self.connection is None:  # what py-amqp raises for a message without a delay
                 raise RecoverableConnectionError("basic_publish: connection closed")
             options: Options = self.connection.delay_options
-            # In this order: what comes between the two makes it late, not early.
+            # In this order, a pause between the two clocks makes the message late, not early.
             sent, moment = datetime.now(timezone.utc), now()
             delay, headers = headers_.delay_of(msg.headers, sent, options.naive_timezone)
             if delay > 0:
@@ -103,7 +103,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             publisher.publish(pending)
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """Return what `kombu.Producer.batch` collects messages in."""
+        """Return the batch object for `kombu.Producer.batch`."""
         return PublishBatch(self, max_size)
 
     def basic_consume(
@@ -133,7 +133,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
                 return message
 
     def peek(self, queue: str) -> Any:
-        """Get a message of a queue, also one that is not to be delivered; None if there is none."""
+        """Get a message of a queue, even one that must not be delivered; None if the queue is empty."""
         return super().basic_get(queue)
 
     def _drops(self, message: Any, no_ack: bool) -> bool:
@@ -166,9 +166,9 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             if not plug_in:
                 raise
             raise UnsupportedConfiguration(
-                f"the exchange {exchange!r} exists, declared in another way ({exc.reply_text}). If it is one of the "
-                "delayed-message plug-in, wait until it has delivered what it holds, delete it, and start your "
-                "programs again, so that they declare it and bind their queues; or give the exchange another name"
+                f"the exchange {exchange!r} exists with other properties ({exc.reply_text}). If it belongs to the "
+                "delayed-message plug-in, wait until it has delivered its messages, delete it, and restart your "
+                "programs, so that they declare it and bind their queues; or give the exchange another name"
             ) from exc
         if not passive:
             self.connection.declarations.add_exchange(exchange, type)
@@ -190,9 +190,9 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         except InternalError as exc:
             if "transient_nonexcl_queues" not in str(exc):
                 raise
-            # Kombu would take it for a lost connection, and the worker connect again and again.
+            # Kombu would take it for a lost connection, and the worker would reconnect in a loop.
             raise UnsupportedConfiguration(
-                "this RabbitMQ permits no transient queue that several connections may share, and this Celery declares "
+                "this RabbitMQ permits no transient queue that several connections may share, but this Celery declares "
                 "one: use Celery 5.7; or Celery 5.6 with control_queue_exclusive = True, event_queue_exclusive = True "
                 "and no result_backend = 'rpc://'; or put deprecated_features.permit.transient_nonexcl_queues = true "
                 f"into rabbitmq.conf ({exc.reply_text})"
@@ -226,7 +226,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         self.delay_options = Options.parse((client.transport_options or {}).get(OPTIONS))
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
-        """Return whether `basic.qos` is to be sent per consumer: RabbitMQ 4.3 and quorum queues know no other kind."""
+        """Return whether `basic.qos` must be sent per consumer: RabbitMQ 4.3 and quorum queues support only this."""
         return bool(
             super().qos_semantics_matches_spec(connection)
             or server_version(connection) >= (4, 0)
@@ -235,8 +235,8 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
-        # Celery's event loop does this for the driver type "amqp" alone: read what came in with the answer to
-        # basic.consume, for a TLS socket will not be readable again for data that it has already buffered.
+        # Celery's event loop does this only for the driver type "amqp": it reads the data that arrived together with
+        # the answer to basic.consume, because a TLS socket is not reported as readable for data that it has buffered.
         loop.call_soon(_drain_once, connection)
 
 
@@ -255,18 +255,18 @@ def _priority(msg: Any) -> int | None:
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:
-    """Return the type that an exchange of the plug-in is besides, and its other arguments."""
+    """Return the underlying type of an exchange of the plug-in, and its other arguments."""
     others = dict(arguments or {})
     if PLUG_IN_ARGUMENT not in others:
         raise UnsupportedConfiguration(
             f"the exchange {exchange!r} is declared with the type {PLUG_IN_TYPE!r}, but without the argument "
-            f'{PLUG_IN_ARGUMENT!r}: say what type it is to be, such as "direct"'
+            f'{PLUG_IN_ARGUMENT!r}: set it to the type of the exchange, such as "direct"'
         )
     return others.pop(PLUG_IN_ARGUMENT), others
 
 
 def _entry(msg: Any, headers: headers_.Headers, due: datetime, delay: int, options: Options) -> Entry | None:
-    """Return what the streams are to be told of a message; None if that is nothing."""
+    """Return the entry of a message for the streams; None if it needs none."""
     stream = stream_for(delay, _priority(msg), options)
     key = headers_.delay_key(headers)
     sent = headers.get(headers_.X_DELAY_NUMBER)
@@ -288,6 +288,6 @@ def _entry(msg: Any, headers: headers_.Headers, due: datetime, delay: int, optio
 
 
 def _drain_once(connection: Any) -> None:
-    if connection.connected:  # a loop that is closed runs what it has not run yet
+    if connection.connected:  # a closed loop still runs its pending calls
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.1)

@@ -1,4 +1,4 @@
-"""Messages taken out of queues of ours, to be sent on before they are acknowledged."""
+"""Takes messages out of queues of the cascade and sends them to their destinations before it acknowledges them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .confirms import ConfirmedChannel
 from .connecting import own_channel
 from .deliveries import is_unreadable, take_anything
 
-#: Headers with which a quorum queue counts how often it has delivered a message.
+#: Headers in which a quorum queue counts its deliveries of a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
 
 
 def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False) -> Iterator[Message]:
-    """Yield the oldest messages of a queue, of those that are there now, unacknowledged. None comes twice.
+    """Yield the oldest messages that a queue holds now, unacknowledged and each once.
 
-    Drops those that are not to be delivered any more, unless it is only to `peek`.
+    Drops messages that must no longer be delivered, except with `peek`.
     """
     take_anything(channel)
     get = channel.peek if peek else channel.basic_get
@@ -39,15 +39,15 @@ def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False)
     for _ in range(there if limit is None else min(limit, there)):
         message = get(queue)
         if message is None:
-            # RabbitMQ 3.10 and 4.0 dead-letter what expires just when it is asked for only once something else happens
-            # in the queue (rabbit_fifo, dequeue): a consumer comes and goes.
+            # If a message expires during a get, RabbitMQ 3.10 and 4.0 dead-letter it only at the next event in the
+            # queue (rabbit_fifo, dequeue). A consumer that is added and cancelled is such an event.
             channel.basic_cancel(channel.basic_consume(queue, callback=lambda message: None))
             return
         yield message
 
 
 def look(connection: kombu.Connection, queue: str, limit: int | None = None) -> list[Message]:
-    """Return the oldest messages of a queue, of those that are there now. They stay, and another look finds them."""
+    """Return the oldest messages that a queue holds now. They stay in the queue."""
     with own_channel(connection) as channel:
         there = declare.message_count(channel, queue) or 0
         found = list(take(channel, queue, limit, peek=True))
@@ -59,7 +59,7 @@ def look(connection: kombu.Connection, queue: str, limit: int | None = None) -> 
 
 
 def original(message: Message) -> tuple[Message, str, str]:
-    """Return a copy of a message to be sent again, its exchange and its routing key."""
+    """Return a copy of a message for sending it again, with its exchange and its routing key."""
     info = message.delivery_info
     delivery = resent(Delivery(info["exchange"], info["routing_key"], message.headers or {}))
     headers = {key: value for key, value in delivery.headers.items() if key not in _COUNTS}
@@ -68,13 +68,13 @@ def original(message: Message) -> tuple[Message, str, str]:
 
 
 class Allowed:
-    """The destinations that a message may be sent on to with the rights of whoever sends it on.
+    """The destinations to which a command may send messages with the permissions of its user.
 
-    What a message says of its destination may be made up, by anybody who may write to ingest.
+    The destination in a message may be forged by any user who may write to ingest.
     """
 
     def __init__(self, queues: Iterable[kombu.Queue] | None) -> None:
-        """Allow queues and their exchanges; with None anything."""
+        """Allow queues and their exchanges, or with None any destination."""
         self._any = queues is None
         self._queues = {queue.name for queue in queues or ()}
         self._exchanges = {queue.exchange.name for queue in queues or () if queue.exchange.name}
@@ -84,10 +84,10 @@ class Allowed:
         if self._any:
             return None
         if exchange:
-            return None if exchange in self._exchanges else f"exchange {exchange!r} is none of those that were named"
+            return None if exchange in self._exchanges else f"exchange {exchange!r} is not allowed"
         keys = (routing_key, *cc_keys(headers, "CC"), *cc_keys(headers, "BCC"))
         others = [key for key in keys if key not in self._queues]
-        return f"queue {others[0]!r} is none of those that were named" if others else None
+        return f"queue {others[0]!r} is not one of the allowed queues" if others else None
 
 
 #: Allows any destination.
@@ -101,11 +101,11 @@ def replay(
     limit: int | None = None,
     chosen: Callable[[Message], bool] = lambda message: True,
 ) -> Iterator[tuple[Message, str | None]]:
-    """Send those of the oldest orphans that are `chosen` on to where they were going, one by one, as if sent now.
+    """Send the `chosen` ones of the oldest orphans to their destinations, one by one, as if they were sent now.
 
-    Yields each one with None once the broker has stored it there, or else with the reason why it stays. Interrupted at
-    any point, nothing is lost; the one that was being sent may be sent twice. Raises `NotPermitted`, and `TimeoutError`
-    when the broker does not confirm one within the option `confirm_timeout`.
+    Yields each orphan with None once the broker has stored its copy, or else with the reason why it stays. An
+    interruption loses no message, and sends at most one twice. Raises `NotPermitted`, and `TimeoutError` if the broker
+    does not confirm a message within the option `confirm_timeout`.
     """
     channel = connection.channel()
     confirmed = ConfirmedChannel(connection)
@@ -127,16 +127,16 @@ def replay(
     finally:
         confirmed.reset()
         with suppress(AMQPError, OSError):
-            upstream.close_without_waiting(channel)  # gives back what was not acknowledged
+            upstream.close_without_waiting(channel)  # returns unacknowledged messages to the queue
 
 
 def send_on(message: Message, allowed: Allowed, publish: Callable[[Message, str, str], str | None]) -> str | None:
-    """Publish a copy of a message to its exchange with its routing key; return why that cannot be done, if it cannot.
+    """Publish a copy of a message to its exchange with its routing key; return the reason if that fails, or None.
 
-    `publish` returns why no queue took it. Raises when the connection is lost, and `TimeoutError`.
+    `publish` returns the reason if no queue took the copy. Raises `TimeoutError`, and errors of a lost connection.
     """
     if is_unreadable(message):
-        return "its properties cannot be read: whoever may publish with a delay may have made it up"
+        return "its properties cannot be read: any user who may publish with a delay may have forged it"
     if read_state(message.headers or {}) is None:
         return "it was not sent by celery-rabbit-delay"
     try:

@@ -1,4 +1,4 @@
-"""Sends many messages through an AMQP connection in few calls of the system."""
+"""Sends many messages through an AMQP connection with few system calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from amqp.serialization import dumps
 from .. import upstream
 from ..core import frames
 
-#: Bytes that are gathered before they are sent.
+#: The number of bytes to gather before sending.
 _MOST_BYTES = 64 * 1024
 
 
@@ -28,7 +28,7 @@ class MessageWriter:
         self._size = 0
 
     def add(self, channel: Any, message: Any, exchange: str, key: str, timeout: float | None) -> None:
-        """Take a mandatory message for an `amqp.Channel`. Raises what `flush` does."""
+        """Add a mandatory message for an `amqp.Channel`. Raises the same errors as `flush`."""
         arguments = _publish_arguments(exchange, key)
         properties, body = upstream.serialize(message)
         data = frames.publish(channel.channel_id, arguments, properties, body, self._connection.frame_max)
@@ -39,7 +39,7 @@ class MessageWriter:
             self.flush(timeout)
 
     def flush(self, timeout: float | None) -> None:
-        """Send what was taken, within so many seconds. Raises `amqp.RecoverableConnectionError`, `OSError`."""
+        """Send all added messages within `timeout` seconds. Raises `amqp.RecoverableConnectionError`, `OSError`."""
         data = b"".join(self._parts)
         self.discard()
         sent = upstream.send_at_once(self._transport, data)
@@ -48,11 +48,11 @@ class MessageWriter:
         try:
             with self._transport.having_timeout(timeout):
                 self._transport.write(data[sent:])
-        except TimeoutError as exc:  # as py-amqp does: half a frame may have been sent
+        except TimeoutError as exc:  # py-amqp's error for this case: a partial frame may have been sent
             raise RecoverableConnectionError("basic_publish: timed out") from exc
 
     def discard(self) -> None:
-        """Forget what was taken and is not sent yet."""
+        """Drop all messages that are not sent yet."""
         self._parts.clear()
         self._size = 0
 

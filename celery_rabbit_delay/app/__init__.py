@@ -1,1 +1,1 @@
-"""What a Celery app sees: `install`, `batch`, its consumers and its signals."""
+"""The integration into Celery: `install`, `batch`, the workers' consumers, signals."""

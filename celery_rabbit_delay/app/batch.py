@@ -1,4 +1,4 @@
-"""`batch`: many delayed tasks for one round trip."""
+"""`batch`: many delayed tasks in one round trip."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def batch(app: Celery | kombu.Producer, max_size: int = MAX_SIZE) -> Iterator[ko
             for order in orders:
                 ask_for_review.apply_async((order,), countdown=3600, producer=producer)
 
-    Delayed tasks are sent whenever there are `max_size` of them, and at the end of the block, also if it raises; the
-    block ends when the broker has stored all. A lost connection is made again as the app's `task_publish_retry` and
-    `task_publish_retry_policy` say. Messages without a delay are sent at once. `app` may be a `kombu.Producer`, for
-    Kombu without Celery; there is no retry then. Blocks may be nested: each sends its own tasks when it ends.
+    The batch sends its tasks whenever it holds `max_size` of them, and at the end of the block, even if the block
+    raises. The block ends when the broker has stored all tasks. A lost connection is restored as the app's
+    `task_publish_retry` and `task_publish_retry_policy` say. Messages without a delay are sent at once. `app` may be a
+    `kombu.Producer`, for Kombu without Celery, then without retries. Blocks may be nested: each sends its own tasks.
 
     Raises `BatchFailed` with the ids of the tasks that are not stored; `UnsupportedConfiguration` without `install`.
     In a test suite without a broker it does nothing.

@@ -1,4 +1,4 @@
-"""What the workers of an app consume with."""
+"""The consumer class of an app's workers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
 
-#: Orphans that a worker looks through when it starts.
+#: The maximum number of orphans that a worker reads when it starts.
 MAX_ORPHANS = 10_000
 
-#: Queues that this process may not lead the cascade to, and has said so: each lost connection makes a new consumer.
+#: Queues that this process may not bind to the cascade and has warned about; a reconnect creates a new consumer.
 _refused: set[str] = set()
 
 
 class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
-    """Makes sure that the cascade is there and leads to the worker's queues, and hands on what is not due yet.
+    """Creates the cascade, binds it to the worker's queues, and hands on tasks that are not due yet.
 
-    It does the former when it begins to consume. No caller waits then for the cascade to be declared, and what still
-    waits for a queue that was deleted and is declared again reaches it.
+    It creates and binds when it begins to consume. So no caller has to wait for the declarations, and messages that
+    wait for a queue that was deleted and declared again reach it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     @property
     def on_message(self) -> Callable[[Any], Any] | None:
-        """What Kombu calls with each message. Celery's worker sets it to what runs tasks."""
+        """The callback that Kombu calls with each message. Celery's worker sets it to its task handler."""
         return self._offer if self.handing_on.keep and self._is_ours else self.handing_on.keep
 
     @on_message.setter
@@ -69,7 +69,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     @property
     def _is_ours(self) -> bool:
-        """Whether messages come through our transport: a test suite may have none but the one in memory."""
+        """Whether messages come through our transport; a test suite may use the in-memory transport."""
         return isinstance(self.channel, Channel)
 
     def _ensure_routes(self, queues: Iterable[kombu.Queue]) -> None:
@@ -82,24 +82,24 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         for queue in queues:
             try:
                 for destination in destinations_of(queue):
-                    with suppress(DestinationNotFound):  # an exchange that Celery never needs, with `no_declare`
+                    with suppress(DestinationNotFound):  # a `no_declare` queue may name an exchange that does not exist
                         publisher.lead_back(destination)
-            except NotPermitted as exc:  # no reason not to consume
+            except NotPermitted as exc:  # the worker can still consume
                 refused[queue.name] = exc
             else:
                 self._replay_orphans(queue, publisher.cascade)
         if not refused.keys() <= _refused:
             _refused.update(refused)
             logger.warning(
-                "This worker may not create the cascade or lead it to %s, so publishers have to: %s",
+                "This worker may not create the cascade or bind it to %s, so publishers have to: %s",
                 ", ".join(map(repr, refused)),
                 next(iter(refused.values())),
             )
 
     def _replay_orphans(self, queue: kombu.Queue, cascade: Cascade) -> None:
-        """Bring what came due while the queue was deleted.
+        """Send orphans that became due while the queue did not exist to the queue.
 
-        On a connection of its own: RabbitMQ blocks who publishes during an alarm, and this worker has to consume.
+        Uses a separate connection: during an alarm RabbitMQ blocks connections that publish, and this one consumes.
         """
         with suppress(NotPermitted, AccessRefused), closing(self.channel.connection.channel()) as channel:
             if not declare.message_count(channel, cascade.orphans):
@@ -114,6 +114,6 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         except (NotPermitted, AccessRefused):
             pass
         except (AMQPError, DelayError, OperationalError, OSError) as exc:
-            logger.warning("What was due while %r did not exist stays with the orphans: %s", queue.name, exc)
+            logger.warning("Tasks that were due while %r did not exist stay with the orphans: %s", queue.name, exc)
         finally:
-            connection.collect()  # waits for nothing: the broker may not answer
+            connection.collect()  # does not wait, because the broker may not answer

@@ -1,4 +1,4 @@
-"""`revoke` for tasks that wait in RabbitMQ: kept in a stream, and read by every worker before it takes a task."""
+"""`revoke` for waiting tasks: stored in a stream, which every worker reads before it takes a task."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ..core.options import DRIVER_TYPE
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which a worker that starts waits for the stream of changes, if it exists but cannot be read.
+#: Seconds that a starting worker waits for the stream of changes, if it exists but cannot be read.
 PATIENCE = 30
 
-#: Seconds for which a change is tried again while its stream has no leader.
+#: Seconds for which a write to the stream is retried while the stream has no leader.
 STREAM_PATIENCE = 15
 
 
 def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
-    """Do something with a connection of an app's pool, again if that is lost, as `task_publish_retry` says."""
+    """Call `work` with a connection of an app's pool; retry after a lost connection as `task_publish_retry` says."""
     retry = dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
     deadline = time.monotonic() + STREAM_PATIENCE
     while True:
@@ -41,20 +41,20 @@ def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> No
                 client = producer.connection
 
                 def attempt(client: kombu.Connection = client) -> None:
-                    client.default_channel  # noqa: B018  connects: a pool may hold connections that it has closed
+                    client.default_channel  # noqa: B018  connects: a pool may contain closed connections
                     work(client)
 
                 client.ensure(producer, attempt, **retry)()
             return
         except (StreamUnavailable, NotStored):
-            # A stream has no leader for a while after a node is lost.
+            # After the loss of a node a stream has no leader for some time.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.3)
 
 
 def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
-    """Return what the stream of changes is to be told of one of Celery's remote control commands."""
+    """Return the messages for the stream of changes that one of Celery's remote control commands needs."""
     if command in ("revoke", "terminate"):
         ids = arguments.get("task_id") or ()
         return list(journal.cancelled([ids] if isinstance(ids, str) else map(str, ids)))
@@ -76,12 +76,12 @@ def _stamps_in(headers: Any) -> dict[str, Any]:
 
 
 class DelayedControl:
-    """Mixed into an app's class for remote control."""
+    """A mixin for an app's remote control class."""
 
     app: Celery
 
     def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Send a command to workers, and a `revoke` for all of them also to those that start later."""
+        """Send a command to workers; also store a `revoke` for all workers, for those that start later."""
         if destination is None and not kwargs.get("pattern"):
             self._keep(changes_in(command, {**(arguments or {}), **kwargs}))
         return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
@@ -92,13 +92,13 @@ class DelayedControl:
         try:
             with_connection(self.app, lambda connection: write_changes(connection, messages))
         except (DelayError, AMQPError, OperationalError, OSError) as exc:
-            logger.warning("RabbitMQ cannot keep this revoke, so only the workers that run now know of it: %s", exc)
+            logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
 
 
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Lets a worker know what was cancelled or moved, before it takes its first task and from then on.
+    """Reads which tasks were cancelled or moved before a worker takes its first task, and follows further changes.
 
-    Celery consumes tasks only after all its steps have started. What the step has learnt outlives the connection.
+    Celery consumes tasks only after all its steps have started. The state of this step outlives the connection.
     """
 
     requires = ("celery.worker.consumer.connection:Connection",)
@@ -119,7 +119,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
         except DelayError as exc:  # when tasks come, it is tried again
-            if not self._warned:  # each lost connection starts this again
+            if not self._warned:  # each reconnect calls this again
                 logger.warning(
                     "This worker does not know which tasks were cancelled or moved, and may run them, until the next "
                     "attempt to learn of them succeeds: %s",
@@ -143,6 +143,6 @@ class WorkerChanges(Changes):
 
 
 def revoke(id_: str) -> bool:
-    """Make the worker discard a task in its own way: an event, the state `REVOKED`, an acknowledgement."""
+    """Make the worker discard a task as Celery does: with an event, the state `REVOKED`, an acknowledgement."""
     state.revoked.add(id_)
     return True

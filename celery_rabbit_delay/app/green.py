@@ -11,7 +11,7 @@ from ..core.options import DRIVER_TYPE
 
 
 class ImpatientDrain:
-    """Mixed into a `kombu.Connection` that is read for heartbeats alone: reads what is there without waiting."""
+    """A mixin for a `kombu.Connection` that is read only for heartbeats: it never waits for data."""
 
     def drain_events(self, **kwargs: Any) -> Any:
         return super().drain_events(**{**kwargs, "timeout": 0})  # type: ignore[misc]
@@ -20,8 +20,7 @@ class ImpatientDrain:
 class FullSpeed(bootsteps.StartStopStep):  # type: ignore[misc]
     """Keeps Celery 5.7's loop for green pools from waiting 0.1 s for heartbeats after each message.
 
-    It drains the connection that events are sent on, to which nobody sends anything else
-    (celery.worker.loops.synloop).
+    The loop drains the connection for events, on which nothing else arrives (celery.worker.loops.synloop).
     """
 
     requires = ("celery.worker.consumer.events:Events",)

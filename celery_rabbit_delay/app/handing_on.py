@@ -1,7 +1,7 @@
-"""Tasks that reach a worker before they are due, because whoever sent them does not use this package.
+"""Hands on tasks that reach a worker before they are due, because their sender does not use this package.
 
-Celery's worker would hold them until then, and on RabbitMQ 4 a few of them stop it. It sends them into the cascade
-instead, from which they come back to the same queue.
+Celery's worker would hold such tasks until they are due, and on RabbitMQ 4 a few of them stop it. This consumer sends
+them into the cascade instead, from which they come back to the same queue.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ..core.options import Options
 
 logger = logging.getLogger(__name__)
 
-#: A task that is due within so many ticks stays: in the cascade it would wait about as long.
+#: In ticks: a task that is due sooner stays in the worker, because the cascade would keep it about as long.
 MOMENT = 2
 
-#: Seconds between two entries in the log, and that a worker that stops waits for the broker's last answers.
+#: Seconds between two log entries, and seconds that a stopping worker waits for the broker's last answers.
 REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 
 
 class _HandedOn(NamedTuple):
-    """A task, where it came from, and what is sent in its place."""
+    """A task, the queue that it came from, and the copy that is sent in its place."""
 
     message: DeliveredMessage
     queue: kombu.Queue
@@ -51,13 +51,13 @@ class _HandedOn(NamedTuple):
 class HandingOn:
     """Sends a consumer's tasks that are not due yet into the cascade.
 
-    Nothing waits: while the broker stores a task the worker goes on, and it acknowledges the original afterwards. If it
-    is killed in between, the broker delivers the original again.
+    The worker goes on while the broker stores a copy, and acknowledges the original afterwards. If the worker is killed
+    in between, the broker delivers the original again.
     """
 
     def __init__(self, consumer: kombu.Consumer) -> None:
         self._consumer = consumer
-        #: What a message that is not handed on is given to: Celery's worker.
+        #: The callback for messages that are not handed on: Celery's task handler.
         self.keep: Callable[[Any], Any] | None = None
         self._refused: set[str] = set()  # names of queues
         self._warned: set[type] = set()
@@ -72,7 +72,7 @@ class HandingOn:
         due = due_of(message) if options.hand_on else None
         if due is None or has_waited(message, due):
             return False
-        # In this order: what comes between the two makes it late, not early.
+        # In this order, a pause between the two clocks makes the task late, not early.
         sent, moment = datetime.now(timezone.utc), now()
         delay = (due - sent) // timedelta(microseconds=1)
         if delay <= MOMENT * options.tick * 1_000_000 or not self._may_send(message):
@@ -81,7 +81,7 @@ class HandingOn:
         if queue is None or queue.no_ack or queue.name in self._refused:
             return False
         destination = next(destinations_of(queue), None)
-        if destination is None:  # an exclusive queue, or one for broadcasts
+        if destination is None:  # an exclusive queue or a broadcast queue
             return False
         try:
             options.check_delay(delay)
@@ -106,7 +106,7 @@ class HandingOn:
         return True
 
     def finish(self) -> None:
-        """Wait for the broker's answers: a worker that stops would leave an original beside its copy."""
+        """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""
         until = now() + PATIENCE * 1_000_000
         try:
             while self._unanswered and now() < until:
@@ -115,10 +115,10 @@ class HandingOn:
             self.report()
 
     def report(self) -> None:
-        """Log how many tasks were handed on since the last time."""
+        """Log how many tasks were handed on since the last report."""
         stored, self._stored = self._stored, 0
         if stored:
-            logger.info("%d tasks came before they were due: handed on, to wait in RabbitMQ", stored)
+            logger.info("%d tasks came before they were due: handed on, they wait in RabbitMQ", stored)
 
     def _submit(self, task: _HandedOn, again: bool) -> None:
         task.publisher.submit(task.pending, partial(self._answered, task, again))
@@ -128,12 +128,12 @@ class HandingOn:
             self._unrouted.append(task)
         else:
             self._settle(task, refusal)
-        # Not before: an answer to what was sent the same way earlier would be taken for that to what is sent again.
+        # Wait for all answers first: a late answer for the same route would count as the answer to a repeated message.
         if self._unrouted and len(self._unrouted) == self._unanswered:
             self._repair()
 
     def _repair(self) -> None:
-        """Declare what somebody deleted of the cascade, and send again what no level took."""
+        """Declare deleted parts of the cascade again, and repeat the messages that no level took."""
         unrouted, self._unrouted = self._unrouted, []
         try:
             for publisher in {task.publisher for task in unrouted}:
@@ -156,22 +156,25 @@ class HandingOn:
                 self.keep(task.message)
 
     def _warn(self, queue: kombu.Queue, refusal: Exception) -> None:
-        """Say why a task is not handed on, once for each reason; but for its own delay, nor are others of its queue."""
+        """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.
+
+        An invalid delay concerns only this task, so other tasks of the queue are still handed on.
+        """
         if not isinstance(refusal, InvalidDelay):
             self._refused.add(queue.name)
         if type(refusal) not in self._warned:
             self._warned.add(type(refusal))
             logger.warning(
-                "A task came from %r before it is due, and this worker cannot hand it on, so that it holds such tasks "
+                "A task came from %r before it is due, and this worker cannot hand it on, so it holds such tasks "
                 "itself, as Celery does: %s",
                 queue.name,
                 refusal,
             )
 
     def _may_send(self, message: DeliveredMessage) -> bool:
-        """Return whether nothing but its eta keeps a message from running.
+        """Return whether a message was not revoked, and has no `user_id` or that of this connection.
 
-        RabbitMQ lets nobody send messages in the name of another user.
+        RabbitMQ refuses messages with the `user_id` of another user.
         """
         user = message.properties.get("user_id")
         return message.headers.get("id") not in worker_state.revoked and (
@@ -184,9 +187,9 @@ class HandingOn:
 
 
 def _entry(message: DeliveredMessage, due: datetime, delay: int, options: Options) -> Entry | None:
-    """Return what the journal is told of a task that is handed on; None if it is to have no record.
+    """Return the entry for the journal of a task that is handed on; None if the task is not recorded.
 
-    One with an `x-delay-key` has none: with its number it would give way to tasks that were sent with this package.
+    A task with an `x-delay-key` is not recorded: with a number, tasks that this package has sent could replace it.
     """
     properties, headers = message.properties, message.headers
     stream = stream_for(delay, properties.get("priority"), options)
@@ -197,32 +200,32 @@ def _entry(message: DeliveredMessage, due: datetime, delay: int, options: Option
 
 
 def eta_of(message: DeliveredMessage) -> Any:
-    """Return the eta of a task: from the headers, or from the body where task protocol 1 has it. None without one."""
+    """Return the eta of a task from its headers, or from its body with task protocol 1. None without an eta."""
     if "task" in message.headers and "eta" in message.headers:
         return message.headers["eta"]
     try:
         body = message.payload
-    except Exception:  # Celery will say so
+    except Exception:  # Celery reports the error
         return None
     return body.get("eta") if isinstance(body, dict) and "task" in body else None
 
 
 def due_of(message: DeliveredMessage) -> datetime | None:
-    """Return when a task is due, in UTC, as Celery's worker reads it: a naive eta is UTC. None without an eta."""
+    """Return the due time of a task in UTC, as Celery's worker reads it: a naive eta is UTC. None without an eta."""
     eta = eta_of(message)
     if not eta:
         return None
     try:
         due = parse_eta(eta)
         return due.astimezone(timezone.utc) if due.tzinfo else due.replace(tzinfo=timezone.utc)
-    except (InvalidDelay, ValueError, OverflowError):  # Celery will say so
+    except (InvalidDelay, ValueError, OverflowError):  # Celery reports the error
         return None
 
 
 def has_waited(message: DeliveredMessage, due: datetime) -> bool:
-    """Return whether a message was in the cascade until it was due: a worker whose clock is slow may not think so.
+    """Return whether a message was in the cascade until it was due, even if this worker's slow clock disagrees.
 
-    A worker without this package, on the other hand, publishes a retry with the headers of the first try.
+    Headers of the package alone do not prove that: a worker without it publishes a retry with those of the first try.
     """
     return message.delayed_until is not None and due - message.delayed_until < timedelta(seconds=1)
 
@@ -232,7 +235,7 @@ class Report(bootsteps.StartStopStep):  # type: ignore[misc]
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    _timer: Any = None  # before the first start, which a worker without a connection never gets to
+    _timer: Any = None  # until the first start, which a worker without a connection never reaches
 
     def start(self, c: Any) -> None:
         self._timer = c.timer.call_repeatedly(REPORT_INTERVAL, c.task_consumer.handing_on.report)

@@ -1,8 +1,7 @@
-"""The one call that puts the transport into a Celery app.
+"""`install`, which gives a Celery app the transport of this package.
 
-A broker URL decides Kombu's transport, at the first connection and again at every failover. So that the URL in the
-app's configuration can stay as the user wrote it, `app.amqp`, which makes the app's connections, rewrites the schemes
-of the URLs that it is given.
+The broker URL decides Kombu's transport, at the first connection and at every failover. To leave the URL in the app's
+configuration unchanged, `app.amqp`, which makes the app's connections, rewrites the schemes of the URLs.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ _told: WeakSet[Celery] = WeakSet()
 
 
 def install(app: Celery, **options: Any) -> None:
-    """Make an app's delayed tasks wait in RabbitMQ. Call it once, anywhere before the app publishes or consumes.
+    """Make an app's delayed tasks wait in RabbitMQ. Call it once, before the app publishes or consumes.
 
     The keyword arguments are the fields of `Options`; durations are in seconds. It does not contact the broker. Calling
     it again with the same options does nothing.
 
-    An app whose broker is `memory://`, or that has `task_always_eager`, is left as it is, so that test suites need no
-    condition.
+    An app whose broker is `memory://`, or that has `task_always_eager`, does not change, so that test suites can call
+    it, too.
 
-    Raises `InvalidOption` for an unknown option, a bad value, or other options than the first time, and
+    Raises `InvalidOption` for an unknown option, a bad value, or other options than in the first call, and
     `UnsupportedConfiguration` for a broker other than RabbitMQ over AMQP 0-9-1 and for `task_protocol = 1`. If the
-    app's configuration is still to be loaded, the latter may come when the app first connects.
+    app's configuration is not loaded yet, the app's first connection may raise `UnsupportedConfiguration` instead.
     """
     wanted = Options.parse(options)
     make = app.amqp_cls
@@ -54,7 +53,7 @@ def install(app: Celery, **options: Any) -> None:
         if make.keywords["options"] != wanted:
             raise InvalidOption(f"{app} is already installed with {make.keywords['options']}: install it once")
         return
-    # Reading app.conf would load the configuration, too early for a config_from_object() that is still to come.
+    # Reading app.conf would load the configuration, too early for a later config_from_object().
     settings = upstream.settings_so_far(app)
     check_protocol(settings.get("task_protocol"))
     url = os.environ.get("CELERY_BROKER_URL") or settings.get("broker_url")
@@ -71,7 +70,7 @@ def install(app: Celery, **options: Any) -> None:
     if "control" in app.__dict__:
         upstream.mix_in(app.control, DelayedControl)
     app.steps["consumer"].add(FollowChanges)
-    if "amqp" in app.__dict__:  # used before: keep its queues and routes, forget its plain connections
+    if "amqp" in app.__dict__:  # the app was used before: keep its queues and routes, drop its plain connections
         upgrade_amqp(app.amqp, wanted)
         upstream.forget_connections(app)
 
@@ -94,12 +93,12 @@ def _make_control(app: Celery, *, base: Any) -> Any:
 
 
 def upgrade_amqp(amqp: Any, options: Options) -> None:
-    """Give an app's AMQP object, of whatever class, our connections and consumers."""
+    """Give an app's AMQP object, whose class may be customized, our connections and consumers."""
     upstream.mix_in(amqp, DelayedAMQP, delay_options=options)
 
 
 class DelayedAMQP:
-    """Mixed into an app's AMQP class."""
+    """A mixin for an app's AMQP class."""
 
     Consumer = DelayedConsumer
 
@@ -144,7 +143,7 @@ class DelayedAMQP:
 
 
 def needs_no_broker(settings: Any, url: Any, transport: Any = None) -> bool:
-    """Return whether an app whose broker cannot delay tasks may keep it: that of a test suite."""
+    """Return whether an app may keep a broker that cannot delay tasks, because it belongs to a test suite."""
     name = transport or (url.partition("://")[0] if isinstance(url, str) else "")
     return str(name).lower() == "memory" or bool(settings.get("task_always_eager"))
 

@@ -1,4 +1,4 @@
-"""How late delayed tasks start, as a histogram of Prometheus: for whoever asks for it."""
+"""`measure_lateness`: a Prometheus histogram of how late delayed tasks start."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 NAME = "celery_rabbit_delay_task_lateness_seconds"
 
-#: Seconds: from a tick to where somebody should have noticed.
+#: Seconds: from less than a tick up to half an hour, when an alert should have fired.
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 def measure_lateness(registry: CollectorRegistry | None = None) -> Histogram:
     """Observe, in workers, how many seconds after its eta each delayed task starts. Call it once, with `install`.
 
-    The histogram has the label `task`, and is in prometheus_client's own registry unless another is given. What is not
-    delayed costs a look at its eta. Raises `UnsupportedConfiguration` without prometheus_client.
+    The histogram has the label `task`. It goes into prometheus_client's default registry, or into `registry`. For tasks
+    without a delay, only the eta is checked. Raises `UnsupportedConfiguration` without prometheus_client.
     """
     try:
         from prometheus_client import REGISTRY, Histogram
@@ -51,7 +51,7 @@ def measure_lateness(registry: CollectorRegistry | None = None) -> Histogram:
 
 
 def lateness(eta: object, now: datetime) -> float | None:
-    """Return the seconds from an eta, in UTC if naive, to now, an aware datetime; None if it cannot be read."""
+    """Return the seconds from an eta (UTC if naive) to `now`, an aware datetime; None if the eta cannot be read."""
     try:
         due = parse_eta(eta)
         due = due if due.tzinfo else due.replace(tzinfo=timezone.utc)

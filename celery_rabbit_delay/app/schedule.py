@@ -1,4 +1,4 @@
-"""The schedule of a Celery app: which tasks wait, and what may be changed about them."""
+"""The schedule of a Celery app: lists, cancels and moves waiting tasks."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def scheduled(
 
 
 def cancel(app: Celery, *ids: str) -> None:
-    """Cancel delayed tasks by their ids. The broker has stored it when this returns: one round trip.
+    """Cancel delayed tasks by their ids. Returns when the broker has stored the cancellation: one round trip.
 
-    A task that is due a second later or more does not run, nor do its retries, whether or not a worker is up now, and
-    its state becomes `REVOKED`. An id stays cancelled: use a new one for a task that is to run.
+    A task that is due in a second or later does not run, nor do its retries, whether or not a worker is up now, and its
+    state becomes `REVOKED`. An id stays cancelled: use a new id for a task that must run.
 
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
@@ -63,13 +63,13 @@ def cancel(app: Celery, *ids: str) -> None:
 
 
 def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, countdown: float | None = None) -> None:  # noqa: A002
-    """Give a task that waits another due time: `eta`, or `countdown` seconds from now; 0 means at once.
+    """Give a waiting task another due time: `eta`, or `countdown` seconds from now; 0 means at once.
 
-    The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is meant
-    in the app's time zone. If this is interrupted, the task may run at both times; it is never lost.
+    The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is
+    interpreted in the app's time zone. If this is interrupted, the task may run at both times; it is never lost.
 
-    Raises `NotWaiting` if the journal has no task of this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
-    `NotPermitted`, and what publishing a delayed task raises; `UnsupportedConfiguration` without `install`.
+    Raises `NotWaiting` if the journal has no task with this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
+    `NotPermitted`, and the errors of publishing a delayed task; `UnsupportedConfiguration` without `install`.
     """
     with closing(app.connection_for_write()) as connection:
         _check(connection)
@@ -79,4 +79,4 @@ def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, count
 
 def _check(connection: kombu.Connection) -> None:
     if connection.transport.driver_type != DRIVER_TYPE:
-        raise UnsupportedConfiguration("the schedule is that of delayed tasks in RabbitMQ: call install(app) first")
+        raise UnsupportedConfiguration("this app has no delayed tasks in RabbitMQ: call install(app) first")

@@ -1,4 +1,4 @@
-"""What a Celery worker needs to be told of the transport."""
+"""Handlers of Celery's signals, which adapt a worker to the transport."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def connect() -> None:
 
 
 def enable_mingle_and_gossip(**signal: Any) -> None:
-    """Let mingle and gossip, which ask for a transport's driver type, run on ours as on AMQP. For `worker_init`."""
+    """Add our driver type to those that mingle and gossip accept, so that both work as with AMQP. For `worker_init`."""
     from celery.worker.consumer.gossip import Gossip
     from celery.worker.consumer.mingle import Mingle
 
@@ -28,10 +28,10 @@ def enable_mingle_and_gossip(**signal: Any) -> None:
 
 
 def clear_elapsed_eta(sender: Any, request: Any, **signal: Any) -> None:
-    """Keep the worker from scheduling a task that is due already. For `task_received`.
+    """Keep the worker from scheduling a task that is already due. For `task_received`.
 
-    Its timer would raise the prefetch count for a moment, twice for each task, and run what it holds in the order of
-    the etas instead of the queue's. The task itself still finds the eta in its request.
+    The worker's timer would change the prefetch count twice for each task, and run the tasks in the order of their etas
+    instead of the queue's order. The task itself still finds the eta in its request.
     """
     ours = hasattr(sender.connection.transport, "delay_options")
     if ours and request.eta is not None and request.eta <= datetime.now(timezone.utc):

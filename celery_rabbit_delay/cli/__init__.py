@@ -1,6 +1,6 @@
 """`celery -A shop delay COMMAND`, and `celery-rabbit-delay --broker URL COMMAND` where there is no app.
 
-Every `celery` command imports this package, so its modules import what only a command needs inside that command.
+Every `celery` command imports this package, so its modules import the dependencies of a command inside that command.
 """
 
 from .groups import delay, main

@@ -1,4 +1,4 @@
-"""What several commands share: the target, its connection, errors, options, formats."""
+"""Shared parts of the commands: the target, its connection, errors, options, formats."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 #: The environment variable that names a file of certificate authorities for the management API.
 MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
 
-#: Exit code of a command that did what it should and found problems.
+#: The exit code of a command that worked but found problems.
 EXIT_PROBLEMS = 3
 
-#: A broker URL. An "@" in its rest means that the password has a character that ends it.
+#: A broker URL. An "@" after the host means that the password contains an unescaped delimiter.
 _URL = re.compile(r"[\w.+-]+://(?P<user>[^/?#]*@)?(?P<place>[^/?#@]*)(?P<rest>.*)", re.DOTALL)
 
 _UNREADABLE = (
@@ -37,7 +37,7 @@ _UNREADABLE = (
 
 
 def parse_seconds(text: str) -> tuple[float, ...]:
-    """Return the numbers in a command-line option that has commas between them."""
+    """Return the comma-separated numbers of a command-line option."""
     try:
         return tuple(map(float, filter(None, text.split(","))))
     except ValueError as exc:
@@ -60,7 +60,7 @@ def check_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 class BrokerTarget:
-    """A cascade named on the command line."""
+    """A cascade that the command line names."""
 
     def __init__(self, url: str, options: dict[str, Any], queues: tuple[str, ...]) -> None:
         self.url = url
@@ -80,7 +80,7 @@ class BrokerTarget:
 
 
 def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connection:
-    """Return a connection to a broker URL. Shows an error, without any of its password, if it cannot be read."""
+    """Return a connection to a broker URL. An error for an unreadable URL shows no part of its password."""
     import kombu
 
     from ..amqp.schemes import delay_url
@@ -98,11 +98,11 @@ def _reading(urls: Iterable[str]) -> Iterator[None]:
         _check(url)
     try:
         yield
-    except ValueError as exc:  # its text may be a part of the password
+    except ValueError as exc:  # its text may contain a part of the password
         raise click.ClickException(_UNREADABLE) from exc
-    except TypeError as exc:  # Kombu makes arguments of its own of them
+    except TypeError as exc:  # Kombu passes the parameters of the URL on as arguments
         raise click.ClickException(
-            "the broker URL has a parameter that Kombu does not know: behind its ?, use only such as heartbeat=10"
+            "the broker URL has a parameter that Kombu does not know: after the ?, use parameters such as heartbeat=10"
         ) from exc
 
 
@@ -117,7 +117,7 @@ def _check(url: str) -> None:
         size = len(unquote_to_bytes(text))
         if size > MAX_LENGTH:
             raise click.ClickException(f"the {what} of the broker URL has {size} bytes: AMQP has room for {MAX_LENGTH}")
-    if parts["user"]:  # without that, what seems to be the port may be a password
+    if parts["user"]:  # without a user, the part that looks like a port may be a password
         try:
             urlsplit(f"//{parts['place']}").port  # noqa: B018  raises an error
         except ValueError as exc:
@@ -151,13 +151,13 @@ Target = BrokerTarget | AppTarget
 
 
 def target_of(obj: Any) -> Target:
-    """Return what a command is about, from Click's context object: ours, or Celery's."""
+    """Return the target of a command from Click's context object, ours or Celery's."""
     return obj if isinstance(obj, BrokerTarget) else AppTarget(obj.app)
 
 
 @contextmanager
 def handle_errors() -> Iterator[None]:
-    """Show errors that the user can do something about without a traceback."""
+    """Show errors that the user can fix without a traceback."""
     from amqp.exceptions import AMQPError
     from kombu.exceptions import OperationalError
 
@@ -180,14 +180,14 @@ def connected(target: Target) -> Iterator[kombu.Connection]:
 
 
 def management_of(url: str | None, connection: kombu.Connection) -> Management | None:
-    """Return the management API at a URL, if there is one."""
+    """Return the management API at a URL; None without a URL."""
     from ..operate import Management
 
     return Management(url, connection.virtual_host or "/", os.environ.get(MANAGEMENT_CA)) if url else None
 
 
 def destinations(target: Target) -> list[Destination]:
-    """Return where the messages of a target's queues may be sent to."""
+    """Return the destinations of messages for a target's queues."""
     from ..amqp.destinations import destinations_of
 
     return [destination for queue in target.queues() for destination in destinations_of(queue)]
@@ -202,9 +202,9 @@ management_option = click.option(
     "--management-url",
     metavar="URL",
     envvar="CELERY_RABBIT_DELAY_MANAGEMENT_URL",
-    help="Ask the management API as well, which shows what AMQP does not: http://user:password@host:15672. The "
-    "environment variable CELERY_RABBIT_DELAY_MANAGEMENT_URL keeps the password out of `ps`. For https, "
-    f"{MANAGEMENT_CA} may name a file of certificate authorities.",
+    help="Also use the management API, which shows bindings, policies and messages between queues: "
+    "http://user:password@host:15672. Set the environment variable CELERY_RABBIT_DELAY_MANAGEMENT_URL instead to keep "
+    f"the password out of `ps`. For https, {MANAGEMENT_CA} may name a file of certificate authorities.",
 )
 limit_option = click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of orphans."
@@ -213,20 +213,20 @@ limit_option = click.option(
 any_queue_option = click.option(
     "--any-queue",
     is_flag=True,
-    help="Send to any queue, not only to those of the app and those named with --queue. Anybody who may publish with a "
-    "delay may make up the destination in a message.",
+    help="Send to any queue, not only to those of the app and those named with --queue. Any user who may publish with "
+    "a delay can forge the destination in a message.",
 )
 
 
 def allowed(target: Target, any_queue: bool) -> Allowed:
-    """Return where messages may be sent on to."""
+    """Return the destinations to which a command may send messages."""
     from ..amqp.waiting import Allowed
 
     return Allowed(None if any_queue else target.queues())
 
 
 def format_duration(milliseconds: int) -> str:
-    """Return a duration in the largest unit of which it is at least one."""
+    """Return a duration in the largest unit that is not longer than the duration."""
     units = (("years", 365 * 86_400_000), ("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
     for unit, size in units:
         if milliseconds >= size:

@@ -11,52 +11,53 @@ from . import common, inspecting, moving, pages, schedule, topology
 version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
 
 
-@click.group(help="See, create, check and export the queues in which delayed tasks wait.")
+@click.group(help="Manage the queues of delayed tasks, and the tasks that wait in them.")
 @version_option
 def delay() -> None:
     pass
 
 
 class _Standalone(click.Group):
-    """Asks for a broker, unless a command is only to show its help."""
+    """A group that requires a broker, except for `--help`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         asks_for_help = "--help" in args
         rest = super().parse_args(ctx, args)
         if ctx.params["broker"] is None and not (asks_for_help or ctx.resilient_parsing):
             raise click.UsageError(
-                "Missing option '--broker' / '-b': name a broker with it, or in the environment variable "
+                "Missing option '--broker' / '-b': name a broker with it or with the environment variable "
                 "CELERY_BROKER_URL.",
                 ctx,
             )
         return rest
 
 
-@click.group(cls=_Standalone, help="Manage delay queues without a Celery app.")
+@click.group(cls=_Standalone, help="Manage delayed tasks and their queues without a Celery app.")
 @version_option
 @click.option(
     "--broker",
     "-b",
     envvar="CELERY_BROKER_URL",
     metavar="URL",
-    help="amqp://user:password@host/vhost. The environment variable CELERY_BROKER_URL keeps the password out of `ps`.",
+    help="Connect to this broker: amqp://user:password@host/vhost. Set the environment variable CELERY_BROKER_URL "
+    "instead to keep the password out of `ps`.",
 )
 @click.option(
     "--prefix",
     metavar="NAME",
-    help="Begin all names with this. This and the options that follow are those of install().",
+    help="Set the prefix of all names. This option and the following ones are the options of install().",
 )
-@click.option("--tick", metavar="SECONDS", type=float, help="The shortest delay.")
-@click.option("--max-delay", metavar="SECONDS", type=float, help="The longest delay.")
+@click.option("--tick", metavar="SECONDS", type=float, help="Set the shortest delay.")
+@click.option("--max-delay", metavar="SECONDS", type=float, help="Set the longest delay.")
 @click.option(
     "--lanes",
     metavar="SECONDS,...",
     type=common.parse_seconds,
-    help="Delays that take one hop, with commas between them; '' for none.",
+    help="Set the delays that take one hop, separated by commas; '' for none.",
 )
-@click.option("--shards", metavar="NUMBER", type=int, help="Sets of levels side by side.")
-@click.option("--queue-type", type=click.Choice(["quorum", "classic"]), help="The type of the level queues.")
-@click.option("--journal", metavar="SECONDS", type=float, help="The shortest delay that is recorded.")
+@click.option("--shards", metavar="NUMBER", type=int, help="Set the number of parallel sets of levels.")
+@click.option("--queue-type", type=click.Choice(["quorum", "classic"]), help="Set the type of the level queues.")
+@click.option("--journal", metavar="SECONDS", type=float, help="Set the shortest delay that is recorded.")
 @click.option(
     "--confirm-timeout", metavar="SECONDS", type=float, help="How long the broker may take to store a message."
 )
@@ -66,7 +67,7 @@ class _Standalone(click.Group):
     metavar="NAME",
     multiple=True,
     callback=common.check_names,
-    help="Treat this queue as one of the app's: setup leads to it, replay and migrate may send to it. May be repeated.",
+    help="Treat this queue as one of the app's: setup binds it, replay and migrate may send to it. May be repeated.",
 )
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str | None, queues: tuple[str, ...], **options: Any) -> None:

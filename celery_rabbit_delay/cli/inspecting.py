@@ -1,4 +1,4 @@
-"""Commands for what waits and what could not be delivered: status, orphans."""
+"""Commands for waiting and undeliverable tasks: status, orphans."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def orphans() -> None:
 @orphans.command("list", short_help="List the oldest orphans.")
 @limit_option
 @management_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 @click.pass_obj
 def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool) -> None:
-    """List the oldest orphans: when they were due, where they were going, and which tasks they are.
+    """List the oldest orphans with their due times, destinations and tasks.
 
-    With --management-url, this also names the destinations that take nothing, and how many tasks are due for each.
+    With --management-url, also list the destinations that accept nothing, with the number of tasks due for each.
     """
     from .. import operate
 
@@ -142,7 +142,7 @@ def purge(obj: Any) -> None:
 
 def _tell_of_limit(amount: int, limit: int) -> None:
     if amount == limit:
-        click.echo(f"these were the oldest {limit:,}: more may be left, and --limit takes more", err=True)
+        click.echo(f"these were the oldest {limit:,}: more may be left, raise --limit to see them", err=True)
 
 
 def format_orphan(orphan: Orphan) -> str:

@@ -26,29 +26,33 @@ if TYPE_CHECKING:
     import kombu
 
 
-@click.command(short_help="Move what waits to another cascade or broker.")
+@click.command(short_help="Move waiting tasks to another cascade or broker.")
 @click.option(
     "--to-broker",
     metavar="URL",
     envvar="CELERY_RABBIT_DELAY_TO_BROKER",
-    help="A broker URL (default: the same broker). Use the environment variable CELERY_RABBIT_DELAY_TO_BROKER to keep "
-    "the password out of `ps`.",
+    help="Move to this broker (default: the same broker). Set the environment variable CELERY_RABBIT_DELAY_TO_BROKER "
+    "instead to keep the password out of `ps`.",
 )
-@click.option("--to-prefix", metavar="NAME", help="The new prefix. This and what follows: as in install().")
-@click.option("--to-tick", metavar="SECONDS", type=float, help="The new shortest delay.")
-@click.option("--to-max-delay", metavar="SECONDS", type=float, help="The new longest delay.")
+@click.option(
+    "--to-prefix",
+    metavar="NAME",
+    help="Set the new prefix. This option and the following ones are the options of install().",
+)
+@click.option("--to-tick", metavar="SECONDS", type=float, help="Set the new shortest delay.")
+@click.option("--to-max-delay", metavar="SECONDS", type=float, help="Set the new longest delay.")
 @click.option(
     "--to-lanes",
     metavar="SECONDS,...",
     type=parse_seconds,
-    help="The new lanes, with commas between them; '' for none.",
+    help="Set the new lanes, separated by commas; '' for none.",
 )
-@click.option("--to-shards", metavar="NUMBER", type=int, help="The new number of sets of levels.")
-@click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]), help="The new type of the level queues.")
+@click.option("--to-shards", metavar="NUMBER", type=int, help="Set the new number of parallel sets of levels.")
+@click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]), help="Set the new type of the level queues.")
 @click.option(
-    "--to-journal", metavar="SECONDS", type=float, help="Record what is moved if it still has at least this delay."
+    "--to-journal", metavar="SECONDS", type=float, help="Record moved tasks that still have at least this delay."
 )
-@click.option("--from-layout", type=click.Choice(["1"]), help="Move what waits in the cascade of an earlier release.")
+@click.option("--from-layout", type=click.Choice(["1"]), help="Move from the cascade of an earlier release.")
 @any_queue_option
 @management_option
 @click.pass_obj
@@ -61,11 +65,11 @@ def migrate(
     management_url: str | None,
     **changes: Any,
 ) -> None:
-    """Move what waits for the queues of the app to a cascade with other options, or to another broker.
+    """Move waiting tasks for the queues of the app to a cascade with other options, or to another broker.
 
-    Each message keeps its due time. A message that cannot be moved stays where it is. If this is interrupted, start it
-    again: nothing is lost, and at most one message is delivered twice. Apps that publish to the old cascade go on doing
-    so until they get the new options.
+    Each message keeps its due time. A message that cannot be moved stays where it is. After an interruption, run this
+    again: nothing is lost, and at most one message is delivered twice. Apps publish to the old cascade until you change
+    their options, too.
 
     Exits with 3 if some messages stayed.
     """
@@ -82,7 +86,7 @@ def migrate(
         options = replace(current, declare="auto", confirm=True, **changed)
         if not (to_broker or from_layout) and options.cascade.root == current.cascade.root:
             raise click.UsageError(
-                "say where to: --to-prefix, --to-tick, --to-queue-type, --to-broker or --from-layout"
+                "name the target with --to-prefix, --to-tick, --to-queue-type or --to-broker, or use --from-layout"
             )
         transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
         if to_broker:
@@ -94,7 +98,7 @@ def migrate(
         with closing(target):
             ensure_connection(target)
             if options.cascade.root == current.cascade.root and to_broker and _is_same(source, target):
-                raise click.UsageError("the cascade would be moved onto itself: say where else to")
+                raise click.UsageError("source and target are the same cascade: name another target")
 
             def waiting() -> int:
                 if from_layout:
@@ -115,7 +119,7 @@ def migrate(
                     bar.update(1)
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
-            # What was refused goes back to its queue when the channel closes, but perhaps not before it is counted.
+            # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
             left = max(waiting(), refused.total())
     click.echo(f"{moved:,} moved, {left:,} left")
     if left:
@@ -123,7 +127,7 @@ def migrate(
 
 
 def _is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
-    """Return whether two connections lead to the same virtual host: then one sees a queue of the other."""
+    """Return whether two connections use the same virtual host: then each sees the other's exclusive queue."""
     from amqp.exceptions import ResourceLocked
 
     from ..amqp import declare
@@ -132,5 +136,5 @@ def _is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
     target.default_channel.queue_declare(name, exclusive=True)
     try:
         return declare.queue_exists(source.default_channel, name)
-    except ResourceLocked:  # to the other connection, with which it goes
+    except ResourceLocked:  # the other connection owns the queue
         return True

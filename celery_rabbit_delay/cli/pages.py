@@ -15,13 +15,13 @@ from .common import any_queue_option, destinations, handle_errors, management_of
 if TYPE_CHECKING:
     from ..web.desk import Broker
 
-#: The environment variable that has the password of the page.
+#: The environment variable with the password of the page.
 PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
 
 index_option = click.option(
     "--index",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to keep the index in, so that the next start goes on with it (default: a temporary one).",
+    help="Keep the index in this file, so that the next start continues with it (default: a temporary file).",
 )
 
 
@@ -30,7 +30,7 @@ index_option = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help=f"Listen on this address; others than the loopback need {PASSWORD}.",
+    help=f"Listen on this address; any other than a loopback address needs {PASSWORD}.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=5566, show_default=True, help="Listen on this port.")
 @click.option(
@@ -38,9 +38,9 @@ index_option = click.option(
     "names",
     multiple=True,
     metavar="NAME",
-    help="Answer to this host name as well, such as that of a proxy; may be repeated.",
+    help="Also answer to this host name, such as that of a proxy. May be repeated.",
 )
-@click.option("--read-only", is_flag=True, help="Show, and change nothing.")
+@click.option("--read-only", is_flag=True, help="Disable all changes.")
 @index_option
 @management_option
 @any_queue_option
@@ -55,9 +55,9 @@ def web(
     management_url: str | None,
     any_queue: bool,
 ) -> None:
-    """Serve a page that shows what waits, and lets you cancel and move it. Needs the extra `web`.
+    """Serve a web page that lists, cancels and moves waiting tasks. Needs the extra `web`.
 
-    Prints its address, and ends with Ctrl-C. Shows only what is in the journal: see the option `journal` of install().
+    Prints its address, and runs until Ctrl-C. Shows only tasks in the journal: see the option `journal` of install().
     """
     with handle_errors(), _extra():
         from ..web.serve import serve
@@ -72,7 +72,7 @@ def web(
 @management_option
 @click.pass_obj
 def metrics(obj: Any, index: Path | None, management_url: str | None) -> None:
-    """Print what waits as metrics for Prometheus, once. Needs the extra `web`."""
+    """Print metrics of waiting tasks for Prometheus, once. Needs the extra `web`."""
     with handle_errors(), _extra():
         from ..web.serve import metrics
 
@@ -98,7 +98,7 @@ def _broker(obj: Any, management_url: str | None, any_queue: bool = False) -> Br
 
 @contextmanager
 def _extra() -> Iterator[None]:
-    """Say what to install where it is not."""
+    """Show an error that says what to install if a dependency is missing."""
     try:
         yield
     except ModuleNotFoundError as exc:

@@ -1,4 +1,4 @@
-"""What Celery loads for its commands: `celery delay`, and the signals of a worker whose URL names our transport."""
+"""The plug-in that Celery loads: the command `celery delay`, and signal handlers for workers with our URL scheme."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--until", metavar="TIME", help="Only tasks due until then: 2030-01-31T12:00:00+01:00."),
-        click.option("--queue", "only_queue", metavar="NAME", help="Only tasks for this queue."),
-        click.option("--task", metavar="NAME", help="Only tasks of this name."),
+        click.option("--until", metavar="TIME", help="Select tasks due until this time: 2030-01-31T12:00:00+01:00."),
+        click.option("--queue", "only_queue", metavar="NAME", help="Select tasks for this queue."),
+        click.option("--task", metavar="NAME", help="Select tasks of this name."),
     ):
         command = option(command)
     return command
@@ -34,12 +34,12 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("list")
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of tasks.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 @click.pass_obj
 def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any) -> None:
-    """List what waits, the soonest first.
+    """List waiting tasks, the soonest first.
 
-    Shows only what is in the journal: see the option `journal` of install().
+    Shows only tasks in the journal: see the option `journal` of install().
     """
     from .. import operate
 
@@ -54,20 +54,20 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
             click.echo("\n".join(many))
     if not found:
         click.echo(
-            "nothing is listed: the journal records tasks with a delay of at least the option `journal` of install(), "
-            "from then on",
+            "nothing is listed: the journal records only tasks that are sent after the option `journal` of install() "
+            "is set, and that have at least this delay",
             err=True,
         )
     _report(problems)
 
 
-@click.command(short_help="Cancel tasks that wait.")
+@click.command(short_help="Cancel waiting tasks.")
 @click.argument("ids", nargs=-1, metavar="ID...", callback=check_names)
 @_filters
-@click.option("--all", "everything", is_flag=True, help="Cancel everything that `list` shows.")
+@click.option("--all", "everything", is_flag=True, help="Cancel all tasks that `list` shows.")
 @click.pass_obj
 def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
-    """Cancel tasks: by their ids, or those that `list` shows with the same options.
+    """Cancel tasks by their ids, or all tasks that `list` shows with the same options.
 
     A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. An id stays
     cancelled.
@@ -77,7 +77,7 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
     chosen = everything or any(filters.values())
     problems: list[str] = []
     if bool(ids) == bool(chosen):
-        raise click.UsageError("name ids, or use --task, --queue, --until or --all")
+        raise click.UsageError("name either ids or --task, --queue, --until or --all")
     with connected(target_of(obj)) as connection:
         operate.require(connection)
         found = [] if ids else [(one.id, one.number) for one in _found(obj, connection, problems.append, **filters)]
@@ -89,12 +89,12 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
 
 @click.command(short_help="Change the due time of a task.")
 @click.argument("id_", metavar="ID", callback=check_names)
-@click.option("--eta", metavar="TIME", help="The new due time: 2030-01-31T12:00:00+01:00.")
-@click.option("--countdown", metavar="SECONDS", help="Seconds from now to the new due time.")
+@click.option("--eta", metavar="TIME", help="Set the new due time: 2030-01-31T12:00:00+01:00.")
+@click.option("--countdown", metavar="SECONDS", help="Set the new due time, in seconds from now.")
 @any_queue_option
 @click.pass_obj
 def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
-    """Give a task that `list` shows another due time, earlier or later."""
+    """Give a task in the journal another due time, earlier or later."""
     _move(obj, id_, eta, countdown, any_queue)
 
 
@@ -103,7 +103,7 @@ def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None, an
 @any_queue_option
 @click.pass_obj
 def run_now(obj: Any, /, id_: str, any_queue: bool) -> None:
-    """Run a task now that `list` shows: it becomes due at once."""
+    """Make a task in the journal due at once."""
     _move(obj, id_, None, "0", any_queue)
 
 
@@ -123,7 +123,7 @@ def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue:
 
 
 def _report(problems: list[str]) -> None:
-    """Show what in the journal nobody can read; the exit code says so as well."""
+    """Show malformed messages of the journal, and exit with 3 if there are any."""
     for problem in problems:
         click.echo(escape(problem), err=True)
     if problems:
@@ -148,7 +148,7 @@ def _found(
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Show a progress bar once it has taken more than a second."""
+    """Show a progress bar after the first second."""
     began = time.monotonic()
     bar: Any = None
 
@@ -173,7 +173,7 @@ def _as_data(waiting: Scheduled) -> dict[str, Any]:
 
 
 def format_scheduled(waiting: Scheduled) -> str:
-    """Return a line about a message that waits."""
+    """Return a line about a waiting message."""
     what = f"{waiting.task}{_arguments(waiting)}" if waiting.task else "message"
     return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}")
 

@@ -1,4 +1,4 @@
-"""Commands for what stands on the broker: plan, setup, export, verify, teardown."""
+"""Commands for the cascade on the broker: plan, setup, export, verify, teardown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
-    Exits with 0 if everything exists already, 3 if something is missing or different, or an earlier layout exists.
+    Exits with 0 if everything exists, and with 3 if a part is missing or different, or if an earlier layout exists.
     """
     _report(obj, priorities, management_url, probing=False)
 
@@ -45,7 +45,7 @@ def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
 @management_option
 @click.pass_obj
 def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | None) -> None:
-    """Create what is missing, and bind it to the queues of the app. Running it again is safe."""
+    """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe."""
     from .. import operate
 
     target = target_of(obj)
@@ -73,14 +73,15 @@ def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | 
     type=click.Choice(["definitions", "terraform", "mermaid"]),
     default="definitions",
     show_default=True,
+    help="Print this format.",
 )
 @click.pass_obj
 def export(obj: Any, priorities: bool, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
-    provider cyrilgdn/rabbitmq, `mermaid` is a diagram. The bindings to the queues of the app are not part of it, for
-    these queues may not exist yet.
+    provider cyrilgdn/rabbitmq, `mermaid` is a diagram. The output does not include bindings to the queues of the app,
+    because these queues may not exist yet.
     """
     from ..core.options import Options
     from ..core.topology import Topology
@@ -94,18 +95,17 @@ def export(obj: Any, priorities: bool, kind: str) -> None:
     click.echo(text, nl=False)
 
 
-@click.command(short_help="Check the cascade, and send messages through it.")
+@click.command(short_help="Check the cascade, and send test messages through it.")
 @priorities_option
 @management_option
 @click.pass_obj
 def verify(obj: Any, priorities: bool | None, management_url: str | None) -> None:
-    """Compare what exists on the broker with what should, and send messages through the levels of up to 2 s.
+    """Compare the cascade on the broker with the expected one, and send test messages through the levels of up to 2 s.
 
-    The messages show whether the bindings between these levels work; all bindings, and policies, are compared only with
-    --management-url.
+    The messages test the bindings between these levels. Only --management-url compares all bindings, and policies.
 
-    Exits with 0 if all is well, 3 if something is missing or different, an earlier layout exists, a message does not
-    come back, or, with --management-url, a destination takes nothing and the cause is known.
+    Exits with 0 if no problem was found, and with 3 if a part is missing or different, an earlier layout exists, a
+    message does not come back, or, with --management-url, a destination accepts nothing for a known cause.
     """
     _report(obj, priorities, management_url, probing=True)
 
@@ -139,13 +139,13 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
             for text in operate.advice(management, operate.cascades(connection, priorities)):
                 click.echo(text)
     if (wrong or lost) and probing:
-        click.echo("`setup` creates what is missing; delete what is different, or choose another prefix", err=True)
+        click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
     if wrong or lost or earlier or stuck:
         raise SystemExit(EXIT_PROBLEMS)
 
 
 def _report_earlier(connection: kombu.Connection) -> bool:
-    """Tell whether a cascade of an earlier layout exists, and what to do about it; return whether one does."""
+    """Print a note if a cascade of an earlier layout exists; return whether one exists."""
     from .. import operate
     from ..core.topology import LAYOUT
 
@@ -154,16 +154,16 @@ def _report_earlier(connection: kombu.Connection) -> bool:
         return False
     click.echo(
         f"layout 1, of an earlier release, exists too and holds {waiting:,} messages, which it delivers when they are "
-        f"due; this release uses layout {LAYOUT}: `migrate --from-layout 1` moves what waits, `teardown --layout 1` "
-        "deletes it"
+        f"due; this release uses layout {LAYOUT}: `migrate --from-layout 1` moves the messages, `teardown --layout 1` "
+        "deletes layout 1"
     )
     return True
 
 
 @click.command(short_help="Delete the cascade.")
-@click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait, which are lost then.")
+@click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait; these are lost.")
 @click.option("--layout", type=click.Choice(["1"]), help="Delete the cascade of an earlier release instead.")
-@click.option("--native", is_flag=True, help="Delete what Celery's native delayed delivery declared instead.")
+@click.option("--native", is_flag=True, help="Delete the queues of Celery's native delayed delivery instead.")
 @management_option
 @click.confirmation_option(prompt="Delete the cascade?")
 @click.pass_obj

@@ -1,4 +1,4 @@
-"""Where a delayed message goes when it is due, and the addresses that lead it there. Pure.
+"""The destination of a delayed message, and the addresses that lead the message there. Pure.
 
     @.+celery         the outbox of the queue "celery", and the queue itself
     @.orders+         the outbox of the exchange "orders"
@@ -8,8 +8,8 @@
     @.=+amq.gen-1     a short-lived queue
 
 Addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one from
-`exit` to its destination. They are the same where only one outbox leads to the destination. Otherwise they have nothing
-in common: a message enters one outbox even where others exist.
+`exit` to its destination. They are equal if the destination has only one outbox. Otherwise they share no text, so that
+a message enters only one of several outboxes.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f
 
 
 class Destination(NamedTuple):
-    """Where a message goes when it is due.
+    """The destination of a due message.
 
     `exchange` is "" for the default exchange; then `queues` are the queues that the message is for. Any other exchange
-    routes the message itself, with the bindings that it has at that moment.
+    routes the message itself, with its bindings at that moment.
     """
 
     exchange: str
     queues: tuple[str, ...] = ()
     #: A routing key of a named exchange that has an outbox of its own; None for the outbox of the exchange.
     key: str | None = None
-    #: Queues that come and go share an outbox, for nobody removes what such a queue leaves behind.
+    #: Short-lived queues share an outbox, because nothing would delete the outbox of such a queue.
     short_lived: bool = False
-    #: A fanout exchange drops what nobody listens to, as without a delay.
+    #: A fanout exchange without bindings drops the message, as without a delay.
     fanout: bool = False
 
     @property
     def address(self) -> str:
-        """What leads a message from `exit` to its destination."""
+        """The routing key from `exit` to the destination."""
         return encode(self.exchange, *(self.queues or ("",)), mark="=" if self.exchange or self.short_lived else "")
 
     @property
@@ -60,7 +60,7 @@ class Destination(NamedTuple):
 
     @property
     def outbox_address(self) -> str:
-        """What leads a message from `done` to its outbox."""
+        """The routing key from `done` to the outbox."""
         if self.short_lived:
             return SHORT_LIVED
         return encode(self.exchange, *(self.queues or (self.key or "",)))
@@ -81,7 +81,7 @@ def addresses(destination: Destination) -> tuple[str, ...]:
 def encode(*names: str, mark: str = "") -> str:
     """Return an address for names: readable, injective, two words without `*` or `#`; a hash if too long.
 
-    It is never just a name: the destination's exchange sees it too, and a user's topic binding may end in that name.
+    An address is never just a name: the destination's exchange sees it, too, and a user's topic binding might match it.
     """
     readable = f"{SENTINEL}.{mark}" + "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
     if len(readable) <= MAX_LENGTH:
@@ -98,21 +98,21 @@ def decode(address: str) -> tuple[str, ...] | None:
 
 
 def is_address(key: str) -> bool:
-    """Return whether a routing key may lead to an outbox or a destination. No step between levels has such a form."""
+    """Return whether a routing key has the form of an address. No key of a step between levels has this form."""
     return key.startswith(f"{SENTINEL}.") and not {"+", "!"}.isdisjoint(key)
 
 
 def is_short_lived(queue: str) -> bool:
-    """Return whether a queue's name is one that is used only for a while: the broker's own choice, or with a UUID."""
+    """Return whether a queue is short-lived by its name: the broker chose the name, or it contains a UUID."""
     return queue.startswith("amq.") or bool(_UUID(queue))
 
 
 class Declarations:
-    """What has been declared on a connection, as far as it decides which outbox a message takes."""
+    """The declarations on a connection that decide which outbox a message takes."""
 
     def __init__(self) -> None:
         self._short_lived: dict[str, bool] = {}
-        self._fanouts = {"amq.fanout"}  # nobody declares it
+        self._fanouts = {"amq.fanout"}  # it exists without being declared
         self._keys: set[tuple[str, str]] = set()
         self._known = functools.lru_cache(maxsize=1024)(self._destination)
 
@@ -128,13 +128,13 @@ class Declarations:
         self._known.cache_clear()
 
     def add_exchange(self, name: str, kind: str) -> None:
-        """Take note of an exchange and its type."""
+        """Record an exchange and its type."""
         if kind == "fanout":
             self._fanouts.add(name)
             self._known.cache_clear()
 
     def add_binding(self, queue: str, exchange: str, key: str) -> None:
-        """Take note of a queue that is bound to an exchange with a routing key, unless it is short-lived."""
+        """Record a binding of a queue to an exchange with a routing key, unless the queue is short-lived."""
         if exchange and not self._is_short_lived(queue):
             self._keys.add((exchange, key))
             self._known.cache_clear()
@@ -150,7 +150,7 @@ class Declarations:
         if exchange:
             if exchange in self._fanouts:
                 return Destination(exchange, fanout=True)
-            # Queues behind one exchange need not wait for each other, and there are not more of them than bindings.
+            # One outbox per bound key, so that queues behind one exchange do not block each other.
             return Destination(exchange, key=keys[0] if (exchange, keys[0]) in self._keys else None)
         if not all(keys):
             raise InvalidDestination("the routing key is empty: for the default exchange it is the name of a queue")
@@ -164,7 +164,7 @@ class Declarations:
 
 @functools.lru_cache(maxsize=1024)
 def check_key(key: str, what: str = "routing key") -> None:
-    """Raise `InvalidDestination` for what AMQP cannot carry (clause 4.2.5.3, short string)."""
+    """Raise `InvalidDestination` for a key that AMQP cannot carry (clause 4.2.5.3, short string)."""
     try:
         size = len(key.encode())
     except UnicodeEncodeError as exc:

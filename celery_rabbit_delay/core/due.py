@@ -1,6 +1,6 @@
-"""How long until a message is due, in microseconds. Pure: `now` is an argument.
+"""The time until a message is due, in microseconds. Pure: `now` is an argument.
 
-`eta`, `countdown` and `x-delay` end here. All arithmetic is on integers: no rounding error makes a message early.
+`eta`, `countdown` and `x-delay` are converted here. All arithmetic is on integers: no rounding makes a message early.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _unreadable(eta: object) -> InvalidDelay:
 def parse_x_delay(x_delay: object) -> int:
     """Return the microseconds in an `x-delay` header, a number of milliseconds. Raises `InvalidDelay`.
 
-    A negative one is no delay: the delayed-message-exchange plug-in so marks what it has delayed.
+    A negative one means no delay: the delayed-message-exchange plug-in marks messages that it has delayed in this way.
     """
     try:
         if isinstance(x_delay, bool):
@@ -75,7 +75,7 @@ def parse_x_delay(x_delay: object) -> int:
 
 
 def x_delay_until(due: datetime, now: datetime) -> int:
-    """Return the `x-delay` of a message that is to be due then, both aware: for one that is due already, the least."""
+    """Return the `x-delay` of a message that is due at `due`; both are aware. The minimum, 1, for a past time."""
     return max(1, -((now - due) // _MILLISECOND))
 
 

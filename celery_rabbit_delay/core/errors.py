@@ -1,12 +1,12 @@
-"""What can go wrong: one class for each thing a caller may want to tell apart. Every message says what to do next."""
+"""The errors: one class for each cause that a caller may want to distinguish. Every message says what to do next."""
 
 
 class DelayError(Exception):
     """Base of all errors of this package. Where one is raised, nothing was sent, with two exceptions.
 
-    `BatchFailed` names what may not have been sent. A message with an `x-delay-key` may have been stored where
-    `CascadeConflict`, `CascadeMissing`, `NotPermitted` or `StreamUnavailable` is raised, for its key is told
-    afterwards: whether it or the one before is delivered is open until another one of the key is sent.
+    `BatchFailed` names the messages that may not have been sent. A message with an `x-delay-key` may have been stored
+    although `CascadeConflict`, `CascadeMissing`, `NotPermitted` or `StreamUnavailable` is raised, because its key is
+    published afterwards. Then either it or the previous message is delivered, until another one with this key is sent.
     """
 
 
@@ -31,15 +31,15 @@ class UnsupportedConfiguration(DelayError):
 
 
 class CascadeConflict(DelayError):
-    """Something has the name of a part of the cascade, but another type or other arguments: `verify` names it."""
+    """An exchange or queue has the name of a part of the cascade, but another type or arguments: `verify` names it."""
 
 
 class CascadeMissing(DelayError):
-    """The broker lacks a part of the cascade, and `declare="passive"` forbids to create it: run `setup`."""
+    """The broker lacks a part of the cascade, and `declare="passive"` forbids creating it: run `setup`."""
 
 
 class LayoutMismatch(CascadeMissing):
-    """The broker has only the cascade of another release, and `declare="passive"` forbids to create this one's."""
+    """The broker has only the cascade of another release, and `declare="passive"` forbids creating a new one."""
 
 
 class DestinationNotFound(DelayError):
@@ -55,12 +55,12 @@ class StreamUnavailable(DelayError):
 
 
 class NotWaiting(DelayError, LookupError):
-    """The journal has no message with this id that waits. Only delays of at least the option `journal` are recorded."""
+    """The journal has no waiting message with this id. Only delays of at least the option `journal` are recorded."""
 
 
 class TooLate(DelayError):
-    """A message is due within 2 s, too soon to be moved."""
+    """The message is due within 2 s, too soon to be moved."""
 
 
 class NotRouted(DelayError):
-    """No level took the message, even after the cascade was declared again: somebody deletes levels meanwhile."""
+    """No level accepted the message, even after the cascade was declared again: levels are being deleted."""

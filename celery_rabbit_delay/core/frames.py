@@ -19,10 +19,10 @@ _END = b"\xce"
 _BASIC, _PUBLISH = 60, 40
 _DELIVER, _GET_OK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x47"  # basic.deliver, basic.get-ok
 
-#: RabbitMQ puts it into the headers of each message: a short string and a number of 64 bits.
+#: The header that RabbitMQ adds to each message of a stream: a short string and a 64-bit number.
 _NAME = b"\x0fx-stream-offset"
 
-#: The header of a message that stands for one that nobody can read.
+#: The header that marks a message as a placeholder for an unreadable one.
 UNREADABLE = "x-unreadable"
 
 
@@ -50,15 +50,15 @@ def publish(channel: int, arguments: bytes, properties: bytes, body: bytes, fram
 
 
 class UnexpectedMethod(Exception):
-    """The broker said something else: what it was is the argument, in bytes."""
+    """The broker sent another method; the argument has its bytes."""
 
 
 class Deliveries:
-    """Takes bytes as they arrive, and gives the messages that are complete."""
+    """Takes bytes as they arrive, and returns the messages that are complete."""
 
     def __init__(self, parse_offset: Callable[[bytes], int]) -> None:
-        """`parse_offset` finds a message's offset in its properties (clause 4.2.6.1) where this does not know it."""
-        #: How many frames came that are no heartbeats.
+        """Use `parse_offset` to find an offset in properties (clause 4.2.6.1) that `find_offset` cannot find."""
+        #: The number of received frames without heartbeats.
         self.frames = 0
         self._parse_offset = parse_offset
         self._buffer = b""
@@ -102,7 +102,7 @@ class Deliveries:
             return offset
         try:
             return self._parse_offset(properties_of(header))
-        except Exception:  # nobody can read them
+        except Exception:  # the properties are unreadable
             return self._offset + 1
 
 
@@ -119,7 +119,7 @@ def bare(header: bytes) -> bytes:
 def find_offset(header: bytes) -> int | None:
     """Return the offset of a message of a stream, out of its content header.
 
-    None if there is none, or if somebody else wrote the name into a header.
+    None if there is none, or if the sender wrote the name into a header, too.
     """
     at = header.find(_NAME) + len(_NAME)
     offset = header[at + 1 : at + 1 + _OFFSET.size]
@@ -129,14 +129,14 @@ def find_offset(header: bytes) -> int | None:
 
 
 def without_properties(header: bytes) -> bytes:
-    """Return a content header that stands for one that nobody can read: it says so, and the offset in a stream."""
+    """Return a placeholder for an unreadable content header, marked as such, with the offset in a stream if known."""
     offset = find_offset(header)
     headers = {UNREADABLE: True} if offset is None else {UNREADABLE: True, "x-stream-offset": offset}
     return header[: _CONTENT.size] + encode_properties({"application_headers": headers})
 
 
 def with_text(method: bytes) -> bytes:
-    """Return basic.deliver or basic.get-ok without what is no text in its exchange and routing key.
+    """Return basic.deliver or basic.get-ok with an exchange and a routing key that are valid UTF-8.
 
     Any other method is returned as it is.
     """

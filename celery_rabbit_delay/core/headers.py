@@ -2,7 +2,7 @@
 
 The original routing key and the addresses of the destination travel in the CC header (sender-selected distribution,
 https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
-`x-dead-letter-routing-key` is set. What else `unwrap` needs travels in a header of our own.
+`x-dead-letter-routing-key` is set. The other values that `unwrap` needs travel in the header `HEADER`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
 
-#: Our header: {"prefix": str, "exchange": str, "due": int}, some with "deaths": dict, "n": int, "routing_key": str,
-#: "CC": list (see `State`).
+#: The package's header: {"prefix": str, "exchange": str, "due": int}, and optionally "deaths": dict, "n": int,
+#: "routing_key": str, "CC": list (see `State`).
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
 
-#: Of all waiting messages with one key, a text, only the one that was sent last is delivered.
+#: A text. Of all waiting messages with the same key, only the one that was sent last is delivered.
 X_DELAY_KEY = "x-delay-key"
 
-#: The number of a message with a key that was delivered: its retries are no new messages.
+#: The number of a delivered message with a key, by which a retry is recognized: it does not count as a new message.
 X_DELAY_NUMBER = "x-delay-number"
 
 #: When a task with stamps was sent, in milliseconds since 1970: a stamp cancels what was sent before. Retries keep it.
@@ -46,19 +46,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class State(NamedTuple):
-    """What our header says of a message in the cascade."""
+    """The contents of the package's header in a message of the cascade."""
 
-    prefix: str  # of the names of its cascade, up to a dot
-    exchange: str  # it was sent to
+    prefix: str  # of the names of its cascade, without the following dot
+    exchange: str  # that the message was sent to
     due: datetime  # in UTC
     deaths: Headers  # x-death headers from before it was sent
-    routing_key: str | None = None  # it was sent with, if it is to come back to one queue
+    routing_key: str | None = None  # that it was sent with, if it returns to one queue
     cc: Sequence[str] = ()  # the same
-    number: int | None = None  # tells its copies apart, if it is in the journal or has a key
+    number: int | None = None  # identifies a copy of the message, if it is in the journal or has a key
 
 
 class Delivery(NamedTuple):
-    """What a consumer is told of a message besides its properties."""
+    """What a consumer receives with a message besides its properties."""
 
     exchange: str
     routing_key: str
@@ -73,8 +73,8 @@ def is_delayed(headers: Headers | None) -> bool:
 def delay_of(headers: Headers, now: datetime, naive_timezone: tzinfo) -> tuple[int, Headers]:
     """Return the delay that headers ask for, in microseconds, ≤ 0 if past, and the headers to publish with.
 
-    An eta and an `x-delay` together mean the later of the two. A naive eta is meant in `naive_timezone` and made aware,
-    for Celery's worker would read it as UTC. Raises `InvalidDelay`.
+    With both an eta and an `x-delay`, the later one applies. A naive eta is interpreted in `naive_timezone` and made
+    aware, because Celery's worker would interpret it as UTC. Raises `InvalidDelay`.
     """
     delays = []
     if headers.get("eta") and "task" in headers:
@@ -106,7 +106,7 @@ def delay_key(headers: Headers) -> str | None:
 
 
 def message_id(properties: Headers, headers: Headers) -> str:
-    """Return Celery's id of a task, or what other messages have of that kind; "" if nothing."""
+    """Return Celery's id of a task, or another message's correlation id or message id, or ""."""
     for value in (headers.get("id"), properties.get("correlation_id"), properties.get("message_id")):
         if value:
             return str(value)
@@ -118,8 +118,9 @@ def wrap(
 ) -> dict[str, Any]:
     """Return the headers of a message in the cascade, which `unwrap` undoes. Raises `InvalidDestination`.
 
-    Headers left from an earlier dead-lettering travel in ours: RabbitMQ before 4.0.1 takes them for the message's own
-    history, and drops what it believes to go round in circles (https://www.rabbitmq.com/docs/dlx#automatic-dead-lettering-cycles).
+    Headers from an earlier dead-lettering travel inside the package's header: RabbitMQ before 4.0.1 would take them for
+    the message's own history, and drop the message as a dead-letter cycle
+    (https://www.rabbitmq.com/docs/dlx#automatic-dead-lettering-cycles).
     """
     wrapped = dict(headers)
     deaths = {}
@@ -152,9 +153,10 @@ def _check_own_key(key: str) -> None:
 def wrap_for_return(
     delivery: Delivery, prefix: str, queue: str, due: datetime, number: int | None = None
 ) -> dict[str, Any]:
-    """Return the headers with which a message, delivered by a queue, comes back to that queue as it was delivered.
+    """Return the headers with which a delivered message returns to its queue in the same form.
 
-    No other queue gets a copy: what it was sent with travels in our header alone. Raises `InvalidDestination`.
+    No other queue gets a copy: the original exchange and keys travel only in the package's header. Raises
+    `InvalidDestination`.
     """
     wrapped = wrap(
         {name: value for name, value in delivery.headers.items() if name not in ("CC", "BCC")},
@@ -199,7 +201,7 @@ def cc_keys(headers: Headers, name: str) -> Sequence[str]:
 
 
 def read_state(headers: Headers) -> State | None:
-    """Return what our header says; None if there is none, or not one that this package wrote."""
+    """Return the contents of the package's header; None if there is none, or if it is malformed."""
     ours = headers.get(HEADER)
     if not isinstance(ours, Mapping):
         return None
@@ -272,7 +274,7 @@ def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
 
 
 def resent(delivery: Delivery) -> Delivery:
-    """Return what to publish so that a message in the cascade takes the same way again, without our headers."""
+    """Return what to publish so that a message in the cascade goes to its destination again, without our headers."""
     unwrapped = unwrap(delivery)
     state = read_state(delivery.headers)
     if state is None or state.routing_key is None:
@@ -282,9 +284,9 @@ def resent(delivery: Delivery) -> Delivery:
 
 
 def _is_plausible(state: State, headers: Headers) -> bool:
-    """Return whether a message has addresses, and all lead to the exchange and the keys that it says it was sent to.
+    """Return whether a message has addresses, and all of them agree with the exchange and the keys in its headers.
 
-    Otherwise somebody wrote it by hand, and a retry would carry what he wrote to wherever he liked.
+    Otherwise the message is forged, and a retry would go to a destination of the forger's choice.
     """
     exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
     cc = [key for key in _items(headers.get("CC")) if isinstance(key, str) and not _is_step(key)]
@@ -318,9 +320,9 @@ def _lead_to(exchange: str, cc: tuple[str, ...]) -> bool:
 
 
 def x_death_history(headers: Headers, state: State, ours: str) -> Headers:
-    """Return the x-death headers without our own queues: those from before the delay, and those from after it.
+    """Return the x-death headers from before and after the delay, without those of the cascade's queues.
 
-    `ours` is what the names of our queues and exchanges begin with.
+    `ours` is the prefix of the names of the cascade's queues and exchanges.
     """
     later = [
         {
@@ -342,7 +344,7 @@ def x_death_history(headers: Headers, state: State, ours: str) -> Headers:
 
 
 def _items(value: object) -> list[Any]:
-    """Return a list's items, none where a sender has put something else: no message may stop a consumer."""
+    """Return a list's items; none if a sender wrote something else, because no message may stop a consumer."""
     return list(value) if isinstance(value, (list, tuple)) else []
 
 

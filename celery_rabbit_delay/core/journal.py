@@ -1,11 +1,11 @@
-"""The streams beside a cascade, and what is in them: which messages wait, and what has been changed about them. Pure.
+"""The streams beside a cascade and their contents: the waiting messages, and the changes made to them. Pure.
 
     {root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
-    {root}.changes        what was cancelled, and which copies of messages were replaced by others
-    {root}.keys           which message of each `x-delay-key` was sent last
+    {root}.changes        the cancelled ids, and the copies of messages that were replaced by other copies
+    {root}.keys           for each `x-delay-key`, the message that was sent last
 
-A stream keeps what was published for a time (https://www.rabbitmq.com/docs/streams#retention). Messages with delays of
-different lengths go to different ones, so that none is kept much longer than it waits.
+A stream keeps its messages for a limited time (https://www.rabbitmq.com/docs/streams#retention). Messages with delays
+of different lengths go to different streams, so that none is kept much longer than it waits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .topology import Cascade, Stream
 _DAY = 24 * 3600
 _TEN_YEARS = 10 * 365 * _DAY
 
-#: Seconds of delay up to which a stream takes messages, seconds that it keeps them, bytes of a segment.
-#: A segment goes as a whole, when its youngest message is old enough, so short ones are small.
+#: For each stream: the longest delay in seconds, the retention in seconds, the size of a segment in bytes.
+#: RabbitMQ deletes a segment when its youngest message is old enough, so streams for short delays have small segments.
 _HORIZONS = (
     (600, 900, 500_000),
     (3600, 75 * 60, 1_000_000),
@@ -37,7 +37,7 @@ _HORIZONS = (
     (9 * _DAY, 10 * _DAY, 8_000_000),
     (54 * _DAY, 56 * _DAY, 16_000_000),
     (365 * _DAY, 370 * _DAY, 32_000_000),
-    # Not `max_delay`: apps that share a cascade may differ in it, and would declare the same stream in two ways.
+    # Not `max_delay`: apps that share a cascade may have different ones, and would declare the same stream differently.
     (_TEN_YEARS, _TEN_YEARS + 7 * _DAY, 32_000_000),
 )
 
@@ -70,11 +70,11 @@ _MALFORMED = (struct.error, ValueError, LookupError, TypeError, AttributeError, 
 
 
 class Unreadable(DelayError):
-    """What is in a stream was not written by this package: whoever may publish to ingest can do so."""
+    """A message of a stream is malformed: any user who may publish to ingest can write it."""
 
 
 def reading(function: F) -> F:
-    """Make `Unreadable` of what a function raises because bytes are not what they should be."""
+    """Raise `Unreadable` instead of the errors that malformed bytes cause in a function."""
 
     @wraps(function)
     def wrapper(*args: Any) -> Any:
@@ -96,7 +96,7 @@ def _journal(cascade: Cascade, horizon: tuple[int, int, int]) -> Stream:
 
 
 def journals(cascade: Cascade, max_delay: float = _TEN_YEARS) -> list[Stream]:
-    """Return the journal's streams that delays up to `max_delay` seconds need, that for the shortest first."""
+    """Return the journal's streams for delays up to `max_delay` seconds, the one for the shortest delays first."""
     longest = next(number for number, (seconds, *_) in enumerate(_HORIZONS) if max_delay <= seconds)
     return [_journal(cascade, horizon) for horizon in _HORIZONS[: longest + 1]]
 
@@ -107,12 +107,12 @@ def journal_for(cascade: Cascade, delay: float) -> Stream:
 
 
 def changes(cascade: Cascade) -> Stream:
-    """Return the stream of what was cancelled or moved."""
+    """Return the stream of cancelled ids and moved messages."""
     return _stream(cascade, "changes", _TEN_YEARS + 7 * _DAY, 2_000_000)
 
 
 def keys(cascade: Cascade) -> Stream:
-    """Return the stream that tells which message of a key was sent last."""
+    """Return the stream of the last messages of each key."""
     return _stream(cascade, "keys", 2 * MAX_KEYED_DELAY, 2_000_000)
 
 
@@ -122,10 +122,10 @@ def all_streams(cascade: Cascade) -> list[Stream]:
 
 
 def check_keyed_delay(delay: int) -> None:
-    """Raise `InvalidDelay` for microseconds that a message with a key may not wait."""
+    """Raise `InvalidDelay` if a delay in microseconds is too long for a message with a key."""
     if delay > MAX_KEYED_DELAY * 1_000_000:
         raise InvalidDelay(
-            f"a message with an x-delay-key may wait for {MAX_KEYED_DELAY} s at most, and this one would for "
+            f"a message with an x-delay-key may wait for {MAX_KEYED_DELAY} s at most, but this one has a delay of "
             f"{delay / 1_000_000:.3f} s: choose an earlier eta, or leave the key out"
         )
 
@@ -136,18 +136,18 @@ def new_number() -> int:
 
 
 class Record(NamedTuple):
-    """A delayed message as the journal has it."""
+    """A delayed message as it is stored in the journal."""
 
     due: int  # milliseconds since 1970
     number: int
-    id: str  # Celery's task id, or what other messages have of that kind
+    id: str  # Celery's task id, or another message's correlation id or message id
     key: str  # of x-delay-key, or ""
     properties: bytes  # of the message in the cascade, as AMQP writes them
     body: bytes
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """The approximate size in bytes."""
         return _HEAD.size + len(self.id) + len(self.key) + len(self.properties) + len(self.body)
 
 
@@ -163,7 +163,7 @@ def pack_records(records: Iterable[Record], now: int) -> bytes:
 
 @reading
 def unpack_records(message: bytes) -> list[Record]:
-    """Return the records in a message of a journal; none if it is something else. Raises `Unreadable`."""
+    """Return the records in a message of a journal; none if the message has another kind. Raises `Unreadable`."""
     records: list[Record] = []
     if message[:1] != _RECORD:
         return records
@@ -190,7 +190,7 @@ def published(message: bytes) -> int | None:
 
 
 def marker() -> bytes:
-    """Return a message that is like no other: whoever reads a stream up to it has read what was in it before."""
+    """Return a unique message: a reader that has reached it has read all earlier messages of the stream."""
     return _MARKER + os.urandom(_MARKER_LENGTH)
 
 
@@ -272,7 +272,7 @@ def void(number: int, due: int) -> bytes:
 
 
 def last_of_key(key: str, number: int) -> bytes:
-    """Return a message that says which message of a key was sent last."""
+    """Return a message that names the last message of a key."""
     return _KEY + _TIME.pack(number) + key.encode()
 
 
@@ -325,7 +325,7 @@ class Changes:
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
         """Return whether a task was cancelled, by its id or by a stamp in its headers."""
-        if not (self._uuids or self._ids or self._stamps):  # as a rule, and `list` asks for each record
+        if not (self._uuids or self._ids or self._stamps):  # the common case; `list` calls this for each record
             return False
         short = _uuid(id_)
         if (id_ in self._ids) if short is None else (short in self._uuids):
@@ -350,32 +350,33 @@ class Changes:
 
     @property
     def void(self) -> Iterable[int]:
-        """The numbers of the copies that are not to be delivered."""
+        """The numbers of the void copies."""
         return self._voids
 
     def voids(self, number: object) -> bool:
-        """Return whether a copy of a message is not to be delivered."""
+        """Return whether a copy of a message is void."""
         return number in self._voids
 
 
 class Keys:
-    """What the stream `keys` says, as far as it has been read, for at least as long as the stream keeps it.
+    """The state that the stream `keys` describes, as far as it has been read.
 
-    That time begins when it is read: nothing in the stream tells how old it is. Whoever has not read that a message was
-    sent last takes it for no other, for it may be due before that is read.
+    Entries are kept at least as long as the stream keeps them, from the time of reading: the stream does not contain
+    the time of writing. A message of which nothing was read yet does not count as replaced, because it may be due
+    before its entry is read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds, and is one that nobody sets."""
+        """Use `clock`, a monotonic clock in seconds."""
         self._clock = clock
         self._since = clock()
         self._last: dict[str, int] = {}
         self._replaced: set[int] = set()
-        self._before: tuple[dict[str, int], set[int]] = ({}, set())  # was said before `_since`
+        self._before: tuple[dict[str, int], set[int]] = ({}, set())  # entries from before `_since`
 
     @reading
     def apply(self, message: bytes) -> None:
-        """Take note of what a message says. Raises `Unreadable`."""
+        """Apply a message of the stream. Raises `Unreadable`."""
         if message[:1] == _KEY:
             key, number = message[1 + _TIME.size :].decode(), _TIME.unpack_from(message, 1)[0]
             now = self._clock()
@@ -387,7 +388,7 @@ class Keys:
             if previous != number:
                 self._replaced.add(previous)
             for numbers in (self._replaced, replaced):
-                numbers.discard(number)  # published again after an error, it is the last once more
+                numbers.discard(number)  # a message that is published again after an error is the last one again
             self._last[key] = number
 
     @property
@@ -398,12 +399,12 @@ class Keys:
 
     @property
     def replaced(self) -> Set[int]:
-        """The numbers of messages of whose key another was sent later."""
+        """The numbers of messages that a later message with the same key replaces."""
         _, replaced = self._before
         return self._replaced | replaced
 
     def replaces(self, number: int) -> bool:
-        """Return whether another message of the key of one was sent later."""
+        """Return whether a later message with the same key replaces a message."""
         _, replaced = self._before
         return number in self._replaced or number in replaced
 

@@ -1,4 +1,4 @@
-"""Earlier layouts of the cascade on the broker: their names, which is all it takes to empty and delete them. Pure."""
+"""Earlier layouts of the cascade on the broker: their names, which are enough to empty and delete them. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which levels a delay visits. Pure.
+"""The choice of levels for a delay. Pure.
 
-A level is a queue that holds every message for the same number of ticks. There is one for each power of two; "lanes"
-besides them are levels of any number of ticks, for the delays that people use. A message visits the fewest levels that
-add up to its delay, or rarely one more, each once at most: lanes first, then powers, the longest first in either case.
+A level is a queue that holds every message for the same number of ticks. There is one level for each power of two, and
+additional levels, "lanes", of any number of ticks for everyday delays. A message visits the fewest levels that add up
+to its delay, or rarely one more, each at most once: lanes first, then powers of two, the longest first in each group.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
-#: Seconds, chosen by the mean number of hops, of round delays and of evenly spread ones (docs/benchmarks.md). Whole
-#: seconds up to 15 because of `retry_backoff`, which draws them by lot; 1, 2, 4 and 8 are powers of two.
+#: Seconds, chosen for few mean hops of round delays and of evenly spread ones (docs/benchmarks.md). They include whole
+#: seconds up to 15 because `retry_backoff` picks these at random; 1, 2, 4 and 8 are powers of two.
 DEFAULT_LANES: tuple[float, ...] = (
     *(3, 5, 6, 7, 9, 10, 11, 12, 13, 14),
     *(15, 30, 60, 120, 300, 600, 900, 1800),
@@ -22,11 +22,11 @@ DEFAULT_LANES: tuple[float, ...] = (
     *(86400, 172800, 604800, 1209600, 2592000),
 )
 
-#: Lanes in a route.
+#: The maximum number of lanes in a route.
 MAX_LANES = 3
 
-_MOST_SUMS = 224  # of lanes that a route is chosen from, which bounds its time
-_MOST_WAYS = 12_000  # to choose lanes, which bounds memory: 40 lanes can be taken by threes, 150 by twos
+_MOST_SUMS = 224  # of lanes to choose a route from; limits the time
+_MOST_WAYS = 12_000  # to combine lanes; limits the memory to triples of 40 lanes, or pairs of 150
 _ONES = bytes(byte.bit_count() for byte in range(256))
 
 
@@ -34,7 +34,7 @@ class Level(NamedTuple):
     """One level of a cascade."""
 
     ticks: int
-    #: Milliseconds that a message stays, at least.
+    #: The minimum time that a message stays, in milliseconds.
     ttl: int
     queue: str
     #: The exchange that the queue dead-letters into.
@@ -51,13 +51,14 @@ class Level(NamedTuple):
 
 
 class Encoder:
-    """Finds which of 2^0 to 2^(powers - 1) ticks, and of lanes of some numbers of ticks, add up to a delay: the fewest.
+    """Finds the fewest levels, out of powers of two up to 2^(powers - 1) ticks and lanes, that add up to a delay.
 
-    Of delays up to an hour one in five takes one more, for it looks at a bounded number of sums and of rests.
+    One in five delays up to an hour takes one level more, because the search looks at a limited number of sums and
+    remainders.
 
-    A route is a few lanes and, for what they leave, the number with the fewest set bits. So what is left must be looked
-    at for each sum of lanes: a loop over 135 of them takes 25 µs. Written side by side into one integer they take 7: a
-    subtraction, a table of the ones in a byte, and some additions do all at once.
+    A route is a few lanes and, for the remainder, the number with the fewest set bits. So the search computes the
+    remainder for each sum of lanes: a loop over 135 sums takes 25 µs. Packed side by side into one integer they take
+    7 µs: one subtraction, a table of the set bits in a byte, and a few additions handle all sums at once.
     """
 
     def __init__(self, powers: int, lanes: Iterable[int] = ()) -> None:
@@ -79,8 +80,8 @@ class Encoder:
     def split(self, ticks: int, slack: int) -> tuple[tuple[int, ...], int]:
         """Return lanes, the longest first, and the number whose set bits are the other levels.
 
-        They add up to [ticks, ticks + slack], and to `max_ticks` at most; there are never more of them than of powers
-        of two alone. 1 ≤ ticks ≤ max_ticks.
+        They add up to a number in [ticks, ticks + slack], and to `max_ticks` at most. They are never more levels than
+        with powers of two alone. 1 ≤ ticks ≤ max_ticks.
         """
         slack = max(0, min(slack, self.max_ticks - ticks))
         number = fewest_set_bits(ticks, slack)
@@ -88,8 +89,9 @@ class Encoder:
         if hops == 1:
             return (), number
 
-        # What a sum leaves may be rounded up to a multiple of 2^bits, of which the slack has one or two: both are
-        # looked at if time allows. Of too many sums those next to the delay are: they leave least, and one may be all.
+        # A remainder may be rounded up to a multiple of 2^bits; the slack contains one or two of these, and the search
+        # tries both if time allows. If there are too many sums, it tries those next to the delay: they leave the
+        # smallest remainders, and one may match exactly.
         bits = (slack + 1).bit_length() - 1
         first, last = ticks + (1 << bits) - 1, ticks + slack
         end = bisect_right(self._sums, first)

@@ -1,4 +1,4 @@
-"""What Celery's native delayed delivery declares on a broker (kombu.transport.native_delayed_delivery). Pure."""
+"""The topology of Celery's native delayed delivery (kombu.transport.native_delayed_delivery). Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .topology import Exchange, Queue, QueueType
 
 _LEVELS = 28
 
-#: Where messages leave the levels.
+#: The exchange through which messages leave the levels.
 DELIVERY = Exchange("celery_delayed_delivery", "topic")
 
 

@@ -29,7 +29,7 @@ OPTIONS = "rabbit_delay"
 #: RabbitMQ refuses a queue TTL over ten years.
 TEN_YEARS = 10 * 365 * 24 * 3600.0
 
-#: More of them than that do not make a broker faster.
+#: More shards do not make a broker faster.
 MAX_SHARDS = 32
 
 _MOST_LANES = 64  # each is a queue, bound to all longer ones
@@ -48,7 +48,7 @@ class Options:
     Raises `InvalidOption`, which names the option.
     """
 
-    #: What the names of all exchanges and queues of the cascade begin with, 1 to 150 bytes.
+    #: The prefix of the names of all exchanges and queues of the cascade, 1 to 150 bytes.
     prefix: str = "celery-rabbit-delay"
     #: Seconds, a whole number of milliseconds: the shortest delay, and the most that rounding up may add.
     tick: float = 0.125
@@ -56,27 +56,27 @@ class Options:
     max_delay: float = 8 * 365 * 24 * 3600.0
     #: Lateness that may be traded for fewer hops: (fraction of the delay, at most this many seconds), or a fraction.
     slack: float | tuple[float, float] = (0.001, 1.0)
-    #: Seconds: delays that take one hop instead of several, each for one queue more. May differ between processes.
+    #: Seconds: delays that take one hop instead of several; each costs one more queue. May differ between processes.
     lanes: Sequence[float] = DEFAULT_LANES
-    #: Sets of levels side by side, 1 to 32, to which messages go in turn. May differ between processes.
+    #: Parallel sets of levels, 1 to 32, to which messages go in turn. May differ between processes.
     shards: int = 1
-    #: "quorum" loses nothing when a node crashes; "classic" costs the broker less, and may: for throwaway work.
+    #: "quorum" loses nothing when a node crashes; "classic" costs the broker less but may lose messages.
     queue_type: QueueType = "quorum"
     #: Wait until the broker has stored each delayed message.
     confirm: bool = True
     #: Seconds that publishing a delayed message may wait for the broker, then `TimeoutError`; None waits for ever.
     confirm_timeout: float | None = 60.0
-    #: "auto" creates what is missing on the broker; "passive" never does, and says what is missing.
+    #: "auto" creates missing parts on the broker; "passive" never creates anything, and names missing parts.
     declare: Declare = "auto"
     #: Let workers send tasks that reach them before they are due into the cascade, instead of holding them.
     hand_on: bool = True
     #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
     journal: float | None = None
-    #: The zone that a naive `eta` is meant in: a name, or "local". `install` takes the app's; without an app it is UTC.
+    #: The time zone of a naive `eta`: a name, or "local". `install` uses the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `parse` reads, of strings and numbers: `inspect stats` sends `transport_options` as JSON."""
+        """Return a dict for `parse` that JSON can represent: `inspect stats` sends `transport_options` as JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.slack, tuple):
             values["slack"] = list(self.slack)
@@ -92,7 +92,7 @@ class Options:
         if not _is_name(self.prefix):
             raise InvalidOption(f"prefix={self.prefix!r}: use a name of 1 to {_MAX_PREFIX} bytes of UTF-8")
         if self.prefix.startswith("amq."):
-            raise InvalidOption(f"prefix={self.prefix!r}: RabbitMQ keeps names that begin with 'amq.' to itself")
+            raise InvalidOption(f"prefix={self.prefix!r}: RabbitMQ reserves 'amq.', use another name")
         if not _is_number(self.tick) or not 0.001 <= self.tick <= 3600 or not _is_whole(self.tick * 1000):
             raise InvalidOption(f"tick={self.tick!r}: use seconds, 0.001 to 3600, a whole number of milliseconds")
         if not _is_number(self.max_delay) or not self.tick <= self.max_delay <= TEN_YEARS:
@@ -143,7 +143,7 @@ class Options:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
         lanes = {-(-timedelta(seconds=lane) // tick) for lane in self.lanes if lane <= self.max_delay}
-        # One of 2^n ticks is that level.
+        # A lane of 2^n ticks is the level of that power of two.
         sorted_lanes = tuple(sorted(lane for lane in lanes if lane & (lane - 1)))
         return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type, lanes=sorted_lanes)
 
@@ -163,12 +163,12 @@ class Options:
         return self.cascade if mixed else self.high_cascade
 
     def cascades(self, priorities: bool) -> list[Cascade]:
-        """Return all shards of the cascade for normal messages, and of that for priorities above 4 if wanted."""
+        """Return all shards of the normal cascade, and with `priorities` those of the one for priorities above 4."""
         both = dict.fromkeys([self.cascade, self.cascade_for(9)] if priorities else [self.cascade])
         return [shard for cascade in both for shard in self.shards_of(cascade)]
 
     def shards_of(self, cascade: Cascade) -> tuple[Cascade, ...]:
-        """Return all shards of which a cascade is the first."""
+        """Return a cascade, which is the first shard, and all other shards."""
         return tuple(replace(cascade, shard=shard) for shard in range(1, self.shards + 1))
 
     @cached_property
@@ -191,7 +191,7 @@ class Options:
 
     @cached_property
     def _slack(self) -> tuple[float, float]:
-        """A fraction of the delay, and the most in microseconds."""
+        """A fraction of the delay, and the maximum in microseconds."""
         fraction, seconds = self._slack_pair
         return fraction, seconds * 1_000_000
 
@@ -213,11 +213,11 @@ class Options:
         return self.journal is not None and delay >= self.journal * 1_000_000
 
     def route(self, cascade: Cascade, delay: int, asked: int = 0) -> tuple[Level, ...]:
-        """Return the levels that keep a message for a delay in microseconds, one tick at least.
+        """Return the levels that keep a message for a delay in microseconds, at least one tick.
 
-        `asked` is what the delay was when it was asked for. A message that has waited since, in a batch, may still take
-        the levels of that if they are fewer, and be late by as long as it has waited: everyday delays would lose their
-        lanes otherwise. That may be ten times the slack's fraction of the delay, and the slack's maximum. Raises
+        `asked` is the original delay. A message that has waited in a batch may take the levels of its original delay if
+        they are fewer, because everyday delays would otherwise lose their lanes. It is then late by the time that it
+        has waited, at most ten times the slack's fraction of the delay, and at most the slack's maximum. Raises
         `InvalidDelay` beyond `max_delay`.
         """
         self.check_delay(delay)

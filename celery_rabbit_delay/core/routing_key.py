@@ -1,4 +1,4 @@
-"""Levels -> the routing keys of a delayed message, and those of the bindings that lead it from one to the next.
+"""Converts levels into the routing keys of a delayed message and of the bindings between the levels.
 
 Pure: may know AMQP's routing keys, must not know a broker, a clock or Celery.
 
@@ -6,15 +6,15 @@ Pure: may know AMQP's routing keys, must not know a broker, a clock or Celery.
     @.>^6  @.^6>^3  @.^3>                   2^6 and 2^3 ticks: into the first level, to the next, out of the last
     @.>~960  @.~960>-  @.->^3  @.^3>        the lane of 960 ticks, and then 2^3
 
-A message has a key for each step of its way, the first as its routing key and the others in its CC header; each
-exchange on the way has a binding for one of them. Where powers follow lanes, a step between goes through an exchange
-that all lanes share, so that not each lane needs a binding to each power. The sentinel `@` keeps a user's key from
-being a step.
+A message has one key per step: the first one is its routing key, and the others are in its CC header. Each exchange on
+the route has a binding for one of them. Between lanes and powers of two, a message passes through an exchange that all
+lanes share, so that a lane does not need a binding to each power. The sentinel `@` keeps a user's key from matching a
+step.
 
-The exchanges are direct ones. Topic exchanges with patterns would need one key instead of many, but RabbitMQ asks for
-each message to one whether its user may use its keys, and remembers twelve answers (rabbit_channel,
-check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. And a node that starts restores the bindings
-of direct exchanges several times as fast; messages that come due before it has finished are minutes late.
+The exchanges are direct exchanges. Topic exchanges with patterns would need one key instead of several, but RabbitMQ
+checks the user's permission on the keys of each message to a topic exchange, and caches twelve results (rabbit_channel,
+check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. Also, a starting node restores the bindings
+of direct exchanges several times as fast; messages that become due before it has finished are minutes late.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def steps(levels: tuple[Level, ...]) -> tuple[str, ...]:
 
 
 def after_lanes(level: Level) -> tuple[str, str]:
-    """Return the keys of a message that has come through its lanes, and whose last level is a power of two."""
+    """Return the keys of a message that has passed its lanes and visits one more level, a power of two."""
     return first_power_key(level), _last(level)
 
 
@@ -58,7 +58,7 @@ def is_reserved(key: str) -> bool:
 
 
 def entry_keys(level: Level) -> tuple[str, str]:
-    """Return the keys from ingest to the queue of `level`: of messages with no other level, and of those with more."""
+    """Return the keys from ingest to the queue of `level`: for messages with one level, and with several."""
     return _alone(level), _first(level)
 
 
@@ -73,12 +73,12 @@ def powers_key(lane: Level) -> str:
 
 
 def first_power_key(level: Level) -> str:
-    """Return the key from that exchange to the queue of `level`."""
+    """Return the key from the exchange that leads to the powers of two to the queue of `level`."""
     return _step(_BETWEEN, level.word)
 
 
 def exit_keys(level: Level) -> tuple[str, str]:
-    """Return the keys from `level` to the final done exchange: of messages with no other level, and with more."""
+    """Return the keys from `level` to the final done exchange: for messages with one level, and with several."""
     return _alone(level), _last(level)
 
 
@@ -87,7 +87,7 @@ def _step(source: str, target: str) -> str:
 
 
 def _alone(level: Level) -> str:
-    # One key for both steps; a message with more levels may not have it, for ingest would take it twice.
+    # One key for both steps. A message with several levels must not have it, because ingest would route it twice.
     return f"{SENTINEL}.{level.word}"
 
 

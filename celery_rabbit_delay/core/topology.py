@@ -28,27 +28,27 @@ from .routing_key import MAX_LENGTH
 
 QueueType = Literal["quorum", "classic"]
 
-#: The version of what stands on a broker. Names, arguments and keys change only together with it, for a broker
-#: keeps what an earlier release declared: raise it, describe the earlier layout in `layouts`, write an upgrade note.
+#: The version of the layout on a broker. Raise it with each change of names, arguments or keys, because a broker keeps
+#: the parts that an earlier release declared. Also describe the earlier layout in `layouts`, and write an upgrade note.
 LAYOUT = 2
 
-#: Quorum queues take higher priorities first.
+#: The highest priority that is normal; quorum queues deliver messages of higher priorities first.
 MAX_NORMAL_PRIORITY = 4
 
-#: The clock of quorum queues counts whole milliseconds: a message may leave up to one before its TTL has passed.
+#: The clock of quorum queues counts whole milliseconds: a message may leave up to one millisecond before its TTL.
 EXPIRY_MARGIN_MS = 1
 
 _MILLISECOND = timedelta(milliseconds=1)
 
-#: What `Options` limits levels to. Records of more are made up.
+#: The limits of `Options`. A record that exceeds them is forged.
 _LONGEST, _MOST_LANES = timedelta(days=10 * 365), 64
 
 
 class Exchange(NamedTuple):
-    """An exchange, direct as a rule, whose bindings are in force once they exist.
+    """An exchange, usually a direct one, whose bindings route as soon as they exist.
 
-    RabbitMQ with Mnesia says of one to a topic exchange that somebody else is creating that it exists before it is in
-    force, and a short delay may end meanwhile.
+    Not so for topic exchanges: while another connection creates a binding, RabbitMQ with Mnesia reports that it exists
+    before it routes messages, and a short delay may end before that.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Queue(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long a message stays in this queue, at least."""
+        """The minimum time, in seconds, that a message stays in this queue."""
         return max(0, int(self.arguments["x-message-ttl"]) - EXPIRY_MARGIN_MS) / 1000
 
 
@@ -77,7 +77,7 @@ class Stream(NamedTuple):
     """A stream beside a cascade."""
 
     name: str
-    routing_key: str  # with which ingest leads to it
+    routing_key: str  # from ingest
     max_age: int  # seconds
     segment: int  # bytes
 
@@ -95,18 +95,18 @@ class Stream(NamedTuple):
 class Cascade:
     """Levels of 1, 2, 4, ... ticks, and lanes between them, under names that begin with `prefix`.
 
-    Names say all that decides how a part is declared: the version of the layout, the tick, and the type of classic
-    queues. Cascades that differ in any of these stand side by side, and no release publishes onto another's layout.
-    Which levels there are is in no name but that of `marker`: cascades with other levels share those that they have in
-    common, and a message needs those alone that are in its key.
+    Names contain everything that decides how a part is declared: the version of the layout, the tick, and the type of
+    classic queues. Cascades that differ in any of these exist side by side, and no release publishes into the layout of
+    another one. Only the name of `marker` contains the set of levels: cascades with different levels share the levels
+    that they have in common, and a message needs only the levels in its keys.
 
-    Shards are sets of levels and outboxes side by side, which share everything from `exit` on: an outbox, too, is one
-    queue. The first shard has no number in its names.
+    Shards are parallel sets of levels and outboxes (an outbox is also only one queue), which share everything from
+    `exit` on. The first shard has no number in its names.
 
-    Quorum queues of RabbitMQ 4.0 tell two priorities apart, up to 4 and above
-    (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head, so in
-    one queue normal ones would wait for high ones. `high` makes the levels for messages above `MAX_NORMAL_PRIORITY`;
-    both kinds share everything from `done` on.
+    Quorum queues of RabbitMQ 4.0 distinguish two priorities, up to 4 and above
+    (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head. In a
+    shared queue, normal messages would therefore wait for high ones. `high` stands for the levels of messages above
+    `MAX_NORMAL_PRIORITY`; both kinds share everything from `done` on.
     """
 
     prefix: str
@@ -119,7 +119,7 @@ class Cascade:
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """Powers of two, then lanes, the shortest first in either case: messages visit them in the opposite order."""
+        """Powers of two, then lanes, the shortest first in each group. Messages visit them in the opposite order."""
         return tuple(map(self._level, (*(1 << power for power in range(self.powers)), *self.lanes)))
 
     @cached_property
@@ -133,7 +133,7 @@ class Cascade:
 
     @property
     def max_ticks(self) -> int:
-        """The longest delay that the powers of two add up to."""
+        """The sum of all powers of two: the longest delay, in ticks."""
         return (1 << self.powers) - 1
 
     @cached_property
@@ -141,9 +141,9 @@ class Cascade:
         return Encoder(self.powers, self.lanes)
 
     def route(self, ticks: int, slack: int) -> tuple[Level, ...]:
-        """Return the fewest levels that add up to [ticks, ticks + slack], in order; 1 ≤ ticks ≤ max_ticks.
+        """Return the fewest levels that add up to a number in [ticks, ticks + slack], in order; 1 ≤ ticks ≤ max_ticks.
 
-        With lanes they may be more than the fewest possible; never more than of powers of two alone.
+        With lanes they may be more than the fewest possible, but never more than with powers of two alone.
         """
         return self._known_route(ticks, slack)
 
@@ -157,7 +157,7 @@ class Cascade:
 
     @cached_property
     def root(self) -> str:
-        """What all names of the cascade begin with."""
+        """The common prefix of all names of the cascade."""
         return self.root_of(LAYOUT)
 
     def root_of(self, layout: int) -> str:
@@ -167,12 +167,12 @@ class Cascade:
 
     @property
     def shard_name(self) -> str:
-        """What all names of the shard begin with."""
+        """The common prefix of all names of the shard."""
         return self.root if self.shard == 1 else f"{self.root}.s{self.shard}"
 
     @property
     def base_name(self) -> str:
-        """What the names of ingest and of the levels begin with."""
+        """The common prefix of the names of ingest and of the levels."""
         return f"{self.shard_name}.high" if self.high else self.shard_name
 
     @cached_property
@@ -190,7 +190,7 @@ class Cascade:
 
     @property
     def exit(self) -> str:
-        # Workers of layout 1 restore what comes from names that begin so: old and new ones may run side by side.
+        # Workers of layout 1 unwrap messages from exchanges with this prefix, so old and new workers can run together.
         return f"{self.root}.delay.exit"
 
     @property
@@ -212,7 +212,7 @@ class Cascade:
 
     @property
     def lost(self) -> str:
-        """The exchange of the orphans; no queue has its name, so that who may bind it may not purge them."""
+        """The exchange of the orphans. No queue has its name, so that permission to bind it does not allow purging."""
         return f"{self.root}.lost"
 
     @property
@@ -230,13 +230,13 @@ class Cascade:
         return f"{self.root}.records"
 
     def levels_record(self) -> str:
-        """Return what `with_recorded_levels` reads, as JSON: AMQP cannot list what exists on a broker."""
+        """Return a record, as JSON, for `with_recorded_levels`. Records exist because AMQP cannot list queues."""
         return json.dumps({"powers": self.powers, "lanes": self.lanes})
 
     def with_recorded_levels(self, record: str | bytes) -> Cascade | None:
-        """Return the cascade with the levels of a record instead of its own; None if it is not what we write.
+        """Return the cascade with the levels of a record instead of its own; None if the record is malformed.
 
-        Anybody who may publish to the default exchange may add to the queue of the records.
+        Any user who may publish to the default exchange can write to the queue of the records.
         """
         try:
             levels = json.loads(record)
@@ -255,7 +255,7 @@ class Cascade:
 
     @property
     def marker(self) -> str:
-        """The exchange that is declared last: where it exists, all levels and their bindings to each other do.
+        """The exchange that is declared last: if it exists, all levels and their bindings to each other exist.
 
         RabbitMQ from 4.3 shows an exchange only to users with some permission on it
         (https://github.com/rabbitmq/rabbitmq-server/releases/tag/v4.3.1), hence a name that a publisher's permission
@@ -267,11 +267,11 @@ class Cascade:
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
-        # What no level takes is returned to the publisher (mandatory), for ingest has no alternate exchange.
+        # Ingest has no alternate exchange, so that a message that no level takes returns to its publisher (mandatory).
         yield Exchange(self.ingest)
         way_out: dict[str, str] = {"alternate-exchange": self.lost}
         for level in self.levels:
-            yield Exchange(level.done, arguments=way_out)  # a key that somebody made up may lead to no other level
+            yield Exchange(level.done, arguments=way_out)  # a forged key may lead to no other level
         if self.lanes:
             yield Exchange(self.lanes_done, arguments=way_out)
         yield Exchange(self.lost, "fanout")
@@ -292,7 +292,7 @@ class Cascade:
 
     @property
     def _kept(self) -> dict[str, str | int]:
-        # From 4.0 on, a quorum queue drops, or dead-letters early, what was looked at and put back 20 times
+        # From 4.0 on, a quorum queue drops, or dead-letters early, a message that was read and returned 20 times
         # (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
         return {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
 
@@ -306,8 +306,7 @@ class Cascade:
         if self.queue_type == "quorum":
             # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
             arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-            # Otherwise the node that the client is connected to leads them all. RabbitMQ 3.10 knows no such argument
-            # for classic queues.
+            # Otherwise the client's node leads all queues. For classic queues RabbitMQ 3.10 lacks this argument.
             arguments |= {"x-queue-leader-locator": "balanced"}
         return Queue(name, {**arguments, **self._kept})
 
@@ -329,12 +328,12 @@ class Cascade:
         yield Binding(self.record, self.records, "queue", "")
 
     def stream_binding(self, stream: Stream) -> Binding:
-        """Return what leads from ingest to a stream."""
+        """Return the binding from ingest to a stream."""
         return Binding(self.ingest, stream.name, "queue", stream.routing_key)
 
     @property
     def outbox_prefix(self) -> str:
-        """What the names of outboxes begin with."""
+        """The common prefix of the names of outboxes."""
         return f"{self.shard_name}.out."
 
     def outbox_of(self, queue: str) -> str | None:
@@ -349,7 +348,7 @@ class Cascade:
         return f"{self.outbox_prefix}!{hashlib.sha256(address.encode()).hexdigest()[:40]}"
 
     def outbox_name(self, destination: Destination) -> str:
-        """Return the name of the queue in which what is due waits until its destination takes it."""
+        """Return the name of the queue in which due messages wait until their destination accepts them."""
         return self._outbox_name(destination.outbox_address)
 
     def outbox(self, destination: Destination) -> Queue:
@@ -368,7 +367,7 @@ class Cascade:
             for queue in taken_for.queues:
                 yield Binding(self._exit_of(taken_for), queue, "queue", taken_for.address)
         if destination.exchange:
-            # What an exchange of the user can route nowhere stays in its outbox, for `exit` did route it.
+            # A message that the user's exchange cannot route stays in its outbox, although `exit` has routed it.
             yield Binding(self.exit, destination.exchange, "exchange", destination.address)
         if destination.fanout:
             yield Binding(self.exit, self.discard, "queue", destination.address)
@@ -377,7 +376,7 @@ class Cascade:
 
 
 class Topology(NamedTuple):
-    """All parts of some cascades and of what leads to some destinations, each once, by name."""
+    """All parts of some cascades and of their routes to some destinations, each once, by name."""
 
     exchanges: dict[str, Exchange]
     queues: dict[str, Queue]

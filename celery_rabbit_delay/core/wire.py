@@ -17,7 +17,7 @@ _double = Struct(">cd").pack
 
 
 def encode_properties(properties: Mapping[str, Any]) -> bytes:
-    """Return the properties of a message, by py-amqp's names. Raises `LookupError`, `ValueError` for what it cannot."""
+    """Return the serialized properties, by py-amqp's names. Raises `LookupError`, `ValueError` if that fails."""
     flags = 0
     parts = [b""] * (1 + len(_PROPERTIES))
     for name, value in properties.items():
@@ -48,7 +48,7 @@ _octet = lru_cache(maxsize=256)(lambda number: bytes((number,)))
 def _table(table: Mapping[str, Any]) -> bytes:
     parts: list[bytes] = []
     for name, value in table.items():
-        if type(value) is str:  # most are this or None
+        if type(value) is str:  # most values are text or None
             data = value.encode()
             parts += _name_of_text(name), _unsigned_32(len(data)), data
         elif value is None:
@@ -73,7 +73,7 @@ def _array_field(items: Iterable[Any]) -> bytes:
     return _long_string(b"A", len(data)) + data
 
 
-#: By exact type: what has another one may mean something else to py-amqp.
+#: By exact type, because py-amqp may serialize a subclass differently.
 _FIELDS: dict[type, Callable[[Any], bytes]] = {
     str: _string_field,
     bool: lambda value: b"t\1" if value else b"t\0",

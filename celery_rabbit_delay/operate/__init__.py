@@ -1,6 +1,6 @@
-"""What operators do with a cascade, as functions that return data and print nothing. Knows no Celery.
+"""The operators' actions on a cascade, as functions that return data and print nothing. Knows no Celery.
 
-Every function takes a `kombu.Connection` with our transport, whose options say which cascade is meant.
+Every function takes a `kombu.Connection` with our transport, whose options select the cascade.
 """
 
 from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark

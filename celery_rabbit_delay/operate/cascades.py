@@ -1,4 +1,4 @@
-"""Which cascades of a broker an operator means."""
+"""Finds the cascades and levels that exist on a broker."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def cascades(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
-    """Return the cascade for normal messages, and that for priorities above 4 if wanted or, with None, if it exists.
+    """Return all shards of the cascade for normal messages, and with `priorities` of that for priorities above 4.
 
-    Each with as many shards as the options say, and with the levels that they say.
+    With None, the latter is included if it exists. Shards and levels are those of the options.
     """
     options: Options = connection.transport.delay_options
     if priorities is None:
@@ -45,7 +45,7 @@ def require(connection: kombu.Connection) -> None:
 
 
 def existing(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
-    """Return what `cascades` does, and also the shards and levels that others have declared, now or in the past."""
+    """Return the same as `cascades`, with all shards and levels that any process has declared."""
     shards = _shards(connection, priorities)
     recorded = _recorded(connection, shards)
     return [
@@ -55,13 +55,13 @@ def existing(connection: kombu.Connection, priorities: bool | None = None) -> li
 
 
 def ever_declared(connection: kombu.Connection) -> list[Cascade]:
-    """Return all cascades that somebody may have declared under these names, each with the levels of then."""
+    """Return all cascades that may have been declared under these names, each with its levels at that time."""
     shards = _shards(connection, priorities=True)
     return [*shards, *_recorded(connection, shards)]
 
 
 def _shards(connection: kombu.Connection, priorities: bool | None) -> list[Cascade]:
-    """Return what `cascades` does, and the other shards that exist."""
+    """Return the same as `cascades`, with all shards that exist."""
     wanted = cascades(connection, priorities)
     found = []
     for first in wanted:
@@ -76,12 +76,12 @@ def _shards(connection: kombu.Connection, priorities: bool | None) -> list[Casca
 def _ingest_exists(connection: kombu.Connection, cascade: Cascade) -> bool:
     try:
         return declare.exchange_exists(connection.default_channel, cascade.ingest)
-    except AccessRefused:  # RabbitMQ 4.3 hides it; whatever is done next says what is not permitted
+    except AccessRefused:  # RabbitMQ 4.3 hides it; the next operation raises an error about the permission
         return False
 
 
 def _with_levels_of(connection: kombu.Connection, cascade: Cascade, others: Iterable[Cascade]) -> Cascade:
-    """Return a cascade with those levels of others that it has on the broker."""
+    """Return a cascade, also with those levels of others that exist on the broker."""
     levels = {level for other in others for level in other.levels}.difference(cascade.levels)
     there = {level.ticks for level in levels if declare.queue_exists(connection.default_channel, level.queue)}
     powers = cascade.powers
@@ -92,17 +92,17 @@ def _with_levels_of(connection: kombu.Connection, cascade: Cascade, others: Iter
 
 
 def _recorded(connection: kombu.Connection, shards: Sequence[Cascade]) -> list[Cascade]:
-    """Return shards with each set of levels that is recorded, and tell of what is no record of one."""
+    """Return the shards with each recorded set of levels, and log a warning about malformed records."""
     records = _records(connection, shards[0])
     found = [shard.with_recorded_levels(record) for shard in shards for record in records]
     known = [cascade for cascade in found if cascade is not None]
     if made_up := (len(found) - len(known)) // len(shards):
-        logger.warning("%d messages of the queue %r are skipped: they record no levels", made_up, shards[0].records)
+        logger.warning("%d malformed messages of the queue %r are skipped", made_up, shards[0].records)
     return known
 
 
 def _records(connection: kombu.Connection, cascade: Cascade) -> list[str | bytes]:
-    """Return the records of all sets of levels; none where that is not permitted."""
+    """Return the records of all sets of levels; none without permission to read them."""
     with suppress(AccessRefused), _only_reader(connection.default_channel, f"{cascade.records}.reader"):
         return [message.body for message in look(connection, cascade.records)]
     return []
@@ -110,7 +110,7 @@ def _records(connection: kombu.Connection, cascade: Cascade) -> list[str | bytes
 
 @contextmanager
 def _only_reader(channel: Any, lock: str) -> Iterator[None]:
-    """Hold a queue that only one connection may have: what one reads, another would not find meanwhile."""
+    """Hold an exclusive queue as a lock: messages that one connection reads are invisible to others meanwhile."""
     owned = any(_declare_exclusively(channel, lock) for _ in range(100))
     try:
         yield
@@ -129,7 +129,7 @@ def _declare_exclusively(channel: Any, queue: str) -> bool:
 
 
 def earlier_layout(connection: kombu.Connection, layout: int, priorities: bool | None = None) -> list[Layout1]:
-    """Return the cascades of an earlier layout, with all their levels, whether they exist or not."""
+    """Return the cascades of an earlier layout with all possible levels, even if they do not exist."""
     assert layout == Layout1.layout
     options: Options = connection.transport.delay_options
     longest = Options(tick=options.tick, max_delay=TEN_YEARS).cascade

@@ -1,4 +1,4 @@
-"""What of a topology a broker has: the differences from what should be there. Changes nothing."""
+"""Compares a broker with a topology. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..core.destination import Destination
 from ..core.topology import Binding, Cascade, Exchange, Queue, Stream, Topology
 from .management import Management
 
-#: What a policy changes in queues that have arguments of their own: the lesser value is in force, so that messages are
-#: early, are deleted with their queue, or find it full (https://www.rabbitmq.com/docs/parameters#policies).
+#: Policy keys that also affect queues with such arguments: the lower value applies, so that messages leave early, are
+#: deleted with their queue, or are refused by a full one (https://www.rabbitmq.com/docs/parameters#policies).
 _LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes"}
 
 State = Literal["present", "missing", "different", "unexpected", "unknown"]
 
 
 class Finding(NamedTuple):
-    """A part of a topology as the broker has it. `detail` says more where it is not just present or missing."""
+    """The state of a part of a topology on the broker. `detail` explains other states than present and missing."""
 
     kind: Literal["exchange", "queue", "binding", "policy"]
     name: str
@@ -37,14 +37,14 @@ def diff(
     streams: Iterable[Stream] = (),
     known: Iterable[Cascade] = (),
 ) -> Iterator[Finding]:
-    """Yield what the broker has of each part of some cascades and of their streams.
+    """Yield the state of each part of some cascades and of their streams on the broker.
 
-    Others may have declared what is in `known` beside them.
+    Bindings of the cascades in `known`, which other processes may have declared, do not count as unexpected.
 
-    Bindings, and policies that change queues, are seen only through the management API.
+    Only the management API shows bindings, and policies that change queues.
 
-    Over AMQP, what is there with other arguments shows when it is declared again: that is refused, and if the
-    arguments are the same, nothing happens (https://www.rabbitmq.com/docs/queues#property-equivalence).
+    Over AMQP, this detects different arguments by declaring a part again: RabbitMQ refuses other arguments, and does
+    nothing for equal ones (https://www.rabbitmq.com/docs/queues#property-equivalence).
     """
     wanted = list(wanted)
     topology = Topology.of(wanted, destinations, streams)
@@ -68,7 +68,7 @@ def diff(
         row = rows.get(name, {})
         who = row.get("policy") or row.get("operator_policy")
         for limit in sorted(_LIMITS.intersection(row.get("effective_policy_definition") or {})):
-            detail = f"{who!r} sets its {limit}: give our queues a policy of higher priority without that"
+            detail = f"{who!r} sets {limit}: give the level queues a policy of higher priority that does not set it"
             yield Finding("policy", name, "unexpected", detail)
 
 

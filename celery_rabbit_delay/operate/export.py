@@ -1,4 +1,4 @@
-"""A topology as text for other tools. Pure."""
+"""Formats a topology as text for other tools. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def definitions(topology: Topology, vhost: str) -> str:
 
 
 def terraform(topology: Topology, vhost: str) -> str:
-    """Return resources of the provider `cyrilgdn/rabbitmq`, which most people use, in Terraform's JSON syntax.
+    """Return resources of the most common provider, `cyrilgdn/rabbitmq`, in Terraform's JSON syntax.
 
     https://developer.hashicorp.com/terraform/language/syntax/json
     """
@@ -53,11 +53,11 @@ def terraform(topology: Topology, vhost: str) -> str:
         resources["rabbitmq_queue"][_identifier(queue.name)] = {
             "name": _literal(queue.name),
             "vhost": _literal(vhost),
-            # Not `arguments`, whose values are all strings: RabbitMQ wants a TTL as a number.
+            # Not `arguments`, whose values are all strings: RabbitMQ requires a number as TTL.
             "settings": {**common, "arguments_json": _literal(json.dumps(dict(queue.arguments)))},
         }
     for number, binding in enumerate(topology.bindings):
-        # References, so that Terraform creates both ends first; what is not ours is there already.
+        # References make Terraform create both ends first; parts outside of the cascade exist already.
         ends = topology.exchanges if binding.destination_type == "exchange" else topology.queues
         resources["rabbitmq_binding"][f"{_identifier(binding.source)}_{number}"] = {
             "vhost": _literal(vhost),
@@ -75,7 +75,7 @@ def _reference(kind: str, name: str, known: Mapping[str, Any]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Escape what Terraform would take for a template."""
+    """Escape the beginnings of Terraform's templates."""
     return text.replace("${", "$${").replace("%{", "%%{")
 
 
@@ -90,7 +90,7 @@ def _identifier(name: str) -> str:
 
 
 def mermaid(topology: Topology, vhost: str = "/") -> str:
-    """Return a flow chart: exchanges round, queues as cylinders, dashed what RabbitMQ does without a binding."""
+    """Return a flow chart: exchanges are round, queues are cylinders, dashed arrows are routes without a binding."""
     lines = ["flowchart LR", *map(_edge, topology.bindings)]
     for queue in topology.queues.values():
         dead_letters = queue.arguments.get("x-dead-letter-exchange")
@@ -116,7 +116,7 @@ def _edge(binding: Binding) -> str:
     return f"    {_node(binding.source, 'exchange')} -->{label} {_node(binding.destination, binding.destination_type)}"
 
 
-#: By the name that `export --format` knows.
+#: By the names of `export --format`.
 FORMATS: dict[str, Callable[[Topology, str], str]] = {
     "definitions": definitions,
     "terraform": terraform,

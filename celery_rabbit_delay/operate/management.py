@@ -1,4 +1,4 @@
-"""What only RabbitMQ's management API can tell: bindings, and messages on their way between queues.
+"""A client of RabbitMQ's management API, which shows bindings, and messages between queues.
 
 https://www.rabbitmq.com/docs/management#http-api
 """
@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 from ..core.errors import NotPermitted, UnsupportedConfiguration
 from ..core.topology import Binding
 
-#: What is asked of each queue; all that the API knows would be some kilobytes.
+#: The columns to fetch of each queue; all columns would be some kilobytes.
 _COLUMNS = (
     "name",
     "state",
@@ -35,17 +35,17 @@ _COLUMNS = (
 
 
 class Management:
-    """The API at `http://user:password@host:15672`, as far as it concerns one virtual host.
+    """The API at `http://user:password@host:15672`, for one virtual host.
 
-    Raises `UnsupportedConfiguration` where nothing answers, `NotPermitted` where it refuses.
+    Raises `UnsupportedConfiguration` if no API answers, `NotPermitted` if it refuses a request.
     """
 
     def __init__(self, url: str, vhost: str, ca: str | None = None) -> None:
-        """Trust the certificate authorities of the file `ca`, or else those that Python trusts."""
+        """Trust the certificate authorities of the file `ca`, or by default those of Python."""
         try:
             parts = urlsplit(url)
             understood = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            understood &= "@" not in parts.path + parts.query + parts.fragment  # they would be parts of the password
+            understood &= "@" not in parts.path + parts.query + parts.fragment  # parts of an unescaped password
         except ValueError:
             understood = False
         if not understood:
@@ -63,7 +63,7 @@ class Management:
         self._vhost = quote(vhost, safe="")
 
     def bindings(self) -> set[Binding]:
-        """All bindings but those of the default exchange."""
+        """Return all bindings except those of the default exchange."""
         return {
             Binding(row["source"], row["destination"], row["destination_type"], row["routing_key"])
             for row in self._get(f"/bindings/{self._vhost}")
@@ -75,14 +75,14 @@ class Management:
         return {row["name"] for row in self._get(f"/exchanges/{self._vhost}?columns=name")}
 
     def queues(self) -> dict[str, dict[str, Any]]:
-        """Queue name -> what the API says of it."""
+        """Return the columns of each queue, by its name."""
         return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")}
 
     def config_files(self) -> list[str] | None:
-        """Names of the files that the nodes have read their settings from; None if the API does not say."""
+        """Return the names of the nodes' configuration files; None if the API does not show them."""
         try:
             nodes = self._get("/nodes?columns=config_files")
-        except NotPermitted:  # it takes the tag "monitoring"
+        except NotPermitted:  # this requires the tag "monitoring"
             return None
         # Of a node that has just started it says nothing, and that by an empty list.
         files: list[Any] = [(node or {}).get("config_files") for node in nodes]

@@ -1,4 +1,4 @@
-"""Moves what waits into another cascade."""
+"""Moves waiting messages into another cascade."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..core.topology import Cascade
 
 
 class Moved(NamedTuple):
-    """A message that was looked at, in a level's queue. `refused` says why it stays, if it does."""
+    """A message of a level that `migrate` has processed. `refused` is the reason why it stays, if it does."""
 
     queue: str
     refused: str | None
@@ -30,11 +30,11 @@ class Moved(NamedTuple):
 def migrate(
     source: kombu.Connection, target: kombu.Connection, cascades: Iterable[Cascade | Layout1], allowed: Allowed
 ) -> Iterator[Moved]:
-    """Move what waits in cascades of `source` into that of `target`; each message keeps its due time.
+    """Move waiting messages from cascades of `source` into the cascade of `target`; each keeps its due time.
 
-    What becomes due meanwhile is delivered by `source`. Interrupted at any point, nothing is lost, and it can be
-    started again; the message that was being moved may be delivered twice. A message that cannot move stays, and the
-    others go on. What was cancelled, moved or replaced is dropped.
+    `source` delivers messages that become due in the meantime. An interruption loses no message; start it again. The
+    message that was being moved may be delivered twice. A message that cannot be moved stays, and does not stop the
+    others. Cancelled, moved and replaced messages are dropped.
     """
     learn(source)
     moved: list[State] = []  # the states of those that are in the journal
@@ -56,7 +56,7 @@ def migrate(
 
 
 def _forget(source: kombu.Connection, moved: list[State]) -> None:
-    """Say in the journal of the source that messages are not there any more."""
+    """Mark moved messages as void in the journal of the source."""
     if moved:
         voids = [journal.void(state.number, milliseconds(state.due)) for state in moved if state.number is not None]
         write_changes(source, voids)
@@ -64,12 +64,12 @@ def _forget(source: kombu.Connection, moved: list[State]) -> None:
 
 
 def _move(message: Message, target: kombu.Connection, allowed: Allowed) -> str | None:
-    """Publish a message as it was sent, with what is left of its delay; return why that cannot be done."""
+    """Publish a message as it was sent, with its remaining delay; return the reason if that fails, or None."""
     state = read_state(message.headers or {})
 
     def publish(copy: Message, exchange: str, routing_key: str) -> None:
-        assert state is not None  # or else it is not sent on
-        # What is due takes a tick: it is confirmed, as any delay.
+        assert state is not None  # `send_on` refuses other messages
+        # A due message takes one tick, so that it is confirmed like any delayed message.
         copy.headers[X_DELAY] = x_delay_until(state.due, datetime.now(timezone.utc))
         target.default_channel.basic_publish(copy, exchange, routing_key)
 

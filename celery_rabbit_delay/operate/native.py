@@ -1,4 +1,4 @@
-"""Removes what Celery's native delayed delivery has left behind."""
+"""Removes the queues and exchanges of Celery's native delayed delivery."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .status import unsettled
 def native_waiting(connection: kombu.Connection, management: Management | None = None) -> int:
     """Return how many messages wait in the queues of native delayed delivery.
 
-    Those between two queues are seen only through the management API.
+    Messages between two queues are visible only with the management API.
     """
     names = [queue.name for _, queue in native.levels("quorum")]
     rows = management.queues() if management else {}
@@ -29,8 +29,9 @@ def native_waiting(connection: kombu.Connection, management: Management | None =
 def teardown_native(connection: kombu.Connection) -> int:
     """Delete the exchanges and empty queues of native delayed delivery; return how many there were.
 
-    It goes down, as messages do, and stops at a queue that has received a message meanwhile. Raises `NotPermitted`, and
-    before anything is deleted `CascadeConflict` for something that has such a name but is not part of it.
+    It goes from the longest level to the shortest, like messages, and stops at a queue that has received a message in
+    the meantime. Raises `NotPermitted`, and before it deletes anything `CascadeConflict` for a queue or exchange with
+    such a name but other properties.
     """
     channel = connection.default_channel
     deleted = 0
@@ -49,7 +50,7 @@ def teardown_native(connection: kombu.Connection) -> int:
 
 
 def _existing(channel: Any) -> list[tuple[Exchange | None, Queue | None]]:
-    """Return what exists of each level, and of the exchange behind them, the longest first."""
+    """Return the existing exchange and queue of each level, the longest first, and the exchange `DELIVERY`."""
     found: list[tuple[Exchange | None, Queue | None]] = []
     kinds: tuple[QueueType, ...] = ("quorum", "classic")
     for (exchange, quorum), (_, classic) in zip(*(native.levels(kind) for kind in kinds), strict=True):

@@ -1,4 +1,4 @@
-"""Orphans: messages that had no way to go when they were due."""
+"""Lists, replays and removes orphans: messages that could not be delivered when they were due."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from .cascades import require
 
 
 class Orphan(NamedTuple):
-    """A message that had no way to go when it was due, and where it was going."""
+    """A message that could not be delivered when it was due, with its destination."""
 
     exchange: str
     routing_key: str
-    due: datetime | None  # None: its header does not say
-    task: str | None  # Celery's name and id of it
+    due: datetime | None  # None: unknown
+    task: str | None  # Celery's name of the task, and its id
     task_id: str | None
     size: int  # bytes of the body
 
 
 def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
-    """Return the oldest orphans, which stay where they are."""
+    """Return the oldest orphans, without removing them."""
     require(connection)
     queue = connection.transport.delay_options.cascade.orphans
     return [_orphan(message) for message in waiting.look(connection, queue, limit)]
 
 
-#: Says of an orphan whether it is one of those that something is to be done with.
+#: Returns whether an orphan is selected.
 Chosen = Callable[[Orphan], bool]
 
 
@@ -46,9 +46,9 @@ def everyone(orphan: Orphan) -> bool:
 def replay(
     connection: kombu.Connection, limit: int, allowed: waiting.Allowed, chosen: Chosen = everyone
 ) -> Iterator[tuple[Orphan, str | None]]:
-    """Send those chosen of the oldest orphans on, as `waiting.replay` does.
+    """Send the chosen ones of the oldest orphans to their destinations, see `waiting.replay`.
 
-    Yields each with the reason why it stays, if it does.
+    Yields each with the reason why it stays, or None.
     """
     require(connection)
     cascade = connection.transport.delay_options.cascade
@@ -62,7 +62,7 @@ def replay(
 
 
 def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
-    """Remove those chosen of the oldest orphans, for good; return how many."""
+    """Remove the chosen ones of the oldest orphans for good; return their number."""
     require(connection)
     removed = 0
     with own_channel(connection) as channel:  # gives the others back
@@ -74,7 +74,7 @@ def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
 
 
 def purge(connection: kombu.Connection) -> int:
-    """Remove all orphans, for good; return how many."""
+    """Remove all orphans for good; return their number."""
     require(connection)
     with declare.translate_errors(connection.transport.delay_options.cascade):
         return int(connection.default_channel.queue_purge(connection.transport.delay_options.cascade.orphans))

@@ -1,4 +1,4 @@
-"""Messages sent through a cascade to see whether they come back."""
+"""Sends test messages through a cascade, and checks that they come back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..core.topology import Cascade, Stream
 
 
 class Way(NamedTuple):
-    """What a message is to go through, and where that begins."""
+    """The route of a test message: its first exchange, its levels and its keys."""
 
     exchange: str
     levels: tuple[Level, ...]
@@ -34,10 +34,10 @@ class Way(NamedTuple):
 
 
 def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
-    """Send messages through every level that holds them for at most `seconds`, and from each to each that may follow.
+    """Send messages through every level of at most `seconds`, and from each of these to each that may follow.
 
-    Also from the exchange that lanes hand them to, as longer ones would. Yields what is wrong. The messages come back
-    to a queue that exists only for this connection; `patience` is how many seconds late they may be.
+    Also sends some from the exchange behind the lanes, in place of longer lanes. Yields problems. The messages come
+    back to a queue that exists only for this connection; they may be `patience` seconds late.
     """
     channel = connection.channel()
     queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue
@@ -67,7 +67,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
         with declare.translate_errors(cascade):
             returned = confirmed.publish(message, way.exchange, first, confirm_timeout=timeout)
         if returned is not None:
-            yield f"{way.exchange} takes no message for {way}"
+            yield f"{way.exchange} accepts no message for {way}"
             del sent[number]
     deadline = time.monotonic() + 2 * seconds + patience
     while arrived.keys() < sent.keys() and time.monotonic() < deadline:
@@ -86,7 +86,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
 
 
 def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> Iterator[str]:
-    """Yield which of those streams that exist cannot be written or read, and why."""
+    """Yield the reason for each existing stream that cannot be written or read."""
     with StreamReader(connection, patience=2) as reader:
         for stream in streams:
             try:

@@ -1,4 +1,4 @@
-"""Which of the broker's own settings hold a cascade up. Changes nothing."""
+"""Recommends settings of the broker for a cascade that is too slow. Changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..core.topology import Cascade
 from .management import Management
 from .status import outboxes, unsettled
 
-#: Messages of one queue that are handed on at a time: RabbitMQ's default of `dead_letter_worker_consumer_prefetch`.
+#: The number of unsettled messages per queue: RabbitMQ's default of `dead_letter_worker_consumer_prefetch`.
 AT_A_TIME = 32
 
 #: The first RabbitMQ that keeps queues and bindings in Khepri by default, and so brings both back at the same moment.

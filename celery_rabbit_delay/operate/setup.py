@@ -22,7 +22,7 @@ from .management import Management
 def setup(
     connection: kombu.Connection, wanted: Iterable[Cascade], destinations: Iterable[Destination]
 ) -> list[Destination]:
-    """Create cascades and their streams, and lead them to destinations; return those that do not exist yet.
+    """Create cascades and their streams, and bind them to destinations; return the destinations that do not exist.
 
     Raises `CascadeConflict`, `NotPermitted`, `InvalidDestination`.
     """
@@ -77,7 +77,7 @@ def teardown(
 
 
 def teardown_earlier(connection: kombu.Connection, earlier: Iterable[Layout1]) -> int:
-    """Delete cascades of an earlier layout, with what is in them; return how many queues and exchanges there were."""
+    """Delete cascades of an earlier layout with their messages; return the number of deleted queues and exchanges."""
     return sum(_delete(connection, cascade.exchange_names(), cascade.queue_names()) for cascade in earlier)
 
 
@@ -85,7 +85,7 @@ def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iter
     channel = connection.default_channel
     deleted = 0
     with declare.translate_errors(connection.transport.delay_options.cascade):
-        for name in exchanges:  # ingest first, so that nothing new comes in
+        for name in exchanges:  # ingest first, so that no new message enters
             if declare.exchange_exists(channel, name):
                 channel.exchange_delete(name)
                 deleted += 1

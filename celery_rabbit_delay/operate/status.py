@@ -1,4 +1,4 @@
-"""How many messages wait where."""
+"""Counts the messages in the queues of a cascade."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..core.routing_key import SENTINEL
 from ..core.topology import Binding, Cascade
 from .management import Management
 
-#: What the management API says of a queue.
+#: The columns of a queue in the management API.
 Row = Mapping[str, Any]
 
-#: Why messages may be in an outbox without anything being wrong.
+#: The reason for messages in an outbox if no problem is known.
 _PASSING = "it may be on its way"
 
 
 class LevelStatus(NamedTuple):
-    """A level's queue. `ready` messages wait; `unsettled` ones are on their way to the next queue (None: unknown)."""
+    """A level's queue. `ready` messages wait; `unsettled` ones are between this queue and the next (None: unknown)."""
 
     queue: str
     shard: int | None  # None: all, and `queue` is that of the first
@@ -34,7 +34,7 @@ class LevelStatus(NamedTuple):
 
 
 class OutboxStatus(NamedTuple):
-    """An outbox with messages that its destination has not taken."""
+    """An outbox with messages that its destination has not accepted."""
 
     queue: str
     destination: str
@@ -46,12 +46,12 @@ class OutboxStatus(NamedTuple):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is known what holds the messages up: they may also be in it for a moment."""
+        """Whether the cause is known. Otherwise the messages may be in the outbox only for a moment."""
         return not self.reason.startswith(_PASSING)
 
 
 class StreamStatus(NamedTuple):
-    """A stream beside the cascade. What it holds goes by its age, not when a message is delivered."""
+    """A stream beside the cascade. RabbitMQ deletes its messages by age, not on delivery."""
 
     queue: str
     messages: int | None  # None: there is none
@@ -59,9 +59,9 @@ class StreamStatus(NamedTuple):
 
 class Status(NamedTuple):
     levels: list[LevelStatus]
-    first_shard: dict[str, str]  # a level's queue -> that of the same level in the first shard
+    first_shard: dict[str, str]  # a level's queue -> the queue of the same level in the first shard
     orphans: int | None  # None: the queue is missing
-    destinations: list[str] | None  # what the cascade leads to; None: unknown
+    destinations: list[str] | None  # of the cascade; None: unknown
     outboxes: list[OutboxStatus] | None  # those that hold messages; None: unknown
     streams: list[StreamStatus]
 
@@ -71,7 +71,7 @@ class Status(NamedTuple):
 
     @property
     def stuck(self) -> int:
-        """Messages that are due and that their destinations have not taken, as far as that is known."""
+        """The number of due messages that their destinations have not accepted, as far as known."""
         return sum(outbox.stuck for outbox in self.outboxes or ())
 
     @property
@@ -82,7 +82,7 @@ class Status(NamedTuple):
 
     @property
     def added_up(self) -> list[LevelStatus]:
-        """Each level once, with what waits in all shards."""
+        """Each level once, with the sums of all shards."""
         shards: dict[str, list[LevelStatus]] = {}
         for level in self.levels:
             shards.setdefault(self.first_shard[level.queue], []).append(level)
@@ -98,7 +98,7 @@ class Status(NamedTuple):
 
     @property
     def blocked(self) -> list[LevelStatus]:
-        """Levels with as many unsettled messages as at-least-once dead lettering takes at a time, or in a burst, more.
+        """Levels with as many unsettled messages as at-least-once dead lettering allows. A burst looks the same.
 
         https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
         """
@@ -106,7 +106,7 @@ class Status(NamedTuple):
 
 
 def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: Management | None = None) -> Status:
-    """Return how many messages wait where. Those between two queues are seen only through the management API."""
+    """Return the message counts. Messages between two queues are visible only with the management API."""
     wanted = list(wanted)
     channel = connection.default_channel
     rows = management.queues() if management else {}
@@ -167,7 +167,7 @@ def _outbox(row: Row, text: str, rows: Mapping[str, Row], bindings: Iterable[Bin
         queues = sorted(b.destination for b in bound if b.destination_type == "queue")
         if not bound:
             reason = "no queue is bound for it: bind one"
-        elif key is None:  # which of them it would choose is its own affair
+        elif key is None:  # the routing key is unknown, so the matching queue is unknown
             reason = f"{_PASSING}, or no queue is bound for its routing key: bind one"
     else:
         destination, queues = str(Destination("", names[1:])), names[1:]
@@ -204,12 +204,12 @@ def _refuses_more(queue: Row) -> bool | None:
 
 
 def count_earlier(connection: kombu.Connection, cascades: Iterable[Layout1]) -> int | None:
-    """Return how many messages wait in cascades of an earlier layout; None if there are none of these."""
+    """Return how many messages wait in cascades of an earlier layout; None if no such cascade exists."""
     found = None
     for cascade in cascades:
         for level in cascade.levels:
             ready = declare.message_count(connection.default_channel, level.queue)
-            if ready is None:  # nor is there any longer level
+            if ready is None:  # longer levels do not exist either
                 break
             found = (found or 0) + ready
     return found
@@ -221,5 +221,5 @@ def message_count(connection: kombu.Connection, queue: str) -> int | None:
 
 
 def unsettled(row: dict[str, Any]) -> int:
-    """Return how many messages are on their way out of a queue, from what the management API says of it."""
+    """Return the number of unsettled messages of a queue, from its columns in the management API."""
     return int(row.get("messages_dlx") or 0) + int(row.get("messages_unacknowledged") or 0)

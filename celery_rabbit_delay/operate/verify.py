@@ -1,4 +1,4 @@
-"""What `verify` does: compares the broker with what should be there, and sends messages through it."""
+"""Compares the broker with the expected cascade, and sends test messages through it, for `verify`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def compare(
     priorities: bool | None = None,
     existing_streams: bool = True,
 ) -> list[Finding]:
-    """Return what the broker has of each part of the cascades that the options ask for.
+    """Return the state of each part of the cascades that the options ask for.
 
-    With `existing_streams`, streams that publishers make when they need them are not missed.
+    With `existing_streams`, missing streams that publishers create on demand are not reported.
     """
     passive = connection.transport.delay_options.declare == "passive"
-    # Otherwise a publisher makes what leads to a destination when it needs it.
+    # Otherwise a publisher creates the bindings to a destination on demand.
     needed = destinations if passive else ()
     streams = _streams(connection, with_missing=passive or not existing_streams)
     wanted, known = cascades(connection, priorities), existing(connection, priorities)
@@ -37,12 +37,12 @@ def compare(
 
 
 def can_try_out(findings: Iterable[Finding]) -> bool:
-    """Return whether messages can be sent: nothing is wrong but bindings, and what is wrong with those they show."""
+    """Return whether test messages can be sent: only bindings may be wrong, which the messages test."""
     return all(finding.kind == "binding" for finding in findings if finding.state != "present")
 
 
 def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Iterator[str]:
-    """Send messages through the short levels and read the streams; yield what is wrong."""
+    """Send test messages through the short levels and read the streams; yield problems."""
     options: Options = connection.transport.delay_options
     for cascade in cascades(connection, priorities):
         yield from probe(connection, cascade)
@@ -50,7 +50,7 @@ def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Ite
 
 
 def _streams(connection: kombu.Connection, with_missing: bool) -> list[Stream]:
-    """Return the streams that exist, whoever uses them, and those that the options ask for."""
+    """Return the existing streams, and with `with_missing` those that the options ask for."""
     options: Options = connection.transport.delay_options
     asked_for = options.streams if with_missing else []
     there = (s for s in journal.all_streams(options.cascade) if message_count(connection, s.name) is not None)

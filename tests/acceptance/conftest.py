@@ -63,7 +63,7 @@ class Shop:
         return sent
 
     def worker(self, *arguments: str, name: str = "w") -> Worker:
-        """Starts `celery worker -c 2` with these arguments and waits until it is ready."""
+        """Start `celery worker -c 2` with these arguments, and wait until it is ready."""
         log = self.directory / f"{name}.log"
         command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "worker", "-c", "2", "-l", "INFO"]
         command += ["-n", f"{name}@localhost", *arguments]
@@ -75,7 +75,7 @@ class Shop:
         return worker
 
     def runs(self, name: Any = None) -> list[dict[str, Any]]:
-        """The ledger's entries, all or those of one name."""
+        """Return the ledger's entries, all or those of one name."""
         return [entry for entry in ledger.read(self.ledger) if name is None or entry["name"] == name]
 
     def wait_for(self, amount: int, name: Any = None, timeout: float = 60) -> list[dict[str, Any]]:
@@ -96,14 +96,14 @@ def signature(shop: Shop, task: str, *args: Any, **options: Any) -> Any:
 
 
 def plain_celery_url(shop: Shop, **more: str) -> str:
-    """The broker with a user who may do what plain Celery needs, and no `more`."""
+    """Return the broker's URL with a user who has the permissions that plain Celery needs, and `more`."""
     own = r"^(celery|celery@.*|celeryev.*|.*\.pidbox|amq\..*|.*reply\.celery.*)$"
     allowed = [f"{own}|{more[what]}" if what in more else own for what in ("configure", "write", "read")]
     return shop.vhost.url("amqp", shop.vhost.user(*allowed))
 
 
 def waiting(vhost: Vhost) -> int:
-    """How many messages wait in the levels of the cascade."""
+    """Return the number of messages in the levels of the cascade."""
     there = set(vhost.names("queues"))
     names = [level.queue for level in vhost.cascade.levels if level.queue in there]
     with vhost.plain() as connection:
@@ -125,7 +125,7 @@ class Worker:
 
 
 def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
-    """No task was early, misdirected or sent by way of Celery's native delayed delivery, and nobody warned of one."""
+    """Assert that no task was early, misdirected or sent through native delayed delivery, and that no worker warned."""
     for run in shop.runs():
         if run.get("eta"):
             assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()

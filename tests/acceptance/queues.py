@@ -1,4 +1,4 @@
-"""The kinds of task queues that people have: Celery settings by name, for worker and publisher alike."""
+"""Common kinds of task queues: Celery settings by name, for workers and publishers."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def to_mail(name: str, *_: Any, **__: Any) -> dict[str, str] | None:
-    """A router for `task_routes` that names an exchange and a routing key, but no queue."""
+    """Return a route for `task_routes` with an exchange and a routing key, but without a queue."""
     return {"exchange": "shop", "routing_key": "mail"} if name.endswith(".note") else None

@@ -34,7 +34,7 @@ def record(**entry: Any) -> None:
 
 @app.task(bind=True)
 def note(self: Task, name: Any = None, *_: Any) -> Any:
-    """Records its run and all that the worker knows of its message."""
+    """Record the run, with everything that the worker knows about the message."""
     request = self.request
     record(
         name=name,
@@ -50,7 +50,7 @@ def note(self: Task, name: Any = None, *_: Any) -> Any:
 
 @app.task(bind=True, max_retries=None)
 def stubborn(self: Task, times: int, countdown: float, name: str = "stubborn") -> None:
-    """Retries so many times."""
+    """Retry `times` times."""
     note.run.__func__(self, name)
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
@@ -58,7 +58,7 @@ def stubborn(self: Task, times: int, countdown: float, name: str = "stubborn") -
 
 @app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
 def dies_once(self: Task) -> None:
-    """Kills its process, and runs when the broker delivers it again."""
+    """Kill the process once, and run when the broker delivers the task again."""
     note.run.__func__(self, "dies once")
     if not self.request.delivery_info["redelivered"]:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -66,7 +66,7 @@ def dies_once(self: Task) -> None:
 
 @app.task(bind=True, acks_late=True)
 def sleeps_once(self: Task) -> None:
-    """Takes ten minutes, and none when the broker delivers it again."""
+    """Sleep for ten minutes, but only at the first delivery."""
     note.run.__func__(self, "sleeps once")
     if not self.request.delivery_info["redelivered"]:
         time.sleep(600)

@@ -1,4 +1,4 @@
-"""Programs of others, as docs/beside-other-tools.md describes them, beside this package."""
+"""Other tools work together with this package, as docs/beside-other-tools.md says."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_celery_singleton_lets_one_of_several_delayed_tasks_wait(vhost: Vhost, t
     assert sorted(program.lines) == ["1", "1", "2", "2"]
 
 
-def test_django_with_its_beat_and_tasks_sent_on_commit(vhost: Vhost, tmp_path: Path) -> None:
+def test_django_sends_tasks_with_its_beat_and_on_commit(vhost: Vhost, tmp_path: Path) -> None:
     pytest.importorskip("django_celery_beat")
     program = Program(vhost, tmp_path, DJANGO)
     program.run()

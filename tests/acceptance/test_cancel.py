@@ -1,4 +1,4 @@
-"""Tasks that were cancelled while they wait in RabbitMQ do not run, whatever restarts."""
+"""Tasks that are cancelled while they wait in RabbitMQ do not run, even after restarts."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> Non
 
 @pytest.fixture
 def crashing(tmp_path: Path) -> Iterator[tuple[Shop, Node]]:
-    """A shop on a node of its own."""
+    """Yield a shop on a separate node."""
     with Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5)) as node, Broker(node).vhost() as vhost:
         shop = Shop(vhost, tmp_path, {**QUICK, "max_delay": 600}, {})
         yield shop, node

@@ -1,4 +1,4 @@
-"""What else Celery's smoke tests ask, of tasks that are delayed."""
+"""Other scenarios of Celery's smoke tests, with delayed tasks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_chain_passes_results_with_a_countdown_for_each_link_and_a_queue_for_t
     assert went[0] == went[1]
 
 
-def test_a_router_that_names_an_exchange_and_a_routing_key_but_no_queue(make_shop: MakeShop) -> None:
+def test_a_router_may_name_an_exchange_and_a_routing_key_without_a_queue(make_shop: MakeShop) -> None:
     shop = make_shop(queues="classic, topic exchange", task_routes=["tests.acceptance.queues.to_mail"])
     shop.worker("-Q", "celery,mail")
     shop.send("note", "routed", countdown=0.5)

@@ -20,7 +20,7 @@ TOPIC = {"queues": "quorum by default, topic exchange", "task_default_routing_ke
 
 
 def seen_by_plain(shop: Shop) -> bool:
-    """Whether a worker without this package has retried a task that came through the cascade."""
+    """Return whether a worker without this package has retried a task that came through the cascade."""
     retried = [run["properties"]["application_headers"] for run in shop.runs() if run["retries"]]
     return any(HEADER in headers for headers in retried)
 
@@ -73,7 +73,7 @@ def test_what_only_has_a_name_of_native_delayed_delivery_is_left_alone(make_shop
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
 @pytest.mark.parametrize("first", ["publisher", "worker"])
-def test_it_is_rolled_out_beside_running_workers_and_taken_back_in_any_order(
+def test_the_package_is_rolled_out_and_rolled_back_in_any_order(
     make_shop: MakeShop, first: str, conf: dict[str, Any]
 ) -> None:
     """Publishers with and without this package all the time; workers without it, both, with it, both, without it."""

@@ -1,4 +1,4 @@
-"""What happens to the connection of a worker and of a publisher, and what they are configured with."""
+"""Connections of workers and publishers: settings, failures, failover."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENT = {"task_publish_retry_policy": {"max_retries": 60, "interval_start": 0.
 
 @pytest.fixture
 def shop_at(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
-    """A shop whose broker is at a URL."""
+    """Yield a function that makes a shop with a broker at a URL."""
     shops: list[Shop] = []
 
     def make(url: str, **conf: Any) -> Shop:
@@ -47,7 +47,7 @@ def test_the_first_broker_of_a_list_is_dead(make_shop: MakeShop, as_list: bool) 
     shop.wait_for(5)
 
 
-def test_a_virtual_host_a_user_and_a_password_of_odd_characters(make_shop: MakeShop, broker: Broker) -> None:
+def test_a_virtual_host_a_user_and_a_password_may_have_odd_characters(make_shop: MakeShop, broker: Broker) -> None:
     name, password, vhost = "ada@shop:1/é", "p@ss:w/o#rd?%2F", "the shop/über & co"
     user, path = quote(name, safe=""), quote(vhost, safe="")
     broker.api("PUT", f"/vhosts/{path}")
@@ -126,7 +126,7 @@ def test_a_publisher_idle_for_longer_than_its_heartbeat_publishes_again(make_sho
     shop.wait_for(1, "after")
 
 
-def test_a_broker_that_denies_transient_shared_queues(shop_at: Callable[..., Shop], broker: Broker) -> None:
+def test_a_broker_may_deny_transient_shared_queues(shop_at: Callable[..., Shop], broker: Broker) -> None:
     """As RabbitMQ 4.3 does unless it is told otherwise. Celery before 5.7 would connect to it again and again."""
     if broker.version < (3, 12):
         pytest.skip("this RabbitMQ has no switch for it, and never denies them")

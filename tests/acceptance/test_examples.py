@@ -52,13 +52,13 @@ def script(vhost: Vhost, example: str, name: str) -> str:
     return done.stdout
 
 
-def test_quickstart(vhost: Vhost, run_worker: Callable[..., Worker]) -> None:
+def test_the_quickstart_works(vhost: Vhost, run_worker: Callable[..., Worker]) -> None:
     worker = run_worker("quickstart", "shop", "-c", "2")
     assert "Order 42 is placed" in script(vhost, "quickstart", "place_order.py")
     wait_until(lambda: "How was order 42?" in worker.output(), "the worker asks for a review")
 
 
-def test_ordering(vhost: Vhost, run_worker: Callable[..., Worker]) -> None:
+def test_the_ordering_example_follows_the_delays(vhost: Vhost, run_worker: Callable[..., Worker]) -> None:
     with kombu.Connection(vhost.url()) as connection:  # so that the first delay is not spent on declaring the cascade
         vhost.declare("q")
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 1})
@@ -71,7 +71,7 @@ def test_ordering(vhost: Vhost, run_worker: Callable[..., Worker]) -> None:
     assert all(float(after) >= float(delay) for delay, after in ran)
 
 
-def test_monitoring(
+def test_the_monitoring_example_exports_metrics(
     vhost: Vhost, run_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "metrics").mkdir()

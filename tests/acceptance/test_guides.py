@@ -1,4 +1,4 @@
-"""Whoever does what the tutorial and the how-tos say sees what they say."""
+"""The commands of the tutorial and the how-tos have the documented output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reader(vhost: Vhost, tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.long
-def test_the_tutorial_from_start_to_end(reader: Reader) -> None:
+def test_the_tutorial_shows_what_happens_from_start_to_end(reader: Reader) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
     [program] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     reader.directory = reader.examples.parent / "empty"
@@ -57,7 +57,7 @@ def test_the_tutorial_from_start_to_end(reader: Reader) -> None:
     assert reader.vhost.names("queues") == ["celery"]
 
 
-def test_reminders(reader: Reader) -> None:
+def test_the_guide_to_reminders_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/reminders.md")
     reader.sees("Reminder: haircut")
     assert "dentist" not in reader.terminals()
@@ -65,7 +65,7 @@ def test_reminders(reader: Reader) -> None:
     assert "remind" not in reader.run("celery -A reminders delay list")
 
 
-def test_retries(reader: Reader) -> None:
+def test_the_guide_to_retries_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/retries.md")
     reader.sees("order 42 is paid", "try 4 of order 42")
     wait_until(lambda: reader.terminals().count("notify order 42") == 2, "the second one comes")
@@ -73,7 +73,7 @@ def test_retries(reader: Reader) -> None:
     assert float(again) >= 1.5
 
 
-def test_failed_tasks(reader: Reader) -> None:
+def test_the_guide_to_failed_tasks_shows_what_happens(reader: Reader) -> None:
     vhost = reader.vhost
 
     def all_are_paid() -> None:
@@ -107,7 +107,7 @@ def test_failed_tasks(reader: Reader) -> None:
     assert vhost.count("parcels") == 0
 
 
-def test_debounce(reader: Reader) -> None:
+def test_the_guide_to_debounce_shows_what_happens(reader: Reader) -> None:
     program = reader.examples / "debounce.py"
     program.write_text(program.read_text().replace("countdown=4,", "countdown=25,"))  # longer than any pause in between
     reader.follow("how-to/debounce.md")
@@ -115,18 +115,18 @@ def test_debounce(reader: Reader) -> None:
     assert reader.terminals().count("document 7 is indexed") == 1
 
 
-def test_many_tasks(reader: Reader) -> None:
+def test_the_guide_to_many_tasks_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/many-tasks.md")
     reader.sees("mail to reader 0")
     assert int(re.findall(r"([\d,]+) wait", reader.run("celery -A many_tasks delay status"))[0].replace(",", "")) > 1500
 
 
-def test_plain_kombu(reader: Reader) -> None:
+def test_the_guide_to_plain_kombu_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/plain-kombu.md", beside=("python plain_kombu.py consume",))
     reader.sees("mail to ada by mail.de after ")
 
 
-def test_a_queue_for_each_delay(reader: Reader) -> None:
+def test_the_guide_to_a_queue_for_each_delay_shows_what_happens(reader: Reader) -> None:
     vhost = reader.vhost
 
     def empty() -> None:
@@ -139,14 +139,14 @@ def test_a_queue_for_each_delay(reader: Reader) -> None:
     wait_until(lambda: vhost.count("work") >= 2, "messages of both come")
 
 
-def test_django(reader: Reader) -> None:
+def test_the_guide_to_django_shows_what_happens(reader: Reader) -> None:
     pytest.importorskip("django")
     reader.directory = reader.examples / "django_shop"
     reader.follow("how-to/django.md")
     reader.sees("How was order 42?")
 
 
-def test_flask(reader: Reader) -> None:
+def test_the_guide_to_flask_shows_what_happens(reader: Reader) -> None:
     pytest.importorskip("flask")
     [(worker, _), (serve, _)] = commands("how-to/flask.md")
     port = free_port()
@@ -163,12 +163,12 @@ def test_flask(reader: Reader) -> None:
     reader.sees("the shop asks: how was order 42?")
 
 
-def test_tests_of_an_app(reader: Reader) -> None:
+def test_the_guide_to_tests_shows_what_happens(reader: Reader) -> None:
     reader.directory = reader.examples / "testing"
     reader.follow("how-to/testing.md")
 
 
-def test_infrastructure_as_code(reader: Reader) -> None:
+def test_the_guide_to_infrastructure_as_code_shows_what_happens(reader: Reader) -> None:
     vhost = reader.vhost
     vhost.declare("celery")
     reader.run("python infrastructure.py", code=1)
@@ -178,22 +178,22 @@ def test_infrastructure_as_code(reader: Reader) -> None:
     vhost.take("celery", 1)
 
 
-def test_from_plain_etas(reader: Reader) -> None:
+def test_the_guide_from_plain_etas_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/from-plain-etas.md")
     reader.sees("How was order 42?")
 
 
-def test_from_native_delayed_delivery(reader: Reader) -> None:
+def test_the_guide_from_native_delayed_delivery_shows_what_happens(reader: Reader) -> None:
     """What it does while tasks wait there is in test_coming_from_others.py."""
     reader.directory = reader.examples / "quickstart"
     reader.follow("how-to/from-native-delayed-delivery.md")
 
 
-def test_from_the_plug_in(reader: Reader) -> None:
+def test_the_guide_from_the_plug_in_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/from-the-plug-in.md")
 
 
-def test_the_configuration_of_workers_to_start_from(reader: Reader) -> None:
+def test_the_template_for_workers_shows_what_happens(reader: Reader) -> None:
     policies = reader.vhost.broker.version >= (3, 12)
     reader.follow(
         "workers.md",

@@ -1,4 +1,4 @@
-"""A worker holds no task, whoever sent it: what comes too early goes into the cascade and comes back to its queue."""
+"""A worker holds no task that arrives early: the task goes into the cascade and comes back to its queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELD_BY_CELERY = "so that it holds such tasks itself, as Celery does"
 
 
 def scheduled(shop: Shop) -> list[Any]:
-    """What workers hold."""
+    """Return the tasks that workers hold."""
     replies = shop.app.control.inspect(timeout=5).scheduled() or {}
     return [request for held in replies.values() for request in held]
 
@@ -77,7 +77,7 @@ def test_a_task_comes_back_as_it_was_sent(make_shop: MakeShop, queues: str, time
     assert handed_on == direct
 
 
-def test_a_retry_of_such_a_task_is_as_any_other(make_shop: MakeShop) -> None:
+def test_a_task_that_was_handed_on_retries_like_any_other(make_shop: MakeShop) -> None:
     conf = {"queues": "classic, topic exchange"}
     shop, others = make_shop(**conf), make_shop(None, **conf)
     shop.worker("-Q", "celery,mail")
@@ -107,7 +107,7 @@ def test_what_is_due_within_a_moment_stays(make_shop: MakeShop) -> None:
     assert "handed on" not in worker.output()
 
 
-def test_it_can_be_switched_off(make_shop: MakeShop) -> None:
+def test_handing_on_can_be_switched_off(make_shop: MakeShop) -> None:
     shop, others = make_shop(QUICK | {"hand_on": False}), make_shop(None)
     shop.worker()
     others.send("note", "delayed", countdown=25)
@@ -232,7 +232,7 @@ def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
             others.close()
 
 
-def test_no_header_of_ours_is_left(make_shop: MakeShop) -> None:
+def test_no_header_of_the_package_is_left_in_a_task_that_was_handed_on(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
     shop.worker()
     others.send("note", "delayed", countdown=2)
@@ -241,7 +241,7 @@ def test_no_header_of_ours_is_left(make_shop: MakeShop) -> None:
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_such_a_task_is_listed_and_cancelled_as_any_other(make_shop: MakeShop, protocol: int) -> None:
+def test_a_task_that_was_handed_on_is_listed_and_cancelled(make_shop: MakeShop, protocol: int) -> None:
     shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None, task_protocol=protocol)
     worker = shop.worker()
     ids = [others.send("note", "delayed", countdown=100) for _ in range(2)]
@@ -252,7 +252,7 @@ def test_such_a_task_is_listed_and_cancelled_as_any_other(make_shop: MakeShop, p
     assert "WARNING" not in worker.output()
 
 
-def test_such_a_task_is_moved_and_comes_back_to_its_queue_alone(make_shop: MakeShop) -> None:
+def test_a_task_that_was_handed_on_is_moved_and_returns_only_to_its_queue(make_shop: MakeShop) -> None:
     conf = {"queues": "classic, topic exchange"}
     shop, others = make_shop(QUICK | {"journal": 0}, **conf), make_shop(None, **conf)
     shop.worker("-Q", "celery,mail")
@@ -269,7 +269,7 @@ def test_such_a_task_is_moved_and_comes_back_to_its_queue_alone(make_shop: MakeS
     assert shop.vhost.count("copies") == 0
 
 
-def test_such_a_task_of_protocol_1_says_when_it_is_due_where_nobody_may_change_it(make_shop: MakeShop) -> None:
+def test_a_task_of_protocol_1_that_was_handed_on_cannot_be_moved(make_shop: MakeShop) -> None:
     shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None, task_protocol=1)
     shop.worker()
     id_ = others.send("note", "delayed", countdown=100)

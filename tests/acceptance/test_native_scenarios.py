@@ -1,4 +1,4 @@
-"""What Celery's own smoke tests ask of its native delayed delivery, asked of us.
+"""The scenarios of Celery's smoke tests for native delayed delivery, with this package.
 
 After https://github.com/celery/celery/tree/main/t/smoke/tests/quorum_queues, in the configuration that these use and in
 Celery's default one. One worker serves them all.
@@ -49,7 +49,7 @@ def shop(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytes
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """What tells a test's tasks from the others'."""
+    """Return a name that identifies the tasks of a test."""
     return str(request.node.name)
 
 
@@ -59,7 +59,7 @@ def in_seconds(seconds: float) -> datetime:
 
 @pytest.mark.parametrize("queue", [{}, {"queue": "celery"}], ids=["no queue", "queue"])
 @pytest.mark.parametrize("countdown", [-5, 0, 1, 2.5])
-def test_countdown(shop: Shop, name: str, countdown: float, queue: dict[str, str]) -> None:
+def test_a_task_runs_after_its_countdown(shop: Shop, name: str, countdown: float, queue: dict[str, str]) -> None:
     sent = datetime.now().timestamp()  # noqa: DTZ005
     shop.send("note", name, countdown=countdown, **queue)
     [run] = shop.wait_for(1, name)
@@ -68,7 +68,7 @@ def test_countdown(shop: Shop, name: str, countdown: float, queue: dict[str, str
 
 @pytest.mark.parametrize("seconds", [-5, 1])
 @pytest.mark.parametrize("form", [datetime, str])
-def test_eta(shop: Shop, name: str, seconds: float, form: type) -> None:
+def test_a_task_runs_at_its_eta(shop: Shop, name: str, seconds: float, form: type) -> None:
     eta = in_seconds(seconds)
     shop.send("note", name, eta=eta if form is datetime else eta.isoformat())
     [run] = shop.wait_for(1, name)
@@ -82,7 +82,7 @@ def test_25_hours_are_accepted(shop: Shop, name: str) -> None:
     assert not shop.runs(name)
 
 
-def test_five_tasks_of_one_eta(shop: Shop, name: str) -> None:
+def test_five_tasks_with_the_same_eta_run_on_time(shop: Shop, name: str) -> None:
     eta = in_seconds(1.5)
     for _ in range(5):
         shop.send("note", name, eta=eta)
@@ -97,7 +97,7 @@ def test_order_follows_the_delays(shop: Shop, name: str) -> None:
     assert ran == sorted(ran)
 
 
-def test_a_chain_with_countdowns(shop: Shop, name: str) -> None:
+def test_a_chain_with_countdowns_runs_in_order(shop: Shop, name: str) -> None:
     chain(*(signature(shop, "note", [name, step], countdown=0.5) for step in range(3))).apply_async(countdown=0.5)
     ran = [shop.wait_for(1, [name, step])[0] for step in range(3)]
     for before, after in itertools.pairwise(ran):
@@ -112,7 +112,7 @@ def test_a_revoked_task_does_not_run(shop: Shop, name: str) -> None:
     assert not shop.runs(name)
 
 
-def test_a_hundred_at_once(shop: Shop, name: str) -> None:
+def test_a_hundred_tasks_run_at_the_same_time(shop: Shop, name: str) -> None:
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda n: shop.send("note", [name, n], countdown=1), range(100)))
     for n in range(100):
@@ -120,7 +120,7 @@ def test_a_hundred_at_once(shop: Shop, name: str) -> None:
 
 
 @pytest.mark.parametrize("countdown", [{}, {"countdown": 1}], ids=["immediate", "delayed"])
-def test_a_task_that_is_retried_with_the_same_delay(shop: Shop, name: str, countdown: dict[str, float]) -> None:
+def test_a_task_is_retried_with_the_same_delay(shop: Shop, name: str, countdown: dict[str, float]) -> None:
     shop.send("stubborn", 2, 1, name, **countdown)
     assert [run["retries"] for run in shop.wait_for(3, name)] == [0, 1, 2]
 

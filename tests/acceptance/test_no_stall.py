@@ -15,7 +15,7 @@ ENOUGH = 5  # seconds for an immediate task: milliseconds, in truth
 
 
 def send_all(shop: Shop, countdown: float) -> dict[str, float]:
-    """200 delayed tasks, a worker with default settings, ten immediate tasks; returns when each of these was sent."""
+    """Send 200 delayed tasks, start a default worker, send ten immediate tasks; return when each of these was sent."""
     for _ in range(DELAYED):
         shop.send("note", "delayed", countdown=countdown)
     shop.worker()
@@ -39,7 +39,7 @@ def test_two_hundred_delayed_tasks_do_not_hold_up_immediate_ones(make_shop: Make
         assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
 
 
-def test_without_us_the_same_program_stalls_on_rabbitmq_4_and_fills_the_worker_before(make_shop: MakeShop) -> None:
+def test_without_the_package_a_worker_stalls_on_rabbitmq_4_and_holds_all_tasks_on_3(make_shop: MakeShop) -> None:
     shop = make_shop(None)
     sent = send_all(shop, countdown=3600)
     if shop.vhost.broker.version >= (4, 0):

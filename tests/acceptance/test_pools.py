@@ -1,4 +1,4 @@
-"""Every pool and every way in which workers run and stop."""
+"""All pools, and all ways of starting and stopping workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of task queue: delayed tasks and retries arrive there, once, and nothing else is in their way."""
+"""Delayed tasks and retries arrive once in every kind of task queue, and do not block others."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from .conftest import Shop
 
 @pytest.fixture
 def tls_broker(tmp_path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The URL of a private node's TLS listener, and the `broker_use_ssl` that verifies it."""
+    """Yield the URL of a private node's TLS listener, and the `broker_use_ssl` that verifies it."""
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     port = free_port()

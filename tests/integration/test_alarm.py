@@ -1,4 +1,4 @@
-"""A broker that is short of memory blocks whoever publishes, and goes on sending heartbeats: nobody waits for ever."""
+"""No call waits for ever for a broker that blocks publishers during an alarm, but still sends heartbeats."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from testkit.wait import wait_until
 
 @pytest.fixture
 def vhost() -> Iterator[Vhost]:
-    """On a node of its own: an alarm is one for all."""
+    """Yield a vhost on a separate node, because an alarm affects all vhosts."""
     with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
         yield vhost
 
 
 def connect(vhost: Vhost) -> kombu.Connection:
-    """The broker sends a heartbeat every second, while it waits for longer than a confirm is waited for."""
+    """Return a connection with a heartbeat of a second, which is shorter than the wait for a confirm."""
     options = {"rabbit_delay": QUICK | {"confirm_timeout": 1}}
     return kombu.Connection(vhost.url(), heartbeat=2, transport_options=options)
 

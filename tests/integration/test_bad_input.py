@@ -1,4 +1,4 @@
-"""Operators' commands survive what lies in queues and what is typed."""
+"""The operators' commands survive malformed messages and malformed arguments."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_only_queues_that_were_named_are_sent_to(vhost: Vhost) -> None:
         for queue in ("q", "secret"):
             connection.Producer().publish("x", routing_key=queue, headers={"x-delay": 100_000})
     moved = run(vhost.url("amqp"), "--queue", "q", "migrate", "--to-prefix", "new")
-    assert (moved.code, "queue 'secret' is none of those that were named" in moved.out) == (3, True)
+    assert (moved.code, "queue 'secret' is not one of the allowed queues" in moved.out) == (3, True)
     assert "1 moved, 1 left" in moved.out
 
 
@@ -209,7 +209,7 @@ def table(data: bytes) -> bytes:
 
 
 def unreadable(key: str) -> list[tuple[bytes, bytes]]:
-    """Return properties and routing keys of messages that RabbitMQ leads where a key does, and py-amqp cannot read."""
+    """Return properties and routing keys of messages that RabbitMQ routes by a key, and that py-amqp cannot read."""
     named = table(b"\x01nS" + table(b"\x0fx-stream-offset"))
     unicode_escape = b"\x0eunicode_escape"
     return [
@@ -222,7 +222,7 @@ def unreadable(key: str) -> list[tuple[bytes, bytes]]:
 
 
 def put_unreadable(vhost: Vhost, exchange: str, key: str) -> int:
-    """Publish messages that py-amqp cannot read; return how many."""
+    """Publish messages that py-amqp cannot read; return their number."""
     messages = unreadable(key)
     with vhost.plain() as connection:
         for properties, routing_key in messages:

@@ -271,7 +271,7 @@ def test_a_producer_of_kombu_may_be_a_batch(vhost: Vhost) -> None:
 
 @pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="Producer.batch came with Kombu 5.7")
 class TestOfKombu:
-    def test_its_batch_is_ours(self, vhost: Vhost) -> None:
+    def test_kombus_batch_shares_round_trips(self, vhost: Vhost) -> None:
         vhost.declare("q")
         with vhost.connection() as connection:
             producer = connection.Producer()
@@ -301,7 +301,7 @@ class TestOfKombu:
             producer.publish(3, routing_key="q", headers={"x-delay": 200})
         assert [message.payload for message in vhost.take("q", 2)] == [1, 3]
 
-    def test_its_error_is_kombus(self, vhost: Vhost) -> None:
+    def test_a_failed_batch_raises_kombus_error(self, vhost: Vhost) -> None:
         vhost.declare("q")
         with vhost.connection() as connection:
             producer = connection.Producer()

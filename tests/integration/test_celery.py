@@ -28,7 +28,7 @@ from .conftest import MakeApp
 
 
 def waiting(vhost: Vhost, amount: int = 1, *arrived: str) -> list[Any]:
-    """Raw messages in the levels of the cascade, and in the queues of those that `arrived`; taking them stops them."""
+    """Take and return the raw messages in the levels of the cascade, and those in the queues that `arrived`."""
     names = [*(level.queue for level in vhost.cascade.levels), *arrived]
     with vhost.plain() as connection:
         # Not basic.get: up to RabbitMQ 4.0, it may stop a message that expires in this moment.
@@ -76,7 +76,7 @@ def test_an_eta_of_any_kind_means_the_same_moment(
 
 
 def steps_of(vhost: Vhost) -> dict[tuple[str, ...], int]:
-    """The routing keys of messages with all delays up to two minutes, with the ticks of each."""
+    """Return the ticks of all delays up to two minutes, by the routing keys of their messages."""
     cascade = vhost.cascade
     return {routing_key.steps(cascade.route(ticks, 0)): ticks for ticks in range(1, 12_000)}
 

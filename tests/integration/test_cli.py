@@ -1,4 +1,4 @@
-"""What operators do, as they do it: commands as subprocesses, on a real node."""
+"""The operators' commands, as subprocesses on a real node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STREAMS = [stream.name for stream in Options(tick=0.01, max_delay=120).streams]
 
 
 def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
-    """Takes away the way from a level to `done`."""
+    """Delete the binding from a level to `done`."""
     binding = next(
         b for b in cascade.bindings() if b.source == cascade.levels[level].done and b.destination == cascade.done
     )
@@ -106,7 +106,7 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
     elif damage == "policy":
         vhost.policy("everything", {"message-ttl": 60_000, "delivery-limit": 20}, pattern="")
         expected = (
-            rf"^unexpected policy   {re.escape(CASCADE.levels[3].queue)}: 'everything' sets its message-ttl: give our"
+            rf"^unexpected policy   {re.escape(CASCADE.levels[3].queue)}: 'everything' sets message-ttl: give the level"
         )
     else:
         vhost.declare("stranger")
@@ -367,7 +367,7 @@ def test_a_user_without_permission_is_told_which(vhost: Vhost) -> None:
         assert "ACCESS_REFUSED" in run(vhost.url("amqp", user), command).text, command
 
 
-def test_the_commands_of_an_app(vhost: Vhost) -> None:
+def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
     delay = partial(celery, "-A", "shop", "delay", directory=EXAMPLE, CELERY_BROKER_URL=vhost.url("amqp"))
     assert delay("plan").code == 3
     assert "58 levels exist" in delay("setup").out

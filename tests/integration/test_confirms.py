@@ -1,4 +1,4 @@
-"""Publishing returns once the broker has stored a message, and says why if it has not."""
+"""Publishing returns once the broker has stored a message, or raises the reason."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DELAY = {"x-delay": 30}
 
 
 def fill_levels(vhost: Vhost) -> None:
-    """By a policy that leaves them no room."""
+    """Make all levels full with a policy."""
     vhost.policy("full", {"max-length": 0}, pattern=r"\.delay\.")
 
 
 def refusal(producer: kombu.Producer, headers: dict[str, Any] = DELAY) -> str:
-    """Why a message cannot be stored now, or nothing if it can."""
+    """Return the reason why a message cannot be stored now, or ""."""
     try:
         producer.publish("?", routing_key="q", headers=headers)
     except MessageNacked as exc:

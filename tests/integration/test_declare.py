@@ -101,8 +101,8 @@ def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
     assert len(vhost.take("q", 12)) == 12
 
 
-def test_a_queue_that_somebody_else_is_just_creating(vhost: Vhost, q: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a moment it is in one of RabbitMQ's two tables of queues only, and "on a node that is down"."""
+def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment the queue is in only one of RabbitMQ's two tables, and counts as "on a node that is down"."""
     node = vhost.broker.node
     if vhost.broker.version >= (4, 2):
         pytest.skip("RabbitMQ keeps queues in one table, with Khepri")

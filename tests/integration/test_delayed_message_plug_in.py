@@ -50,18 +50,18 @@ def test_an_exchange_that_the_plug_in_still_has_is_an_error_that_says_what_to_do
         exchange="mails", kind="topic"
     )  # the plug-in cannot be installed here; the broker's answer is the same
     with vhost.connection() as connection:
-        with pytest.raises(UnsupportedConfiguration, match="wait until it has delivered what it holds, delete it"):
+        with pytest.raises(UnsupportedConfiguration, match="wait until it has delivered its messages, delete it"):
             exchange_of("direct")(connection.default_channel).declare()
         connection.Producer().publish("x", routing_key="q", declare=[kombu.Queue("q")], headers={"x-delay": 10})
         take(connection, "q", 1)
 
 
 def test_an_exchange_without_a_type_within_is_an_error(vhost: Vhost) -> None:
-    with vhost.connection() as connection, pytest.raises(UnsupportedConfiguration, match="say what type it is to be"):
+    with vhost.connection() as connection, pytest.raises(UnsupportedConfiguration, match="set it to the type"):
         kombu.Exchange("mails", "x-delayed-message")(connection.default_channel).declare()
 
 
-def test_a_celery_app_that_used_the_plug_in(vhost: Vhost) -> None:
+def test_a_celery_app_that_used_the_plug_in_works(vhost: Vhost) -> None:
     conf: dict[str, Any] = {"task_queues": [kombu.Queue("mail", exchange_of("direct"), "mail")]}
     with Celery("shop", broker=vhost.url("amqp"), set_as_current=False) as app:
         app.conf.update(conf)

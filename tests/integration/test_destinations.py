@@ -17,7 +17,7 @@ LONG = "ü" * 127 + "x"  # 255 bytes
 
 
 def declare(vhost: Vhost, exchange: str, kind: str, bindings: dict[str, list[Any]]) -> None:
-    """An exchange and queues bound to it: routing keys, or arguments for a headers exchange."""
+    """Declare an exchange and queues bound to it by routing keys, or by arguments for a headers exchange."""
     with vhost.plain() as connection:
         channel = connection.default_channel
         if exchange and not exchange.startswith("amq."):
@@ -32,7 +32,7 @@ def declare(vhost: Vhost, exchange: str, kind: str, bindings: dict[str, list[Any
 
 
 def seen(connection: kombu.Connection, queues: list[str], amount: int) -> dict[str, list[Any]]:
-    """What consumers of these queues are told of so many messages altogether."""
+    """Return what consumers of some queues receive with a number of messages."""
     got: dict[str, list[Any]] = {queue: [] for queue in queues}
     deadline = time.monotonic() + 30
     while sum(map(len, got.values())) < amount and time.monotonic() < deadline:
@@ -64,7 +64,7 @@ def assert_same_with_and_without_delay(
 @pytest.mark.parametrize(
     "queue", ["q", "a.b", "with space", "*", "#", "a.#.*", "größe-漢字", "@", "0.1", LONG, "x+y%2E!"]
 )
-def test_default_exchange(vhost: Vhost, queue: str) -> None:
+def test_a_message_reaches_its_queue_through_the_default_exchange(vhost: Vhost, queue: str) -> None:
     bystanders = ["b", "0", "1"]
     declare(vhost, "", "", {name: [] for name in [queue, *bystanders]})
     if queue == "@":
@@ -76,7 +76,7 @@ def test_default_exchange(vhost: Vhost, queue: str) -> None:
 
 @pytest.mark.parametrize("exchange", ["orders", "amq.direct", "a.b", "with space", "#", "*.x", "größe", LONG])
 @pytest.mark.parametrize("key", ["new", "a.b", "", "*", LONG])
-def test_direct_exchange(vhost: Vhost, exchange: str, key: str) -> None:
+def test_a_direct_exchange_routes_as_without_a_delay(vhost: Vhost, exchange: str, key: str) -> None:
     declare(vhost, exchange, "direct", {"one": [key], "two": [key, "other"], "three": ["b"]})
     got = assert_same_with_and_without_delay(vhost, ["one", "two", "three"], exchange, key, copies=2)
     assert [len(got[queue]) for queue in ("one", "two", "three")] == [1, 1, 0]
@@ -85,31 +85,31 @@ def test_direct_exchange(vhost: Vhost, exchange: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "copies"), [("order.new.eu", 4), ("order.old", 2), ("order", 2), ("b", 1), ("", 1), ("0.1.x", 1)]
 )
-def test_topic_exchange(vhost: Vhost, key: str, copies: int) -> None:
+def test_a_topic_exchange_routes_as_without_a_delay(vhost: Vhost, key: str, copies: int) -> None:
     bindings = {"all": ["#"], "orders": ["order.#"], "new": ["order.new.*", "*.new.#"], "eu": ["*.*.eu"], "ab": ["a.b"]}
     declare(vhost, "events", "topic", bindings)
     assert_same_with_and_without_delay(vhost, [*bindings], "events", key, copies)
 
 
 @pytest.mark.parametrize("exchange", ["b", "celery"])
-def test_a_topic_binding_that_ends_in_the_name_of_its_exchange_or_queue(vhost: Vhost, exchange: str) -> None:
+def test_a_topic_binding_may_end_in_the_name_of_its_exchange_or_queue(vhost: Vhost, exchange: str) -> None:
     declare(vhost, exchange, "topic", {"one": [f"#.{exchange}"], "two": ["#.two"], "three": ["key"]})
     assert_same_with_and_without_delay(vhost, ["one", "two", "three"], exchange, "key", copies=1)
 
 
-def test_fanout_exchange(vhost: Vhost) -> None:
+def test_a_fanout_exchange_routes_as_without_a_delay(vhost: Vhost) -> None:
     declare(vhost, "news", "fanout", {"one": [""], "two": ["x"], "three": ["y", "z"]})
     assert_same_with_and_without_delay(vhost, ["one", "two", "three"], "news", "whatever", copies=3)
 
 
-def test_headers_exchange(vhost: Vhost) -> None:
+def test_a_headers_exchange_routes_as_without_a_delay(vhost: Vhost) -> None:
     eu, new = {"x-match": "all", "region": "eu", "kind": "new"}, {"x-match": "any", "kind": "new", "CC": "x"}
     declare(vhost, "matching", "headers", {"eu": [eu], "new": [new], "other": [{"x-match": "all", "region": "us"}]})
     headers = {"region": "eu", "kind": "new"}
     assert_same_with_and_without_delay(vhost, ["eu", "new", "other"], "matching", "", copies=2, headers=headers)
 
 
-def test_several_exchanges_with_one_routing_key(vhost: Vhost) -> None:
+def test_exchanges_with_the_same_routing_key_do_not_mix(vhost: Vhost) -> None:
     for exchange, queue in (("x1", "q1"), ("x2", "q2")):
         declare(vhost, exchange, "direct", {queue: ["same"]})
     with vhost.connection() as connection:
@@ -128,7 +128,7 @@ def test_a_queue_bound_to_several_exchanges_gets_one_copy_of_each_message(vhost:
     assert_same_with_and_without_delay(vhost, ["q"], "", "q", copies=1)
 
 
-def test_an_exchange_bound_to_an_exchange(vhost: Vhost) -> None:
+def test_an_exchange_passes_messages_to_a_bound_exchange(vhost: Vhost) -> None:
     declare(vhost, "front", "topic", {"direct": ["order.*"]})
     declare(vhost, "back", "direct", {"behind": ["order.new"]})
     with vhost.plain() as connection:
@@ -138,7 +138,7 @@ def test_an_exchange_bound_to_an_exchange(vhost: Vhost) -> None:
 
 @pytest.mark.parametrize("exchange", ["", "orders"])
 @pytest.mark.parametrize("name", ["CC", "BCC"])
-def test_a_senders_own_copies(vhost: Vhost, exchange: str, name: str) -> None:
+def test_a_senders_own_copies_arrive(vhost: Vhost, exchange: str, name: str) -> None:
     declare(vhost, exchange, "direct", {"one": ["one"], "two": ["two"], "three": ["three"]})
     headers = {name: ["two", "three"]}
     assert_same_with_and_without_delay(vhost, ["one", "two", "three"], exchange, "one", copies=3, headers=headers)

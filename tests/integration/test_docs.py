@@ -48,12 +48,12 @@ def test_a_documented_snippet_runs_as_it_stands_but_for_the_broker(vhost: Vhost,
 
 
 def commands(page: str) -> list[str]:
-    """Lines after a prompt in a page, in the order in which somebody may type them."""
+    """Return the commands of a page, in order."""
     return re.findall(r"^\s*\$ (.*)$", (DOCS / page).read_text(), re.MULTILINE)
 
 
 def run_all(vhost: Vhost, page: str) -> list[tuple[str, int]]:
-    """Run the commands of a page one after the other. Returns what each of ours is about, and its exit code."""
+    """Run the commands of a page in order; return the name and the exit code of each command of this package."""
     url = vhost.url("amqp")
     environment = {**os.environ, "CELERY_BROKER_URL": url}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])

@@ -1,4 +1,4 @@
-"""Nobody can stop or mislead anybody else's delays: each defect beside innocent messages."""
+"""No user can block or misroute the delayed messages of others: each defect is tested beside innocent messages."""
 
 from __future__ import annotations
 

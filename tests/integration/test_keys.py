@@ -1,4 +1,4 @@
-"""Of all waiting messages with one key, only the one that was sent last is delivered."""
+"""Only the last of all waiting messages with the same key is delivered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def publish(connection: Any, name: str, delay: float, key: str | None = "report-
 
 
 def arriving(connection: Any) -> list[str]:
-    """What arrives until a message that is due after all others."""
+    """Yield messages until one that is due after all others."""
     found: list[str] = []
     publish(connection, "end", LAST, key=None)
     while "end" not in found:

@@ -1,4 +1,4 @@
-"""Lanes and shards on a broker: what is sent arrives, also while processes differ in them or change them."""
+"""Messages arrive through lanes and shards on a broker, also while processes differ in them or change them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def send(connection: kombu.Connection, milliseconds: int) -> None:
 
 
 def levels(vhost: Vhost) -> list[str]:
-    """Queues of levels in which messages wait."""
+    """Return the queues of levels that hold messages."""
     return [queue for queue in vhost.names("queues") if ".delay." in queue and vhost.count(queue)]
 
 
@@ -177,7 +177,7 @@ def test_records_that_somebody_made_up_hide_no_right_one_and_stop_no_command(vho
             connection.default_channel.basic_publish(message, "", records)
         wait_until(lambda: vhost.count(records) == 1 + len(made_up), "all are there")
     url, lanes = vhost.url("amqp"), ("--lanes", "")
-    told = f"{len(made_up)} messages of the queue {records!r} are skipped: they record no levels"
+    told = f"{len(made_up)} malformed messages of the queue {records!r} are skipped"
     status = run(url, *lanes, "status", "--json")
     assert (status.code, told in status.err) == (0, True)
     assert f"{vhost.cascade.root}.delay.8010" in [level["queue"] for level in json.loads(status.out)["levels"]]

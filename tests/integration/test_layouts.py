@@ -1,4 +1,4 @@
-"""An earlier release's cascade beside ours: nothing is published onto it, and what waits in it can be moved."""
+"""A cascade of an earlier release beside a new one: nothing is published into it, and its messages can be moved."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_commands_tell_of_an_earlier_layout(vhost: Vhost, command: str) -> None:
     told = run(vhost.url("amqp"), command)
     assert told.code == 3
     assert "layout 1, of an earlier release, exists too and holds 3 messages" in told.out
-    assert "`migrate --from-layout 1` moves what waits" in told.out
+    assert "`migrate --from-layout 1` moves the messages" in told.out
 
 
 def test_what_waits_in_an_earlier_layout_can_be_moved_and_the_rest_removed(vhost: Vhost) -> None:

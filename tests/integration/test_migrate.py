@@ -1,4 +1,4 @@
-"""Waiting messages move to another cascade, and cascades go."""
+"""Waiting messages move to another cascade, and cascades are deleted."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_waits_moves_to_another_broker(vhost: Vhost, named: str, monkeypatc
 
 
 @pytest.mark.parametrize("destination", ["nowhere", "short"])
-def test_what_cannot_move_stays(vhost: Vhost, destination: str) -> None:
+def test_a_message_that_cannot_be_moved_stays(vhost: Vhost, destination: str) -> None:
     vhost.declare("q")
     vhost.publish("q", 100)
     with vhost.broker.vhost() as other:
@@ -114,7 +114,7 @@ def test_what_stays_is_left_though_its_queue_does_not_count_it_yet(
 def test_without_another_place_nothing_moves(vhost: Vhost) -> None:
     refused = run(vhost.url("amqp"), "migrate", "--to-max-delay", "1000")
     assert refused.code == 2
-    assert "say where to: --to-prefix, --to-tick" in refused.err
+    assert "name the target with --to-prefix, --to-tick" in refused.err
 
 
 def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:

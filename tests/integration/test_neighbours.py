@@ -1,4 +1,4 @@
-"""What others who delay messages in RabbitMQ get wrong, each as a test of ours.
+"""Known defects of other ways to delay messages in RabbitMQ do not occur here.
 
 Celery's native delayed delivery also sends retries to the default queue (`test_fifty_retries_stay_on_their_queue…`), is
 frozen by 32 messages that nobody can receive (`test_orphans_block_no_other_message`), knows no prefix
@@ -31,7 +31,7 @@ def declared(vhost: Vhost, *queues: kombu.Queue) -> None:
 
 
 def arrived(vhost: Vhost, queue: str) -> int:
-    """How many messages came to a queue, given time for one too many."""
+    """Return the number of messages that came to a queue, after a wait for an extra one."""
     wait_until(lambda: vhost.count(queue), f"something comes to {queue}")
     time.sleep(0.3)
     return vhost.count(queue)

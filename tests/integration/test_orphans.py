@@ -1,4 +1,4 @@
-"""What nobody can take is kept, or dropped as without a delay, and blocks no other message."""
+"""Undeliverable messages are kept, or dropped as without a delay, and block no others."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ NOTHING = "^$"
 
 
 def refused(vhost: Vhost, permission: str) -> str:
-    """What the broker says, as a pattern. RabbitMQ 3.10 names what it is about, and not which permission."""
+    """Return a pattern of the broker's refusal. RabbitMQ 3.10 does not name the permission."""
     which = f"{permission} " if vhost.broker.version >= (4, 0) else ""
     return rf"{which}access to \w+ '[^']+'"
 
 
-def test_a_publisher(vhost: Vhost) -> None:
+def test_a_publisher_needs_no_more_than_its_row(vhost: Vhost) -> None:
     vhost.declare("q")
     permissions = documented("publisher")
     vhost.publish_one(vhost.user(**permissions))
@@ -35,13 +35,13 @@ def test_a_publisher(vhost: Vhost) -> None:
 
 
 @pytest.mark.parametrize("lacking", ["configure", "write", "read"])
-def test_a_publisher_who_lacks_one_is_told_which(vhost: Vhost, lacking: str) -> None:
+def test_an_error_names_the_permission_that_a_publisher_lacks(vhost: Vhost, lacking: str) -> None:
     vhost.declare("q")
     with pytest.raises(NotPermitted, match=refused(vhost, lacking) + ".*grant the permission"):
         vhost.publish_one(vhost.user(**documented("publisher") | {lacking: NOTHING}))
 
 
-def test_a_passive_publisher(vhost: Vhost) -> None:
+def test_a_passive_publisher_needs_no_more_than_its_row(vhost: Vhost) -> None:
     vhost.declare("q")
     assert run(vhost.url("amqp"), "--queue", "q", "setup", "--priorities").code == 0
     user = vhost.user(**documented('publisher, `declare="passive"`'))
@@ -53,7 +53,7 @@ def test_a_passive_publisher(vhost: Vhost) -> None:
         vhost.publish_one(vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
 
 
-def test_an_operator(vhost: Vhost) -> None:
+def test_an_operator_needs_no_more_than_its_row(vhost: Vhost) -> None:
     vhost.declare("q")
     url = vhost.url("amqp", vhost.user(**documented("operator")))
     assert run(url, "--queue", "q", "setup").code == 0
@@ -86,7 +86,7 @@ def test_a_worker_reaches_no_task_of_others() -> None:
 
 
 @pytest.mark.parametrize("lacking", ["configure", "write", "read"])
-def test_an_operator_who_lacks_one_is_told_which(vhost: Vhost, lacking: str) -> None:
+def test_an_error_names_the_permission_that_an_operator_lacks(vhost: Vhost, lacking: str) -> None:
     vhost.declare("q")
     url = vhost.url("amqp", vhost.user(**documented("operator") | {lacking: NOTHING}))
     failed = run(url, "--queue", "q", "setup")

@@ -16,7 +16,7 @@ from .conftest import MakeApp
 
 
 def in_children(amount: int, work: Callable[[int], None]) -> None:
-    """Runs `work(n)` in so many forked processes, and beside them here."""
+    """Run `work(n)` in some forked processes and in this one."""
     children = []
     for n in range(amount):
         child = os.fork()
@@ -41,7 +41,7 @@ def payloads(vhost: Vhost, amount: int) -> list[int]:
 
 
 @pytest.mark.parametrize("confirm", [True, False])
-def test_many_threads(vhost: Vhost, make_app: MakeApp, confirm: bool) -> None:
+def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp, confirm: bool) -> None:
     app = make_app(options={"confirm": confirm})
     errors: list[BaseException] = []
 
@@ -62,7 +62,7 @@ def test_many_threads(vhost: Vhost, make_app: MakeApp, confirm: bool) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["connected before", "not connected before"])
-def test_forked_children_beside_their_parent(vhost: Vhost, make_app: MakeApp, before: bool) -> None:
+def test_forked_children_publish_beside_their_parent(vhost: Vhost, make_app: MakeApp, before: bool) -> None:
     """As a pre-forking web server that has loaded the app does."""
     app = make_app()
     if before:

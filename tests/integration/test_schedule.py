@@ -1,4 +1,4 @@
-"""Which messages wait: listed from the journal, with the levels left alone."""
+"""Waiting messages are listed, cancelled and moved without touching the levels."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ FORGED: dict[str, list[bytes]] = {
 
 
 def forge(connection: Any) -> None:
-    """Write what no reader understands, as whoever may write to ingest can do."""
+    """Write malformed messages to the streams, as any user who may write to ingest can."""
     ingest = connection.transport.delay_options.cascade.ingest
     headers = {"x-stream-offset": 10**12, "a": "\x0fx-stream-offset"}
     for key, bodies in FORGED.items():
@@ -431,7 +431,7 @@ def test_a_message_that_is_due_soon_or_that_nobody_knows_is_not_moved(vhost: Vho
         soon = datetime.now(timezone.utc)
         with pytest.raises(TooLate, match=r"'soon' is due at .*: it is too late"):
             operate.reschedule(connection, "soon", soon)
-        with pytest.raises(NotWaiting, match=r"'nobody' waits, .* option `journal`"):
+        with pytest.raises(NotWaiting, match=r"the id 'nobody': .* option `journal`"):
             operate.reschedule(connection, "nobody", soon)
         with pytest.raises(InvalidDelay, match="more than max_delay"):
             operate.reschedule(connection, "far", soon + timedelta(days=1))
@@ -453,7 +453,7 @@ def test_messages_that_share_an_id_are_not_moved_and_all_are_delivered(vhost: Vh
             for one in (message, {**message, **other}):
                 connection.Producer().publish(**one)
         for number in range(len(others)):
-            says = f"2 messages with the id 'j{number}' wait that are not the same.*: they stay as they are"
+            says = f"2 different messages with the id 'j{number}' wait, .*: none was moved"
             with pytest.raises(DelayError, match=says):
                 operate.reschedule(connection, f"j{number}", datetime.now(timezone.utc))
         assert len(ids(vhost)) == 2 * len(others)
@@ -479,7 +479,7 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     for command in (["reschedule", "a", "--countdown", "90"], ["run-now", "a"]):
         refused = run(url, "--queue", "r", *command)  # what a record says may be made up
         assert refused.code == 1
-        assert "queue 'q' is none of those that were named: use --any-queue" in refused.err
+        assert "queue 'q' is not one of the allowed queues: use --any-queue" in refused.err
     assert run(url, "--queue", "q", "reschedule", "a", "--countdown", "90").out.startswith("due 2")
     assert ids(vhost) == ["b", "a"]
     tomorrow = datetime.now(timezone.utc) + timedelta(seconds=50)

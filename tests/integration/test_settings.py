@@ -1,4 +1,4 @@
-"""`verify` says when a setting of RabbitMQ's may be what holds a cascade up."""
+"""`verify` recommends RabbitMQ's setting if a cascade is too slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that is killed just after a stream was created for the first time may lose it: nothing else suffers."""
+"""Losing a stream whose node is killed just after its first creation affects nothing else."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def connection(node: Node, journal: float | None = None) -> kombu.Connection:
 
 
 def publish(client: kombu.Connection, name: str) -> None:
-    """As Celery does: again over a new connection."""
+    """Publish like Celery, which retries over a new connection."""
     with client.Producer() as producer:
         producer.publish(name, routing_key="q", headers={"x-delay": 100}, retry=True, retry_policy={"max_retries": 20})
 
 
 def is_kept(node: Node) -> bool:
-    """Return whether the outbox is written down: RabbitMQ with Mnesia says so a little too early."""
+    """Return whether the outbox is on disk: RabbitMQ with Mnesia confirms it too early."""
     tables = list(node.data.rglob("names.dets"))
     return not tables or any(b"out.+q" in table.read_bytes() for table in tables)
 

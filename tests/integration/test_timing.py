@@ -1,4 +1,4 @@
-"""Never early, hardly late."""
+"""Delayed messages are never early, and rarely late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: its commands exist, and print what the page says when somebody has the trouble."""
+"""The commands of docs/troubleshooting.md exist, and print the documented output for each problem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECOND = next(level for level in CASCADE.levels if level.ttl == 1000)
 
 
 def blocks(section: str) -> list[tuple[str, list[str]]]:
-    """Commands of a section, each with the lines that it prints, if the page shows them."""
+    """Return the commands of a section, each with its documented output."""
     [text] = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     found: list[tuple[str, list[str]]] = []
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
@@ -54,7 +54,7 @@ def environment(vhost: Vhost) -> dict[str, str]:
 
 
 def ask(vhost: Vhost, command: str) -> str:
-    """What a command of the page prints, in the folder of an app named shop."""
+    """Return the output of a command of the page, in the folder of an app named shop."""
     here = f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
     arguments = shlex.split(command.replace(MANAGEMENT, here))
     directory = ROOT / "examples" / "quickstart"
@@ -64,7 +64,7 @@ def ask(vhost: Vhost, command: str) -> str:
 
 
 def pattern(line: str) -> str:
-    """A line of the page, whatever the numbers, ids and widths of columns are."""
+    """Return a pattern of a line of the page for any numbers, ids and column widths."""
     line = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", line)
     escaped = re.escape(line.strip()).replace(r"\ ", r"\s+").replace("…", ".*")
     escaped = re.sub(r"(?<![v.\d])(\d[\d,]*)(?!ms)", r"[\\d,]+", escaped)
@@ -111,7 +111,7 @@ def test_every_command_of_the_page_exists(vhost: Vhost, command: str) -> None:
     assert "Usage: " in done.stdout
 
 
-def test_where_a_task_is_that_did_not_run(vhost: Vhost) -> None:
+def test_a_task_that_did_not_run_shows_as_documented(vhost: Vhost) -> None:
     vhost.declare("celery", "gone")
     with vhost.plain() as plain:
         full = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -125,7 +125,7 @@ def test_where_a_task_is_that_did_not_run(vhost: Vhost) -> None:
     assert_printed(vhost, command, lines)
 
 
-def test_a_level_that_is_blocked_and_why(vhost: Vhost) -> None:
+def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
     vhost.declare("celery")
     ask(vhost, "celery -A shop delay setup")
     publish(vhost, "celery", 0.2)
@@ -153,7 +153,7 @@ def test_orphans_are_listed_with_their_queue_and_task(vhost: Vhost) -> None:
     assert re.search(expected, shown), shown
 
 
-def test_what_has_a_name_of_the_cascade(vhost: Vhost) -> None:
+def test_a_queue_with_a_name_of_the_cascade_shows_as_documented(vhost: Vhost) -> None:
     vhost.declare("celery")
     ask(vhost, "celery -A shop delay setup")
     vhost.delete_queue(SECOND.queue)
@@ -166,7 +166,7 @@ def test_what_has_a_name_of_the_cascade(vhost: Vhost) -> None:
     assert "levels exist" in ask(vhost, "celery -A shop delay setup")
 
 
-def test_a_permission_that_is_denied(vhost: Vhost) -> None:
+def test_a_denied_permission_shows_as_documented(vhost: Vhost) -> None:
     vhost.declare("q")
     user = vhost.user(".*", "^q$", ".*")
     [(command, _)] = blocks("Permission denied")

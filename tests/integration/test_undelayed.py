@@ -1,4 +1,4 @@
-"""Messages without a delay are what they are without this package."""
+"""The package does not change messages without a delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test suites of others, which have no broker, need no condition around install()."""
+"""Test suites without a broker can call install() unconditionally."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def app_with(**conf: Any) -> Celery:
 
 @pytest.fixture(autouse=True)
 def what_the_process_has_once() -> Iterator[None]:
-    """Put back what other tests share with a worker in this process: Celery has the root logger tell errors only."""
+    """Restore the state that a worker changes in this process: Celery sets the root logger to errors only."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     yield
@@ -135,7 +135,7 @@ def double(n):
 def celery_config():
     return {"broker_url": "memory://", "result_backend": "cache+memory://"}
 
-def test_a_worker_of_the_plug_in(celery_app, celery_worker):
+def test_the_worker_of_celerys_pytest_plug_in_runs_tasks(celery_app, celery_worker):
     celery_rabbit_delay.install(celery_app)
     @celery_app.task
     def triple(n):
@@ -143,7 +143,7 @@ def test_a_worker_of_the_plug_in(celery_app, celery_worker):
     celery_worker.reload()
     assert triple.apply_async((2,), countdown=0.1).get(timeout=30) == 6
 
-def test_an_app_of_ones_own_made_eager():
+def test_a_users_own_app_may_be_made_eager():
     shop.conf.task_always_eager = True
     assert double.apply_async((2,), countdown=60).get() == 4
 """

@@ -1,4 +1,4 @@
-"""A batch keeps what is not stored yet, whatever happens; no broker is contacted."""
+"""A batch keeps messages until they are stored, also after errors. No broker is contacted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pending(name: str, priority: int = 0, queue: str = "q") -> PendingMessage:
 
 
 class Publisher:
-    """Stores what it is given, all at once or one by one."""
+    """Stores messages, all at once or one by one."""
 
     def __init__(self) -> None:
         self.stored: list[str] = []

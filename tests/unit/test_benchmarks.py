@@ -1,4 +1,4 @@
-"""The page on speed says what was measured last."""
+"""The page of benchmarks shows the latest results."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SHOP = Destination("", ("shop",))
 
 
 def keys(ticks: int, destination: Destination, *users: str) -> tuple[str, ...]:
-    """The routing keys of a delayed message: its own, and those in its CC header."""
+    """Return the routing keys of a delayed message: its own, and those in its CC header."""
     return keys_of(LONG.route(ticks, 0), destination, *users)
 
 

@@ -1,4 +1,4 @@
-"""What is known about a Kombu connection lives as long as the connection."""
+"""The state of a Kombu connection lives as long as the connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_is_known_of_a_connection_is_remembered_and_its_own() -> None:
     assert not client_of(one.clone()).uses_quorum_queues()
 
 
-def test_it_goes_with_the_connection() -> None:
+def test_the_state_of_a_connection_goes_with_the_connection() -> None:
     connection = kombu.Connection("rabbit-delay://a//")
     gone = weakref.ref(client_of(connection))
     assert gone() is not None

@@ -1,4 +1,4 @@
-"""What the commands say without a broker, or with an operator who mistypes its URL."""
+"""The commands without a broker, and with a mistyped URL."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ COMMANDS = list(commands(groups.standalone))
 
 @pytest.fixture
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kombu waits for two seconds before it tries again."""
+    """Remove Kombu's pause of two seconds before its next attempt."""
     monkeypatch.setattr(functional, "sleep", lambda seconds: None)
 
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands find what a test makes up instead of a broker."""
+    """Replace the broker by a test's data."""
 
     @contextmanager
     def connected(target: Any) -> Iterator[kombu.Connection]:
@@ -76,7 +76,7 @@ def test_without_a_broker_a_command_says_how_to_name_one(command: tuple[str, ...
 
 
 @pytest.mark.parametrize("command", [("--prefix", "--help", "status"), ("cancel", "--", "--help")], ids=" ".join)
-def test_what_looks_like_a_question_for_help_needs_a_broker(command: tuple[str, ...]) -> None:
+def test_an_argument_that_looks_like_help_needs_a_broker(command: tuple[str, ...]) -> None:
     failed = run(*command, broker=None)
     assert failed.exit_code == 1
     assert "use one such as amqp://" in failed.stderr
@@ -194,7 +194,7 @@ def test_whoever_reaches_the_limit_is_told_that_more_may_be_left(
     monkeypatch.setattr(operate, "replay", lambda connection, limit, _: [(one, None) for one in found[:limit]])
     done = run("orphans", *command, "--limit", "2")
     assert done.exit_code == 0
-    told = "these were the oldest 2: more may be left, and --limit takes more\n"
+    told = "these were the oldest 2: more may be left, raise --limit to see them\n"
     assert done.stderr == (told if amount >= 2 else "")
 
 

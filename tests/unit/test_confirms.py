@@ -1,4 +1,4 @@
-"""Nobody waits for a broker longer than was said, whatever heartbeats it sends, nor keeps what opens too late."""
+"""Waits for a broker end in time although it sends heartbeats, and channels that open too late are closed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Broker:
             self.questions -= 1
 
     def _pass(self, seconds: float) -> bool:
-        """Let time pass; return whether nobody loses patience."""
+        """Advance the clock; return whether no time-out has expired."""
         self.now += seconds if self._timeout is None else min(seconds, self._timeout)
         assert self.now < 100, "somebody waits for ever"
         return self._timeout is None or self._timeout >= seconds
@@ -186,7 +186,7 @@ def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(
 
 @pytest.fixture
 def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A Kombu connection, and a stream that can be written but not read."""
+    """Return a Kombu connection with a stream that can be written but not read."""
     client: Any = SimpleNamespace(connection=connection, drain_events=connection.drain_events)
     client.clone = lambda: client
     monkeypatch.setattr(following, "mark", lambda client, streams: {streams[0].name: b"marker"})

@@ -1,4 +1,4 @@
-"""Deliveries that come in while a connection waits are handed on later, in order; what nobody can read is got, too."""
+"""Deliveries during a wait are passed on later, in order; unreadable messages are received, too."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from celery_rabbit_delay.core.frames import Deliveries, UnexpectedMethod
 
 
 def parse_offset(properties: bytes) -> int:
-    """Says what it was asked."""
+    """Record the argument."""
     return -len(properties)
 
 

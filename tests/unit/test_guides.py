@@ -1,4 +1,4 @@
-"""What a page shows of an example is what stands in it."""
+"""Pages quote examples exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tasks a worker takes for due."""
+"""The choice of tasks that a worker hands on."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_a_message_whose_addresses_lead_to_where_it_says_is_unwrapped(
         "q",
     ],
 )
-def test_a_message_that_somebody_wrote_by_hand_is_left_as_it_is(cc: Any) -> None:
+def test_a_forged_message_is_left_as_it_is(cc: Any) -> None:
     headers = headers_.wrap({}, "p", "", "q", NOW) | {"CC": cc}
     forged = Delivery("p.exit", "@.^1", headers)
     assert headers_.unwrap(forged) is forged
@@ -193,7 +193,7 @@ def test_nor_is_one_that_names_a_prefix_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("cc", [["q", "@.+other"], ["q", "@.orders+"], ["q"], ["@.+q"]])
-def test_nor_is_one_by_hand_that_pretends_to_come_back_to_its_queue(cc: list[str]) -> None:
+def test_a_forged_message_that_seems_to_return_to_its_queue_is_left_as_it_is(cc: list[str]) -> None:
     headers = headers_.wrap_for_return(Delivery("orders", "new", {}), "p", "q", NOW) | {"CC": cc}
     forged = Delivery("p.exit", "@.^1", headers)
     assert headers_.unwrap(forged) is forged

@@ -1,4 +1,4 @@
-"""What is imported, and what is not, in a process that asks for a part of the package."""
+"""The modules that an import of a part of the package loads."""
 
 from __future__ import annotations
 

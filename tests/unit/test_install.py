@@ -30,7 +30,7 @@ def app_with(**conf: Any) -> Celery:
 
 
 def transports(connection: kombu.Connection) -> list[type]:
-    """The transport of the first broker, and of each one that failover switches to."""
+    """Return the transport of the first broker, and of each one that failover switches to."""
     found = [type(connection.transport)]
     for _ in connection.alt[1:]:
         connection.maybe_switch_next()
@@ -48,7 +48,7 @@ def test_the_app_connects_through_our_transport_to_the_same_place(scheme: str) -
     assert (connection.userid, connection.password) == ("shop", "p@ss")
 
 
-def test_tls_stays_tls() -> None:
+def test_a_tls_url_keeps_tls() -> None:
     app = app_with(broker_url="amqps://rabbit.example//", broker_use_ssl={"ca_certs": "/ca.pem"})
     install(app)
     connection = app.connection_for_write()
@@ -119,7 +119,7 @@ class Config:
 
 
 @pytest.mark.parametrize("when", ["before", "after", "lazily"])
-def test_it_works_wherever_it_is_called(when: str) -> None:
+def test_install_works_before_and_after_the_configuration(when: str) -> None:
     app = Celery("shop", set_as_current=False)
     if when == "before":
         install(app, tick=0.5)
@@ -187,7 +187,7 @@ def test_what_the_app_says_of_its_connection_is_json(conf: dict[str, Any]) -> No
         assert moment.replace(tzinfo=options.naive_timezone).astimezone(timezone.utc) == expected
 
 
-def test_twice_is_once() -> None:
+def test_a_second_install_with_the_same_options_does_nothing() -> None:
     app = app_with(broker_url=AMQP_URL)
     install(app, tick=0.25)
     amqp = app.amqp

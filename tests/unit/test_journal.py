@@ -257,7 +257,7 @@ def test_a_void_copy_is_forgotten_after_a_time_and_not_before(due: list[int], fe
         assert {number for number in changes.void if number < 1000} == kept
 
 
-def test_of_a_key_the_message_that_was_sent_last_replaces_those_before() -> None:
+def test_the_last_message_of_a_key_replaces_earlier_ones() -> None:
     keys = Keys()
     assert not keys.replaces(1)
     for number in (1, 2, 3):
@@ -337,7 +337,7 @@ def test_a_record_knows_about_how_large_it_is() -> None:
     assert record.size <= len(message) <= record.size + 20
 
 
-def test_what_is_no_change_changes_nothing() -> None:
+def test_another_message_of_the_stream_changes_nothing() -> None:
     assert Changes().apply(journal.marker()) == []
 
 

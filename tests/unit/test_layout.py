@@ -1,4 +1,4 @@
-"""What stands on a broker outlives a release, so it changes only together with its number."""
+"""The layout on a broker outlives a release, so it changes only together with its number."""
 
 from __future__ import annotations
 

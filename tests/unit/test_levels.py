@@ -19,7 +19,7 @@ DEFAULT = Encoder(31, [8 * int(lane) for lane in DEFAULT_LANES if 8 * int(lane) 
 
 
 def hops(encoder: Encoder, ticks: int, slack: int) -> int:
-    """How many levels a delay takes; checks that they add up to it."""
+    """Return how many levels a delay takes, after a check that they add up to it."""
     lanes, rest = encoder.split(ticks, slack)
     assert ticks <= sum(lanes) + rest <= min(ticks + slack, encoder.max_ticks)
     assert list(lanes) == sorted(set(lanes), reverse=True)
@@ -28,7 +28,7 @@ def hops(encoder: Encoder, ticks: int, slack: int) -> int:
 
 
 def fewest(powers: int, lanes: Sequence[int]) -> list[int]:
-    """For each number of ticks the fewest levels of any choice: each level at most once."""
+    """Return the fewest possible levels for each number of ticks, with each level at most once."""
     most = (1 << powers) - 1
     best = [0] + [99] * most
     for level in [1 << power for power in range(powers)] + list(lanes):

@@ -1,4 +1,4 @@
-"""The management API, as servers answer that are what they should be and that are not."""
+"""The client of the management API, with good and bad servers."""
 
 from __future__ import annotations
 

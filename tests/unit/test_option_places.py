@@ -79,7 +79,7 @@ def test_the_command_line_has_a_flag_for_each_option_that_decides_what_stands_on
         assert [context.params[name] for name in DECLARED] == [None] * len(DECLARED), "Options knows the defaults"
 
 
-def test_migrate_has_a_flag_for_each_of_them_as_well() -> None:
+def test_migrate_has_a_flag_for_each_option_that_decides_the_layout() -> None:
     found = [name for name in flags(moving.migrate) if name.startswith("to_")]
     assert found == ["to_broker", *(f"to_{name}" for name in DECLARED)]
 
@@ -97,7 +97,7 @@ def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(name, default, text) of each row in the table of options."""
+    """Return (name, default, text) of each row in the table of options."""
     section = REFERENCE.read_text().split("\n## ")[1]
     assert section.startswith("`install(app, **options)`")
     return re.findall(r"^\| `(\w+)` \| (.*?) \| (.+) \|$", section, re.MULTILINE)

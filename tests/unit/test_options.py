@@ -109,7 +109,7 @@ def test_a_lane_takes_one_hop_and_so_does_a_delay_that_rounds_up_to_it() -> None
         assert len(route(Options(), int(seconds * SECOND) - 700)) == 1
 
 
-def test_what_waited_in_a_batch_keeps_its_lane_if_that_makes_it_hardly_late() -> None:
+def test_a_message_that_waited_in_a_batch_keeps_its_lane_if_it_is_barely_late() -> None:
     options = Options()
     asked = 90 * SECOND
     assert len(route(options, asked)) == 2

@@ -1,4 +1,4 @@
-"""What a stranger meets first: the version, the links, the targets of make, the checks of a hosted run."""
+"""The packaging: the version, the links, the targets of make, the checks of hosted CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bar on the screen where a list takes longer than a second."""
+"""The progress bar of a list that takes longer than a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message with a key is forgotten only once its key is told: else it would be dropped when it is due."""
+"""A publisher keeps a message with a key until its key is stored: otherwise the message would be dropped when due."""
 
 from __future__ import annotations
 

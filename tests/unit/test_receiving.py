@@ -1,4 +1,4 @@
-"""Which messages a consumer is not to receive."""
+"""The choice of messages that a consumer does not receive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Client:
     """A `kombu.Connection`, of which only the identity is of interest."""
 
 
-def test_the_last_message_of_a_key_is_received_where_the_stream_cannot_be_read_again(
+def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = Client()

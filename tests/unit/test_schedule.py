@@ -1,4 +1,4 @@
-"""What is shown of a message that waits, whoever wrote it."""
+"""The description of a waiting message, also of a forged one."""
 
 from __future__ import annotations
 

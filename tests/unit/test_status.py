@@ -1,4 +1,4 @@
-"""What holds up the messages of an outbox, from rows of the management API."""
+"""The cause why messages stay in an outbox, from rows of the management API."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_queue_that_takes_nothing_is_full_or_down(row: dict[str, Any], reason:
     assert outbox.is_stuck is (reason != PASSING)
 
 
-def test_of_several_queues_the_one_that_takes_nothing_is_named() -> None:
+def test_the_queue_that_accepts_nothing_is_named_among_several() -> None:
     had_room = {"arguments": REFUSING, "messages_ready": 0}
     rows = {"p": {}, "q": {"arguments": REFUSING, "messages_ready": 1}, "r": had_room}
     [outbox] = held_up(Destination("", ("p", "q", "r")), rows)
@@ -93,7 +93,7 @@ def test_an_exchange_takes_nothing_that_no_queue_is_bound_for_or_that_one_of_the
         (Destination("", ("x" * 253,)), "a destination with a long name"),
     ],
 )
-def test_of_others_only_the_amount_is_known(destination: Destination, called: str) -> None:
+def test_the_status_of_other_outboxes_has_only_their_number_of_messages(destination: Destination, called: str) -> None:
     [outbox] = held_up(destination, {"q": {"arguments": REFUSING, "messages_ready": 1}})
     assert str(outbox) == f"4 due for {called}: {PASSING}"
     assert not outbox.is_stuck

@@ -1,4 +1,4 @@
-"""What needs no broker's behaviour."""
+"""The parts of the transport that need no broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_quorum_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -
         connection.client = SimpleNamespace(transport=SimpleNamespace(delay_options=options))
         return connection.publisher_for()
 
-    with pytest.raises(UnsupportedConfiguration, match=r"came with RabbitMQ 3\.10.* This is 3\.9\.27: upgrade it"):
+    with pytest.raises(UnsupportedConfiguration, match=r"RabbitMQ before 3\.10 .* This is 3\.9\.27: upgrade it"):
         delayed("3.9.27", "quorum")
     delayed("3.9.27", "classic")
     delayed("3.10.0", "quorum")

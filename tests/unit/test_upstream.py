@@ -70,7 +70,7 @@ def test_a_request_without_its_eta_is_one_to_run_at_once() -> None:
 
 
 def connection_to(frames: list[Any], **options: Any) -> Any:
-    """A connection that writes its frames into a list."""
+    """Return a connection that writes its frames into a list."""
     connection = amqp.Connection(**options)
     connection._transport = SimpleNamespace(having_timeout=lambda timeout: nullcontext(), sock=None)
     connection._frame_writer = lambda *frame: frames.append(frame)

@@ -1,4 +1,4 @@
-"""`make upstream` puts the package into the suites of others and fails on what it cannot explain."""
+"""`make upstream` puts the package into the suites of others and fails on unexplained differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a battle is judged by."""
+"""The verdict on a battle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we say we support is what tox tests, and tox tests every two of them together."""
+"""tox tests all documented versions, and every pair of them together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROW = re.compile(r"^\| Python \| Celery \| Kombu \| RabbitMQ \|.*\n\|[-|]+\n\| (
 
 
 def combinations() -> set[tuple[str, str, str, str]]:
-    """(Python, Celery, oldest or newest Kombu, RabbitMQ) of each of tox's environments."""
+    """Return (Python, Celery, oldest or newest Kombu, RabbitMQ) of each of tox's environments."""
     command = [sys.executable, "-m", "tox", "list", "--no-desc", "--conf", str(ROOT / "tox.ini")]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^(3\.\d+)-celery(\d)(\d)-kombu(\w+)-rabbitmq(\d)(\d+)$", listed, re.MULTILINE)

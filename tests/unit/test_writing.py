@@ -1,4 +1,4 @@
-"""Messages that are written at once, as py-amqp would write them one by one."""
+"""Messages that are written together have the same bytes as py-amqp's single writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_rabbit_delay.amqp.writing import MessageWriter
 
 @pytest.fixture
 def connected() -> Iterator[tuple[Any, socket.socket]]:
-    """A connection and what is at the other end of its socket."""
+    """Return a connection and the other end of its socket."""
     ours, theirs = socket.socketpair()
     connection = amqp.Connection()
     connection._transport = TCPTransport("localhost", 1)

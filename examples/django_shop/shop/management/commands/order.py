@@ -15,6 +15,6 @@ class Command(BaseCommand):
     def handle(self, *args: Any, number: int, **options: Any) -> None:
         with transaction.atomic():
             Order.objects.create(number=number)
-            # Sent when the transaction commits, from when the delay counts; not sent if it is rolled back.
+            # Sent when the transaction commits, which begins the delay; not sent if it is rolled back.
             ask_for_review.apply_async_on_commit((number,), countdown=3)
         self.stdout.write(f"Order {number} is placed.")
