@@ -224,12 +224,13 @@ def _waits(record: Record, changes: Changes, keys: Keys) -> bool:
     return not changes.cancels(record.id, headers)
 
 
-def cancel(connection: kombu.Connection, ids: Iterable[str], numbers: Iterable[int] = ()) -> None:
-    """Cancel tasks by their ids, and recorded messages without an id by their numbers; returns once that is stored.
+def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tuple[int, int]] = ()) -> None:
+    """Cancel tasks by their ids, and recorded messages without an id; returns once that is stored.
 
-    Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
+    `copies` are the numbers of those messages and their due times, in milliseconds since 1970. Raises `CascadeMissing`
+    with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    write_changes(connection, [*journal.cancelled(ids), *map(journal.void, numbers)])
+    write_changes(connection, [*journal.cancelled(ids), *(journal.void(*copy) for copy in copies)])
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:

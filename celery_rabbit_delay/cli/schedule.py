@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.headers import milliseconds
 from ..core.text import escape
 from .common import EXIT_PROBLEMS, allowed, any_queue_option, check_names, connected, target_of
 
@@ -80,9 +81,9 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
         raise click.UsageError("name either ids or --task, --queue, --until or --all")
     with connected(target_of(obj)) as connection:
         operate.require(connection)
-        found = [] if ids else [(one.id, one.number) for one in _found(obj, connection, problems.append, **filters)]
-        without_id = [number for id_, number in found if not id_]
-        operate.cancel(connection, ids or [id_ for id_, _ in found if id_], without_id)
+        found = [] if ids else list(_found(obj, connection, problems.append, **filters))
+        without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
+        operate.cancel(connection, ids or [one.id for one in found if one.id], without_id)
         click.echo(f"{len(ids) or len(found):,} cancelled")
     _report(problems)
 

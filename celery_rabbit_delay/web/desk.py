@@ -88,7 +88,7 @@ class Desk:
             self._indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
             ids = dict.fromkeys(row.id for row in found if row.id)
-            without_id = [row.number for row in found if not row.id]
+            without_id = [(row.number, row.due) for row in found if not row.id]
             if found:
                 operate.cancel(connection, ids, without_id)
                 self._indexer.catch_up(connection)
