@@ -57,8 +57,10 @@ def run_all(vhost: Vhost, page: str) -> list[tuple[str, int]]:
     url = vhost.url("amqp")
     environment = {**os.environ, "CELERY_BROKER_URL": url}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    here = f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
     codes = []
     for command in commands(page):
+        command = command.replace("http://guest:guest@localhost:15672", here)
         if command.startswith("rabbitmqctl "):
             of_a_vhost = [] if "await_startup" in command else ["--vhost", vhost.name]
             vhost.broker.node.ctl(*shlex.split(command)[1:], *of_a_vhost)
