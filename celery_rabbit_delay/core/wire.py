@@ -221,6 +221,7 @@ _READ_FIELDS: dict[int, Callable[[bytes, int], tuple[Any, int]]] = {
 
 _DECODINGS: dict[Any, Callable[[bytes, int], tuple[Any, int]]] = {
     _short_string: _read_short_string,
+    _name: _read_short_string,
     _octet: lambda data, at: (data[at], at + 1),
     _table: _read_table,
     _unsigned_64: lambda data, at: (_read_64(data, at)[0], at + 8),

@@ -23,9 +23,9 @@ def test_queues_that_were_named_may_be_sent_to(headers: dict[str, Any]) -> None:
     [("secret", {}), ("q", {"CC": ["secret"]}), ("q", {"BCC": ["secret"]}), ("q", {"CC": ["p"], "BCC": ["secret"]})],
 )
 def test_no_key_of_a_message_leads_elsewhere(key: str, headers: dict[str, Any]) -> None:
-    assert QUEUES.refuses("", key, headers) == "queue 'secret' is none of those that were named"
+    assert QUEUES.refuses("", key, headers) == "queue 'secret' is not one of the allowed queues"
     assert ANYWHERE.refuses("", key, headers) is None
 
 
 def test_other_exchanges_may_not_be_sent_to() -> None:
-    assert QUEUES.refuses("admin", "q", {}) == "exchange 'admin' is none of those that were named"
+    assert QUEUES.refuses("admin", "q", {}) == "exchange 'admin' is not one of the allowed exchanges"
