@@ -112,7 +112,7 @@ def topology() -> str:
     for name, exit_ in zip(outboxes, CASCADE.exits, strict=True):
         picture.arrow([boxes[name].right, boxes[exit_].left])
     picture.note(392, 338, "at once")
-    picture.note(672, 399, "leads to queues that come and go")
+    picture.note(672, 399, "leads to short-lived queues")
     picture.note(490, 480, "lost is the alternate exchange of all but ingest: it takes what no binding takes.")
     picture.note(20, 510, f"round: exchange · with a bar: queue · names, but for celery, begin with {CASCADE.root}.")
     return picture.svg("All exchanges, queues and bindings of a cascade of four levels", 980, 528)

@@ -53,9 +53,10 @@ class Batch:
         self._unreachable: set[int] = set()  # those of them that wait for `flush` to say why
 
     def add(self, connection: Any, pending: PendingMessage) -> None:
-        """Take a message, after sending those that are there if that is enough of them.
+        """Add a message; first send the messages of a full batch.
 
-        Raises what `flush` does, but nothing about other messages' destinations; the message is not taken then.
+        Raises the same errors as `flush`, except those about other messages' destinations; the message is not added
+        then.
         """
         if len(self._pending) - len(self._unreachable) >= self.max_size:
             self._send(connection, {n: one for n, one in self._pending.items() if n not in self._unreachable})
@@ -87,7 +88,7 @@ class Batch:
                     DestinationNotFound,
                     InvalidDestination,
                     NotPermitted,
-                ) as exc:  # the others are sent all the same
+                ) as exc:  # still send the other messages
                     failed = exc
                     unreachable.add(destination)
             reachable = {name: pending for name, pending in messages.items() if pending.destination not in unreachable}

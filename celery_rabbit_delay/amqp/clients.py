@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 class Client:
     #: Batches being collected, the innermost last.
     batches: list[Batch] = field(default_factory=list)
-    #: Whether the app consumes from quorum queues. The app's queues may change later.
+    #: Returns whether the app consumes from quorum queues. The app's queues may change later.
     uses_quorum_queues: Callable[[], bool] = lambda: False
-    #: What the streams say of messages that are received.
+    #: The contents of the streams, for messages that are received.
     changes: Changes = field(default_factory=Changes)
-    #: Of each cascade by its root, for keys of different cascades have nothing to do with each other.
+    #: The keys of each cascade, by its root, because keys of different cascades are unrelated.
     keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(Keys))
-    #: Is told of a cancelled task that arrives, by its id; returns whether it sees to it.
+    #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
     on_cancelled: Callable[[str], bool] | None = None
-    #: Streams of the journal that do not work, and until when (`time.monotonic`) they are left alone.
+    #: Streams of the journal that do not work, and the time (`time.monotonic`) of the next attempt.
     paused_streams: dict[str, float] = field(default_factory=dict)
 
 

@@ -125,8 +125,8 @@ class ConfirmedChannel:
     ) -> None:
         """Send all messages before waiting for the broker's first answer. For a block of `Connection.exclusively`.
 
-        Removes those from `messages` that are stored, also if it raises. What is left in the end was refused.
-        `timeout` is about sending and `confirm_timeout` about all answers; either stands for the other.
+        Removes stored messages from `messages`, also if it raises. The messages that are left were refused.
+        `timeout` limits the sending and `confirm_timeout` the wait for all answers; each is the default of the other.
         """
         with self._connection.within(timeout or confirm_timeout):
             self._write(self._confirming_channel(), messages)

@@ -1,4 +1,4 @@
-"""Connects to a broker, or says which one does not answer, and lets connections go."""
+"""Connects to a broker, with an error that names the broker, and closes connections."""
 
 from __future__ import annotations
 

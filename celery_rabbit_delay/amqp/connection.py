@@ -31,8 +31,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self.frame_handler_cls: Any = partial(TolerantFrames, self.frame_handler_cls)
         self._process = os.getpid()
         self.declarations = Declarations()
-        #: Until when (`time.monotonic`) nothing is to be done to learn what a stream says, by its name: for ever if its
-        #: additions come through this connection.
+        #: Name of a stream -> the time (`time.monotonic`) of the next attempt to read it; infinite if this connection
+        #: consumes it.
         self.followed: dict[str, float] = {}
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._deliveries = DeferredDeliveries(self._deliver)
@@ -100,17 +100,17 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return left
 
     def within(self, seconds: float | None) -> Within:
-        """Wait for so many seconds at most, all in all, in a `with`. Blocks may be nested. Raises `TimeoutError`.
+        """Limit the total time that a `with` block waits. Blocks may be nested. Raises `TimeoutError`.
 
-        A time-out of py-amqp's is one for each frame, and a broker that sends heartbeats never reaches it.
+        py-amqp's time-outs apply to single frames, so they never expire while a broker sends heartbeats.
         """
         return Within(self, seconds)
 
     def exclusively(self, channel: ConfirmedChannel, seconds: float | None) -> Exclusively:
-        """Wait for answers to one channel only, for so many seconds at most, in a `with`.
+        """Process only answers to one channel in a `with` block, and limit its total time.
 
-        Deliveries are deferred, and so are the errors with which the broker closes other channels: they are raised when
-        the connection is read next. Raises `TimeoutError`.
+        Deliveries are deferred. Errors with which the broker closes other channels are raised at the next read after
+        the block. Raises `TimeoutError`.
         """
         return Exclusively(self, channel, seconds)
 

@@ -60,9 +60,9 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
 
 
 def require_route(channel: Channel, shards: Sequence[Cascade], destination: Destination) -> None:
-    """Make sure that a cascade leads to a destination, as far as its outboxes and the destination itself tell.
+    """Check by its outboxes and by the destination itself that a cascade leads to a destination.
 
-    A user without any permission on one of them cannot see it on RabbitMQ 4.3, and is told nothing. Raises
+    On RabbitMQ 4.3, a user without any permission on one of them cannot see it: then its check passes. Raises
     `DestinationNotFound`, `InvalidDestination` (an exclusive queue).
     """
     parts: list[tuple[Callable[[Channel, str], Any], str]]

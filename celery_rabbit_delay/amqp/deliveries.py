@@ -1,4 +1,4 @@
-"""Deliveries that wait while a connection waits for the broker's answer, and how they are decoded."""
+"""Defers deliveries while a connection waits for the broker's answer, and decodes deliveries."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def is_unreadable(message: Any) -> bool:
 
 
 class TolerantFrames:
-    """Handles frames as another handler does; on channels that take anything, also those that this one could not.
+    """Wraps a frame handler. On channels that take anything, also handles frames that the wrapped one cannot read.
 
     It decodes the properties of delayed messages itself: py-amqp needs twice as long.
     """

@@ -97,10 +97,10 @@ def _follow_changes(connection: Any, client: Client, other: Options | None) -> N
 
 
 def _follow_once(connection: Any, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
-    """Make sure that an `amqp.Connection` knows what a stream says now, and learns what is added to it.
+    """Read a stream and follow it, once per `amqp.Connection`.
 
-    Warns, the first time, if it cannot, and tries again when a message comes some time later. Creates nothing of
-    another cascade than the connection's, whose root may be made up.
+    Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no
+    parts of a cascade other than the connection's, because its root may be forged.
     """
     until = connection.followed.get(stream.name)
     if until is None:
@@ -157,8 +157,8 @@ def catch_up(
     """Read a stream to its end, through another connection, and then follow it on an `amqp.Connection`.
 
     With the `options` of another cascade than the connection's, return False if the stream is missing; otherwise
-    create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`; messages are
-    delivered then without it for some time, for not every one is to wait for it. `silence` is that of `StreamReader`.
+    create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are delivered without the
+    stream for some time, so that not every message waits for it. `silence` is that of `StreamReader`.
     """
     with connection.hold_deliveries():
         try:

@@ -108,10 +108,10 @@ def scheduled(
     progress: Progress | None = None,
     report: Report = logger.warning,
 ) -> Iterator[Scheduled]:
-    """Yield what waits and is in the journal, the soonest first: of a task, for a queue, due until then.
+    """Yield waiting messages of the journal, the soonest first: of a task, for a queue, due until a time.
 
-    Takes memory for `limit` messages. `until` is read as the eta of `reschedule`. Raises `StreamUnavailable`,
-    `NotPermitted`, `InvalidDelay` where it cannot be read, `ValueError` for a `limit` below 1.
+    Needs memory for `limit` messages. `until` is parsed like the eta of `reschedule`. Raises `StreamUnavailable`,
+    `NotPermitted`, `InvalidDelay` for an invalid `until`, `ValueError` for a `limit` below 1.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit!r}: use 1 or more, or None for all that waits")

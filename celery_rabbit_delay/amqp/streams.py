@@ -52,9 +52,9 @@ class StreamReader:
         silence: float | None = None,
         options: Options | None = None,
     ) -> None:
-        """`patience`: seconds to wait for a stream that exists; a broker that starts brings streams back last.
+        """Wait `patience` seconds for a stream that exists: a starting broker restores streams last.
 
-        `silence`: seconds to wait for an answer, as a rule `SILENCE`. `options`: of another cascade than the client's.
+        `silence`: seconds to wait for an answer, by default `SILENCE`. `options`: of a cascade other than the client's.
         """
         self._client = client
         self._patience = patience

@@ -51,8 +51,8 @@ def look(connection: kombu.Connection, queue: str, limit: int | None = None) -> 
     with own_channel(connection) as channel:
         there = declare.message_count(channel, queue) or 0
         found = list(take(channel, queue, limit, peek=True))
-    # They are given back now, but the answer did not wait for that.
-    deadline = time.monotonic() + 2  # another may have taken some of them
+    # The messages return to the queue now, but RabbitMQ answered before that.
+    deadline = time.monotonic() + 2  # another consumer may have taken some of them
     while (declare.message_count(connection.default_channel, queue) or 0) < there and time.monotonic() < deadline:
         time.sleep(0.01)
     return found

@@ -16,9 +16,9 @@ _MOST_BYTES = 64 * 1024
 
 
 class MessageWriter:
-    """Sends messages through an `amqp.Connection`, and reads nothing before, as py-amqp does.
+    """Sends messages through an `amqp.Connection` without reading from it first, which py-amqp would do.
 
-    A message and its record are then one packet, for the broker as well.
+    A message and its record then share one packet, for the broker as well.
     """
 
     def __init__(self, connection: Any) -> None:

@@ -130,7 +130,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 class WorkerChanges(Changes):
-    """Changes whose cancelled ids Celery is told while the worker runs: it may hold the task already."""
+    """Passes cancelled ids on to Celery while the worker runs: the worker may already hold the task."""
 
     running = False
 

@@ -29,12 +29,12 @@ def scheduled(
 ) -> Iterator[Scheduled]:
     """Yield the tasks that wait in RabbitMQ and are in the journal, the soonest first.
 
-    `task` chooses those of this name, `queue` those for this queue, `until` those that are due until then, a datetime
-    or an ISO 8601 string; a naive one is meant in the app's time zone. `limit` is the most that are yielded. Tasks
-    with a shorter delay than the option `journal` are not in it. Reads the journal when it is called.
+    `task` selects tasks of this name, `queue` tasks for this queue, `until` tasks that are due until a datetime or an
+    ISO 8601 string; a naive one is in the app's time zone. `limit` is the maximum number of tasks. Tasks with a shorter
+    delay than the option `journal` are not in the journal, which is read when this is called.
 
-    Raises `StreamUnavailable`, `NotPermitted`, `InvalidDelay` for an `until` that cannot be read, `ValueError` for a
-    `limit` below 1; `UnsupportedConfiguration` without `install`.
+    Raises `StreamUnavailable`, `NotPermitted`, `InvalidDelay` for an invalid `until`, `ValueError` for a `limit` below
+    1; `UnsupportedConfiguration` without `install`.
     """
     with closing(app.connection_for_write()) as connection:
         _check(connection)

@@ -107,7 +107,7 @@ def _reading(urls: Iterable[str]) -> Iterator[None]:
 
 
 def _check(url: str) -> None:
-    """Show an error if the password of a broker URL would be taken for something else, or for what AMQP has no room."""
+    """Show an error if a broker URL has an unescaped character in its password, an invalid port or too long a name."""
     parts = _URL.fullmatch(url)
     if parts is None or not url.isprintable() or "@" in parts["rest"]:
         raise click.ClickException(_UNREADABLE)

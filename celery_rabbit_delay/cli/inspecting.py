@@ -103,9 +103,9 @@ def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool
 def replay(obj: Any, limit: int, any_queue: bool, management_url: str | None) -> None:
     """Send the oldest orphans for the queues of the app to their destinations.
 
-    Sends them one by one, each confirmed by the broker; what still cannot be delivered stays. With --management-url and
-    a user with the tag policymaker, this also makes RabbitMQ try again at once what exchanges could not route. Exits
-    with 3 if some stayed.
+    Sends them one by one, each confirmed by the broker. Orphans that still cannot be delivered stay. With
+    --management-url and a user with the tag policymaker, this also makes RabbitMQ retry at once the messages that
+    exchanges could not route. Exits with 3 if some stayed.
     """
     from .. import operate
 

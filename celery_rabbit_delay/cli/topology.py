@@ -170,9 +170,10 @@ def _report_earlier(connection: kombu.Connection) -> bool:
 def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
-    Refuses while messages wait or are orphans. Stop publishers first: one that still runs creates the cascade again.
-    Give --management-url as well, which shows messages between two queues, outboxes of queues that are not of the app,
-    and what is stuck in outboxes. Without it outboxes stay, unless --delete-messages deletes those of the app.
+    Refuses if there are waiting messages or orphans. Stop publishers first: a running publisher creates the cascade
+    again. Use --management-url to include messages between two queues, outboxes of queues that the app does not have,
+    and messages that are stuck in outboxes. Without it outboxes stay, unless --delete-messages deletes those of the
+    app.
     """
     from .. import operate
 

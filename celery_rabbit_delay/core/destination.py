@@ -117,9 +117,9 @@ class Declarations:
         self._known = functools.lru_cache(maxsize=1024)(self._destination)
 
     def add_queue(self, name: str, lasting: bool) -> None:
-        """Take note of a queue; `lasting` ones are durable, not exclusive, not auto-delete, and never expire.
+        """Record a queue; a `lasting` one is durable, not exclusive, not auto-delete, and never expires.
 
-        Those that were declared last are remembered.
+        The queues that were declared last are remembered.
         """
         self._short_lived.pop(name, None)
         if len(self._short_lived) >= _MOST_QUEUES:
@@ -140,9 +140,9 @@ class Declarations:
             self._known.cache_clear()
 
     def destination(self, exchange: str, keys: Iterable[str], passive: bool = False) -> Destination:
-        """Return where a message goes that is sent to an exchange with some routing keys, the first one its own.
+        """Return the destination of a message to an exchange with some routing keys; the first one is its own.
 
-        Who is `passive` makes no outboxes, and can see of a queue that he did not declare only whether it has one.
+        A `passive` publisher creates no outboxes; of a queue that it did not declare, it only sees whether it has one.
         """
         return self._known(exchange, tuple(dict.fromkeys(keys)), passive)
 

@@ -1,7 +1,7 @@
-"""What a consumer receives, out of the bytes of an AMQP 0-9-1 connection (clause 4.2.3), and what is published. Pure.
+"""Decodes received messages from the bytes of an AMQP 0-9-1 connection (clause 4.2.3), encodes published ones. Pure.
 
-py-amqp decodes each of a message's three frames in some fifty calls; of a stream only two things are of interest. It
-fails to decode what is no UTF-8 or no time of Python's, and RabbitMQ lets publishers send that.
+py-amqp decodes each of a message's three frames in some fifty calls, but a stream reader needs only two values. py-amqp
+also fails on text that is not UTF-8 and on times that Python cannot represent, which RabbitMQ lets publishers send.
 """
 
 from __future__ import annotations

@@ -183,9 +183,9 @@ def moment(milliseconds: int) -> datetime:
 
 
 def addressed(wrapped: Headers, destination: Destination, later: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the headers of a wrapped message with the keys of all steps of its way, but the first, to a destination.
+    """Return the headers of a wrapped message with the keys of all steps to a destination except the first.
 
-    `later` are those of the levels.
+    `later` are the keys of the levels.
     """
     return {**wrapped, "CC": wire.Texts((*wrapped["CC"], *addresses(destination), *later))}
 
@@ -242,10 +242,10 @@ def decode_delayed(data: bytes) -> tuple[dict[str, Any], State] | None:
 
 
 def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
-    """Return what the consumer would have been told had the message been sent without a delay.
+    """Return what a consumer would receive if the message had been sent without a delay.
 
-    Where a queue of the user dead-lettered it further, what that added stays. `state` is what `read_state` returns, if
-    that is known.
+    If a queue of the user dead-lettered the message later, the headers of that dead-lettering stay. `state` is the
+    result of `read_state`, if known.
     """
     exchange, routing_key, headers = delivery
     state = state or read_state(headers)

@@ -41,7 +41,7 @@ _HORIZONS = (
     (_TEN_YEARS, _TEN_YEARS + 7 * _DAY, 32_000_000),
 )
 
-#: Seconds that a key, and therefore the delay of a message with a key, may last at most.
+#: The longest delay, in seconds, of a message with a key.
 MAX_KEYED_DELAY = _DAY
 
 #: Seconds after its due time for which a moved message may lie in its queue, and is dropped when it is taken.
@@ -52,7 +52,7 @@ _FEW_VOIDS = 1000
 #: Seconds by which the clocks of two publishers may differ.
 CLOCKS_DIFFER = 60
 
-#: What a message says of itself in our header: the number that tells its copies apart.
+#: The size of the number in the package's header that identifies a copy of a message.
 NUMBER_BITS = 53
 
 _RECORD, _MARKER, _FILLER, _UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"r", b"m", b"f", b"u", b"c", b"s", b"v", b"k"
@@ -185,7 +185,7 @@ def unpack_records(message: bytes) -> list[Record]:
 
 
 def published(message: bytes) -> int | None:
-    """Return when records, or a filler, were published, in milliseconds since 1970, if a message says."""
+    """Return when records or a filler were published, in milliseconds since 1970; None if a message does not say."""
     return _TIME.unpack_from(message, 1)[0] if message[:1] in _DATED and len(message) > _TIME.size else None
 
 
@@ -195,7 +195,7 @@ def marker() -> bytes:
 
 
 def fillers(size: int, now: int) -> list[bytes]:
-    """Return messages that say nothing but when they were published, in so many bytes together, or a few more."""
+    """Return messages that contain only their time of publishing, of a total size in bytes, or a few bytes more."""
     head = _FILLER + _TIME.pack(now)
     return [head.ljust(min(_MAX_FILLER, size - at), b"\0") for at in range(0, size, _MAX_FILLER)]
 
@@ -246,7 +246,7 @@ def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
 
 
 def cancelled_stamps(stamps: Mapping[str, Any], clock: Callable[[], float] = time.time) -> bytes:
-    """Return a message that cancels tasks sent until now that have a stamp with one of some values.
+    """Return a message that cancels all tasks sent until now with one of the given values of a stamp.
 
     `clock` returns seconds since 1970.
     """
@@ -264,9 +264,9 @@ def is_sent_before(headers: Mapping[str, Any], cancelled: int) -> bool:
 
 
 def void(number: int, due: int) -> bytes:
-    """Return a message that says that a copy of a message is not to be delivered, and when that is due.
+    """Return a message that marks a copy of a message as void, so that it is not delivered.
 
-    `due` is in milliseconds since 1970.
+    `due` is the due time of the copy, in milliseconds since 1970.
     """
     return _VOID + _TIME.pack(number) + _TIME.pack(due)
 
@@ -277,9 +277,9 @@ def last_of_key(key: str, number: int) -> bytes:
 
 
 class Changes:
-    """What the stream `changes` says, as far as it has been read.
+    """The state that the stream `changes` describes, as far as it has been read.
 
-    What is void is forgotten `VOID_KEPT` seconds after it was due.
+    Void copies are forgotten `VOID_KEPT` seconds after they were due.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -293,7 +293,7 @@ class Changes:
 
     @reading
     def apply(self, message: bytes) -> list[str]:
-        """Take note of what a message says; return the ids that are cancelled from now on. Raises `Unreadable`."""
+        """Apply a message of the stream; return the ids that are cancelled from now on. Raises `Unreadable`."""
         kind, content = message[:1], message[1:]
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]

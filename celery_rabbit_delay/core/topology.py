@@ -1,12 +1,13 @@
-"""A cascade is data: exchanges, queues and bindings, looped over by whoever declares, verifies, draws or tests it.
+"""A cascade as data: exchanges, queues and bindings, for all code that declares, verifies, draws or tests it.
 
-Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange. Its
-bindings jump straight to the queue of the next level in the message's key, from lanes to powers of two by way of an
-exchange that all lanes share. After the last level the message passes the final `done` exchange, the outbox of its
-destination, and an exit, an exchange that leads to destinations.
+Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange. The
+bindings of that exchange lead straight to the queue of the next level in the message's keys; from lanes to powers of
+two they lead through an exchange that all lanes share. After the last level the message passes the final `done`
+exchange, the outbox of its destination, and an exit, which is an exchange that leads to destinations.
 
-At-least-once dead lettering lets 32 messages of a queue be unsettled, so that a destination that takes nothing would
-stop a level for everybody. It stops only its outbox. What has no way to go on becomes an orphan.
+At-least-once dead lettering allows 32 unsettled messages per queue. Without outboxes, a destination that accepts
+nothing would therefore block a level for everybody; with them it blocks only its outbox. A message that cannot be
+routed becomes an orphan.
 """
 
 from __future__ import annotations
@@ -359,9 +360,9 @@ class Cascade:
         return self.short_lived_exit if destination.short_lived else self.exit
 
     def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
-        """Yield what leads from exits to a destination, and then from `done` to its outbox.
+        """Yield the bindings from exits to a destination, and then the one from `done` to its outbox.
 
-        A queue has both addresses that publishers may write: those who did not declare it go by its name.
+        A queue has both addresses that publishers may write: those that did not declare it go by its name.
         """
         for taken_for in dict.fromkeys((destination, destination.by_name)):
             for queue in taken_for.queues:

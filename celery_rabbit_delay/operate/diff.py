@@ -58,7 +58,7 @@ def diff(
     existing = management.bindings()
     for binding in topology.bindings:
         yield Finding("binding", _name(binding), "present" if binding in existing else "missing")
-    # What leaves `done` and the exits leads to destinations; anything else that we do not know multiplies messages.
+    # Bindings of `done` and the exits lead to destinations; an unknown binding of another exchange multiplies messages.
     inner = topology.exchanges.keys() - {name for cascade in wanted for name in (cascade.done, *cascade.exits)}
     for binding in sorted(existing - topology.bindings.keys() - Topology.of(known).bindings.keys()):
         if binding.source in inner:

@@ -37,7 +37,7 @@ def migrate(
     others. Cancelled, moved and replaced messages are dropped.
     """
     learn(source)
-    moved: list[State] = []  # the states of those that are in the journal
+    moved: list[State] = []  # states of moved messages that are in the journal
     try:
         with own_channel(source) as channel:
             for cascade in reversed(list(cascades)):

@@ -65,7 +65,7 @@ def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
     """Remove the chosen ones of the oldest orphans for good; return their number."""
     require(connection)
     removed = 0
-    with own_channel(connection) as channel:  # gives the others back
+    with own_channel(connection) as channel:  # closing it returns the others to the queue
         for message in waiting.take(channel, connection.transport.delay_options.cascade.orphans, limit):
             if chosen(_orphan(message)):
                 channel.basic_ack(message.delivery_tag)

@@ -16,9 +16,9 @@ KHEPRI = (4, 2)
 
 
 def advice(management: Management, wanted: Iterable[Cascade]) -> list[str]:
-    """Return what to change where a setting makes tasks late or may do so, as far as the management API tells.
+    """Return recommendations if a setting makes tasks late or may do so.
 
-    It does not tell the settings themselves, but where they are: these can only be in an `advanced.config`.
+    The management API does not show settings, but only configuration files: these settings need an `advanced.config`.
     """
     files = management.config_files()
     at_defaults = files is not None and not any(file.endswith("advanced.config") for file in files)
@@ -33,17 +33,17 @@ def advice(management: Management, wanted: Iterable[Cascade]) -> list[str]:
 
 
 def _behind(management: Management, wanted: list[Cascade], at_defaults: bool) -> Iterator[str]:
-    """Say what to change where levels and outboxes hand on less than becomes due."""
+    """Yield a recommendation if levels and outboxes forward fewer messages than become due."""
     rows = management.queues()
     queues = [level.queue for cascade in wanted for level in cascade.levels]
-    # What holds an outbox up for a reason that is known is no setting.
+    # If it is known why an outbox is stuck, the cause is not a setting.
     queues += [outbox.queue for outbox in outboxes(wanted, management) if not outbox.is_stuck]
     behind = {queue: unsettled(rows[queue]) for queue in queues if queue in rows and unsettled(rows[queue]) > AT_A_TIME}
     if behind:
         known = "which" if at_defaults else "if it"
         yield (
             f"{sum(behind.values()):,} messages are due and still in {len(behind)} levels and outboxes, most of them "
-            f"in {max(behind, key=behind.__getitem__)}. If that is so time and again, raise "
+            f"in {max(behind, key=behind.__getitem__)}. If this happens repeatedly, raise "
             f"dead_letter_worker_consumer_prefetch, {known} is at its default of {AT_A_TIME}, or the option `shards` "
             "(docs/sizing.md)"
         )

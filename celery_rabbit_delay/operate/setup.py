@@ -63,9 +63,9 @@ def teardown(
     management: Management | None = None,
     kept: Collection[str] = (),
 ) -> int:
-    """Delete all of the cascades but the queues `kept`, with what is in them; return how many parts there were.
+    """Delete all cascades with their messages, except the queues `kept`; return the number of deleted parts.
 
-    Outboxes are those of `destinations`; AMQP lists no queues, but the management API finds all others. Raises
+    Deletes the outboxes of `destinations`, and with the management API all others, which AMQP cannot list. Raises
     `NotPermitted`.
     """
     found = ever_declared(connection)

@@ -151,7 +151,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def _outbox(row: Row, text: str, rows: Mapping[str, Row], bindings: Iterable[Binding]) -> OutboxStatus:
-    """Say what holds the messages of an outbox up, from its name and what the API tells of its destination."""
+    """Return the status of an outbox, with the cause that its name and the API show for its destination."""
     names = decode(f"{SENTINEL}.{text}")
     if names is not None and len(names) < 2:  # somebody else gave a queue such a name
         names = None

@@ -104,7 +104,7 @@ def test_a_cancelled_task_takes_celerys_own_way_of_a_revoked_task(make_shop: Mak
 
 
 @pytest.mark.long
-def test_a_worker_whose_stream_of_changes_does_not_answer_warns_runs_what_comes_and_tries_again(
+def test_a_worker_whose_stream_of_changes_does_not_answer_warns_runs_all_tasks_and_tries_again(
     make_shop: MakeShop,
 ) -> None:
     shop = make_shop({**QUICK, "max_delay": 600})

@@ -1,4 +1,4 @@
-"""Messages of a stream out of the bytes of a connection, cut anywhere; frames that py-amqp cannot read, or writes."""
+"""Decoding messages of a stream from bytes that are cut anywhere; frames that py-amqp cannot read, or writes."""
 
 from __future__ import annotations
 
