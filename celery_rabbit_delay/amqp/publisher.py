@@ -88,7 +88,8 @@ class DelayedPublisher:
 
     def record(self, pending: PendingMessage) -> None:
         """Store the record of a message, if it needs one, before the message is submitted. Log a warning on failure."""
-        self.journal.store(self.journal.records([(pending.entry, pending.message)]))
+        if pending.entry is not None:
+            self.journal.store(self.journal.records([(pending.entry, self._routed(pending)[1])]))
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
         """Refuse all submitted messages if their channel was closed; return whether it was that channel."""
@@ -204,12 +205,16 @@ class DelayedPublisher:
         return {name: record for name, record in records.items() if name in unsent}
 
     def _outgoing(self, pending: PendingMessage) -> Outgoing:
-        """Return a message with the keys for its remaining delay: declaring, or a batch, may have taken some time."""
         shard = self.shards[next(self._turns) % len(self.shards)]
+        first, message = self._routed(pending)
+        return Outgoing(message, shard.ingest, first)
+
+    def _routed(self, pending: PendingMessage) -> tuple[str, Any]:
+        """Return the first key and the message for its remaining delay: declaring, or a batch, may have taken time."""
         first, *later = routing_key.steps(self.options.route(self.cascade, pending.due - now(), pending.delay))
         message = with_headers(pending.message, headers_.addressed(pending.headers, pending.destination, later))
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
-        return Outgoing(message, shard.ingest, first)
+        return first, message
 
     def _exclusively(self) -> AbstractContextManager[None]:
         exclusively: AbstractContextManager[None] = self._connection.exclusively(

@@ -19,7 +19,7 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, plain_celery_url, waiting
 
-HELD_BY_CELERY = "so that it holds such tasks itself, as Celery does"
+HELD_BY_CELERY = "so it holds such tasks itself, as Celery does"
 
 
 def scheduled(shop: Shop) -> list[Any]:

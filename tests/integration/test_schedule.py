@@ -490,7 +490,7 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     assert ids(vhost) == ["b"]
     for wrong in ((), ("--eta", "x"), ("--countdown", "-1"), ("--countdown", "5", "--eta", tomorrow.isoformat())):
         assert run(url, "reschedule", "b", *wrong).code == 1
-    assert "'a' waits" in run(url, "run-now", "a").err
+    assert "no waiting message with the id 'a'" in run(url, "run-now", "a").err
 
 
 STREAMS = {f"celery-rabbit-delay.v2.10ms.{name}" for name in ("changes", "keys", "journal.600")}

@@ -196,7 +196,7 @@ def test_messages_that_share_an_id_and_nothing_else_are_not_moved(vhost: Vhost, 
         publish(connection, 60, "same")
         publish(connection, 60, "same", headers={"mine": 1})
         wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found", timeout=30)
-        assert "2 messages with the id" in site.post("/run-now", number=site.numbers("/?q=same")[0])
+        assert "2 different messages with the id" in site.post("/run-now", number=site.numbers("/?q=same")[0])
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["same", "same"]
 
 
