@@ -84,11 +84,7 @@ class Batch:
             for destination in {pending.destination for pending in messages.values()}:
                 try:
                     publisher.bind(destination)
-                except (
-                    DestinationNotFound,
-                    InvalidDestination,
-                    NotPermitted,
-                ) as exc:  # still send the other messages
+                except (DestinationNotFound, InvalidDestination, NotPermitted) as exc:  # send the others
                     failed = exc
                     unreachable.add(destination)
             reachable = {name: pending for name, pending in messages.items() if pending.destination not in unreachable}

@@ -309,9 +309,8 @@ def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
         db.execute("PRAGMA cache_size = -32000")  # 32 MB
         if writable:
             db.execute("PRAGMA journal_mode = WAL")  # readers do not wait for the writer
-            db.execute(
-                "PRAGMA synchronous = NORMAL"
-            )  # no sync but at checkpoints; a crash costs the last moments at most
+            # Syncs only at checkpoints: a crash costs the last moments at most.
+            db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA journal_size_limit = 64000000")
         else:
             db.execute("PRAGMA query_only = ON")
