@@ -27,7 +27,7 @@ from celery import Celery
 import celery_rabbit_delay
 from celery_rabbit_delay import Options, operate, upstream
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, Outgoing
-from celery_rabbit_delay.core import headers, journal
+from celery_rabbit_delay.core import headers, journal, streams
 from testkit import browser, meter, page
 from testkit.commands import PROGRAM
 from testkit.node import Node
@@ -57,7 +57,7 @@ def records(amount: int, seed: int) -> Iterator[tuple[str, bytes]]:
         delay = dice.uniform(1, 50) * 86_400
         due = moment + int(delay * 1000)
         pack = [_record(dice, due + dice.randrange(3_600_000), dice.choice(templates)) for _ in range(_PACK)]
-        yield journal.journal_for(cascade, delay).routing_key, journal.pack_records(pack, moment)
+        yield streams.journal_for(cascade, delay).routing_key, journal.pack_records(pack, moment)
 
 
 def _template(kind: str, queue: str, number: int) -> journal.Record:
@@ -94,7 +94,7 @@ def _record(dice: random.Random, due: int, template: journal.Record) -> journal.
     """Return a copy of a template with an id, a due time and arguments of its own."""
     due = due // 1000 * 1000 + 500
     id_ = str(uuid.UUID(int=dice.getrandbits(128), version=4))
-    number = dice.getrandbits(journal.NUMBER_BITS - 1) | _NUMBER
+    number = dice.getrandbits(streams.NUMBER_BITS - 1) | _NUMBER
     properties = template.properties
     for old, new in (
         (_ID.encode(), id_.encode()),

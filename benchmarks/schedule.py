@@ -16,7 +16,7 @@ from typing import Any
 
 import celery_rabbit_delay
 from celery_rabbit_delay.amqp.schedule import waiting, write_changes
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import changes, journal, streams
 from testkit import meter
 from testkit.frames import frames
 from testkit.node import Node
@@ -121,13 +121,13 @@ def _record(app: Any, amount: int) -> None:
     with app.connection_for_write() as connection:
         record = next(waiting(connection))
         writer = connection.connection.publisher_for().journal
-        stream = journal.journal_for(connection.transport.delay_options.cascade, 7200)
+        stream = streams.journal_for(connection.transport.delay_options.cascade, 7200)
         now, chosen = int(time.time() * 1000), random.Random(1)
         for start in range(0, amount, 1000):
             copies = (
                 record._replace(
                     due=now + chosen.randrange(3_600_000, 7_200_000),
-                    number=journal.new_number(),
+                    number=streams.new_number(),
                     id=str(uuid.uuid4()),
                 )
                 for _ in range(min(1000, amount - start))
@@ -141,10 +141,10 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
     with vhost(node) as none, vhost(node) as many:
         for url, amount in ((none, 0), (many, int(100_000 * scale))):
             with running_app(url, {}) as app, app.connection_for_write() as connection:
-                write_changes(connection, [journal.marker()])
+                write_changes(connection, [streams.marker()])
                 for start in range(0, amount, 1000):
                     ids = [str(uuid.uuid4()) for _ in range(min(1000, amount - start))]
-                    write_changes(connection, [message for id_ in ids for message in journal.cancelled([id_])])
+                    write_changes(connection, [message for id_ in ids for message in changes.cancelled([id_])])
         kinds = {
             "without install": (none, Contender.name),
             "no id": (none, Ours.name),
@@ -168,9 +168,9 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
 def cancel(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Count the answers that a cancel waits for, over a connection that has been used."""
     with vhost(node) as url, running_app(url, {}) as app, app.connection_for_write() as connection:
-        write_changes(connection, journal.cancelled([str(uuid.uuid4())]))
+        write_changes(connection, changes.cancelled([str(uuid.uuid4())]))
         with frames(connection) as (_, answers):
-            write_changes(connection, journal.cancelled([str(uuid.uuid4())]))
+            write_changes(connection, changes.cancelled([str(uuid.uuid4())]))
     return {"answers": len(answers)}
 
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from celery_rabbit_delay.core import headers, journal, routing_key, wire
+from celery_rabbit_delay.core import changes, headers, journal, routing_key, streams, wire
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
 
@@ -56,16 +56,16 @@ def stored() -> dict[str, str]:
     """Return what is in the streams and in the queue of records, a message of each kind, in hexadecimal digits."""
     properties = wire.encode_properties({"content_type": "text/plain", "application_headers": {"id": "7", "n": [1]}})
     record = journal.Record(due=1, number=2, id="7", key="k", properties=properties, body=b"body")
-    by_id, by_text = journal.cancelled(["00000000-0000-4000-8000-000000000007", "seven"])
+    by_id, by_text = changes.cancelled(["00000000-0000-4000-8000-000000000007", "seven"])
     messages = {
         "record": journal.pack_records([record, record], now=3),
-        "marker": journal.marker()[:1],
+        "marker": streams.marker()[:1],
         "filler": journal.fillers(10, now=3)[0],
         "cancelled ids": by_id,
         "cancelled ids that are no UUIDs": by_text,
-        "cancelled stamps": journal.cancelled_stamps({"shop": ["1", "2"]}, lambda: 3),
-        "void": journal.void(2, due=1),
-        "last of a key": journal.last_of_key("k", 2),
+        "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, 3000),
+        "void": changes.void(2, due=1),
+        "last of a key": changes.last_of_key("k", 2),
         "levels": QUORUM.levels_record().encode(),
     }
     return {kind: message.hex(" ", 4) for kind, message in messages.items()}
@@ -79,7 +79,7 @@ def dump() -> dict[str, Any]:
     """Return the layout of this code."""
     return {"layout": LAYOUT, "message": message(), "stored": stored()} | {
         name: {"ingest": cascade.ingest, "marker": cascade.marker}
-        | parts(Topology.of([cascade], DESTINATIONS, journal.all_streams(cascade)))
+        | parts(Topology.of([cascade], DESTINATIONS, streams.all_streams(cascade)))
         for name, cascade in CASCADES.items()
     }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ..core.journal import Changes, Keys
+from ..core.changes import Changes, Keys
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -21,9 +22,9 @@ class Client:
     #: Returns whether the app consumes from quorum queues. The app's queues may change later.
     uses_quorum_queues: Callable[[], bool] = lambda: False
     #: The contents of the streams, for messages that are received.
-    changes: Changes = field(default_factory=Changes)
+    changes: Changes = field(default_factory=lambda: Changes(time.time))
     #: The keys of each cascade, by its root, because keys of different cascades are unrelated.
-    keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(Keys))
+    keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(lambda: Keys(time.monotonic)))
     #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
     on_cancelled: Callable[[str], bool] | None = None
     #: Streams of the journal that do not work, and the time (`time.monotonic`) of the next attempt.

@@ -12,7 +12,7 @@ import kombu
 from amqp import Message
 from amqp.exceptions import NotFound
 
-from ..core import journal
+from ..core import streams
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
 from . import declare
@@ -149,7 +149,7 @@ class Follower:
 
 
 def mark(
-    client: kombu.Connection, streams: Iterable[Stream], announce: Callable[[Iterable[bytes]], object] | None = None
+    client: kombu.Connection, wanted: Iterable[Stream], announce: Callable[[Iterable[bytes]], object] | None = None
 ) -> dict[str, bytes]:
     """Put a marker at the end of some streams; return the markers of the streams that exist, by their names.
 
@@ -160,7 +160,7 @@ def mark(
     """
     cascade = client.transport.delay_options.cascade
     channel = ConfirmedChannel(client.connection)
-    markers = {stream: journal.marker() for stream in streams}
+    markers = {stream: streams.marker() for stream in wanted}
     if announce is not None:
         announce(markers.values())
     unsent = {

@@ -12,7 +12,7 @@ from amqp import Message
 from amqp.exceptions import AMQPError, InternalError, RecoverableConnectionError, ResourceError
 
 from .. import upstream
-from ..core import journal
+from ..core import changes, journal, streams
 from ..core.errors import CascadeMissing, DelayError, StreamUnavailable
 from ..core.journal import Record
 from ..core.options import Options
@@ -123,7 +123,7 @@ class Journal:
             if pending.entry is None:
                 continue
             if pending.has_key and not self._has_keys:
-                self.write(journal.keys(self._cascade), [journal.marker()])
+                self.write(streams.keys(self._cascade), [streams.marker()])
                 self._has_keys = True
             stream = pending.entry.stream
             if stream is None or self._options.confirm or stream in self._created or self._is_paused(stream):
@@ -137,9 +137,9 @@ class Journal:
     def write_keys(self, messages: Iterable[PendingMessage]) -> None:
         """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""
         entries = [pending.entry for pending in messages if pending.entry]
-        last = [journal.last_of_key(entry.key, entry.number) for entry in entries if entry.key is not None]
+        last = [changes.last_of_key(entry.key, entry.number) for entry in entries if entry.key is not None]
         if last:
-            self.write(journal.keys(self._cascade), last)
+            self.write(streams.keys(self._cascade), last)
 
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
         """Store messages in a stream, which is created if it is missing: one round trip.
@@ -191,7 +191,7 @@ class Journal:
 
 def stream_for(delay: int, priority: int | None, options: Options) -> Stream | None:
     """Return the stream for the record of a message with a delay in microseconds; None if it is not recorded."""
-    return journal.journal_for(options.cascade_for(priority), delay / 1_000_000) if options.records(delay) else None
+    return streams.journal_for(options.cascade_for(priority), delay / 1_000_000) if options.records(delay) else None
 
 
 def _message(body: bytes) -> Message:

@@ -12,7 +12,7 @@ from typing import Any
 import kombu
 from amqp.exceptions import AMQPError
 
-from ..core import journal
+from ..core import streams
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.headers import HEADER, X_DELAY_KEY, message_id
 from ..core.options import Options, options_of
@@ -65,7 +65,7 @@ def is_dropped(connection: Any, message: Any) -> bool:
         if isinstance(key, str):
             options = other or connection.delay_options
             keys = client.keys[options.cascade.root]
-            _follow_once(connection, options, journal.keys(options.cascade), keys.apply)
+            _follow_once(connection, options, streams.keys(options.cascade), keys.apply)
             if keys.replaces(number):
                 logger.info(
                     "A message of the key %r is dropped, for another was sent later: %s", key, headers.get("id")
@@ -93,7 +93,7 @@ def _other(connection: Any, root: object) -> Options | None:
 
 def _follow_changes(connection: Any, client: Client, other: Options | None) -> None:
     for options in filter(None, (connection.delay_options, other)):
-        _follow_once(connection, options, journal.changes(options.cascade), client.changes.apply)
+        _follow_once(connection, options, streams.changes(options.cascade), client.changes.apply)
 
 
 def _follow_once(connection: Any, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
@@ -139,8 +139,8 @@ def learn(client: kombu.Connection) -> None:
     known = client_of(client)
     with StreamReader(client) as reader:
         for stream, apply in (
-            (journal.changes(cascade), known.changes.apply),
-            (journal.keys(cascade), known.keys[cascade.root].apply),
+            (streams.changes(cascade), known.changes.apply),
+            (streams.keys(cascade), known.keys[cascade.root].apply),
         ):
             for entry in reader.read(stream):
                 apply_readable(apply, stream, entry)

@@ -11,8 +11,8 @@ from typing import Any
 import kombu
 from amqp import Message
 
+from ..core import changes
 from ..core import headers as headers_
-from ..core import journal
 from ..core.due import x_delay_until
 from ..core.errors import DelayError, InvalidDestination, NotWaiting, TooLate
 from ..core.headers import Delivery
@@ -79,7 +79,7 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
                 raise InvalidDestination(f"{first.id!r} was not moved: {refused}: use --any-queue to allow any queue")
             target.default_channel.basic_publish(message, exchange, routing_key)
             # Only now: without the copy, the message would be lost.
-            write_changes(target, [journal.void(record.number, record.due) for record in records])
+            write_changes(target, [changes.void(record.number, record.due) for record in records])
 
         yield move
 

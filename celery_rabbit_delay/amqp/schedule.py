@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -14,11 +15,13 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 
 from .. import upstream
+from ..core import changes, journal, streams
 from ..core import headers as headers_
-from ..core import journal
+from ..core.changes import Changes, Keys
 from ..core.due import due_at
 from ..core.errors import DelayError
-from ..core.journal import Changes, Keys, Record, TooOld, Unreadable
+from ..core.journal import Record, TooOld
+from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .streams import StreamReader
 
@@ -61,7 +64,7 @@ class Scheduled(NamedTuple):
     number: int
 
 
-@journal.reading
+@streams.reading
 def to_message(record: Record) -> Message:
     """Return a message as it entered the cascade. Raises `Unreadable`."""
     message = Message(record.body)
@@ -72,7 +75,7 @@ def to_message(record: Record) -> Message:
     return message
 
 
-@journal.reading
+@streams.reading
 def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> Scheduled:
     """Return a description of a waiting message, from its record and its headers. Raises `Unreadable`."""
     state = headers_.read_state(headers)
@@ -175,14 +178,14 @@ def waiting(
 ) -> Iterator[Record]:
     """Yield the journal's records of waiting messages, in no order; two of a message that was published again."""
     cascade = connection.transport.delay_options.cascade
-    changes, keys = Changes(), Keys()
+    known, keys = Changes(time.time), Keys(time.monotonic)
     with StreamReader(connection) as reader:
-        streams = [journal.changes(cascade), journal.keys(cascade), *journal.journals(cascade)]
-        total = sum(map(reader.length, streams)) if progress else 0
+        # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
+        wanted = streams.all_streams(cascade)
+        total = sum(map(reader.length, wanted)) if progress else 0
         done = 0
         stale = []
-        # Read the changes first: a message that is moved in the meantime may then appear twice, but is never missing.
-        for stream in streams:
+        for stream in wanted:
             too_old = TooOld(stream, _now())
             for entry in reader.read(stream):
                 done += 1
@@ -190,9 +193,9 @@ def waiting(
                 if progress:
                     progress(min(done, total), total)
                 try:
-                    changes.apply(entry.body)
+                    known.apply(entry.body)
                     keys.apply(entry.body)
-                    records = [one for one in journal.unpack_records(entry.body) if _waits(one, changes, keys)]
+                    records = [one for one in journal.unpack_records(entry.body) if _waits(one, known, keys)]
                 except Unreadable as exc:
                     report(f"Message {entry.offset} of the stream {stream.name!r} is skipped: {exc}")
                     continue
@@ -215,13 +218,13 @@ def _roll(connection: kombu.Connection, stream: Stream) -> None:
             publisher.journal.write(stream, journal.fillers(size, _now()))
 
 
-def _waits(record: Record, changes: Changes, keys: Keys) -> bool:
-    if record.due <= _now() or changes.voids(record.number):
+def _waits(record: Record, known: Changes, keys: Keys) -> bool:
+    if record.due <= _now() or known.voids(record.number):
         return False
     if keys.replaces(record.number):
         return False
-    headers: Mapping[str, Any] = to_message(record).headers if changes.has_stamps else {}
-    return not changes.cancels(record.id, headers)
+    headers: Mapping[str, Any] = to_message(record).headers if known.has_stamps else {}
+    return not known.cancels(record.id, headers)
 
 
 def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tuple[int, int]] = ()) -> None:
@@ -230,10 +233,10 @@ def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tu
     `copies` are the numbers of those messages and their due times, in milliseconds since 1970. Raises `CascadeMissing`
     with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    write_changes(connection, [*journal.cancelled(ids), *(journal.void(*copy) for copy in copies)])
+    write_changes(connection, [*changes.cancelled(ids), *(changes.void(*copy) for copy in copies)])
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:
     """Add to the stream of changes. Raises as `cancel`."""
     publisher = connection.connection.publisher_for()
-    publisher.journal.write(journal.changes(publisher.cascade), messages)
+    publisher.journal.write(streams.changes(publisher.cascade), messages)

@@ -14,11 +14,11 @@ from amqp import Message
 from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 
 from .. import upstream
-from ..core import journal
+from ..core import streams
 from ..core.errors import CascadeMissing, StreamUnavailable
 from ..core.frames import Deliveries, UnexpectedMethod
-from ..core.journal import Unreadable
 from ..core.options import Options
+from ..core.streams import Unreadable
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
@@ -111,7 +111,7 @@ class StreamReader:
 
     def _read(self, stream: Stream, first: int) -> Iterator[Entry]:
         connection = self._connect()
-        marker = journal.marker()
+        marker = streams.marker()
         if not self._publish(connection, stream, marker):
             return
         with connection.within(self._silence), declare.translate_errors(self._options.cascade):

@@ -14,8 +14,8 @@ from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnec
 from kombu.transport import pyamqp
 
 from .. import upstream
+from ..core import changes, streams
 from ..core import headers as headers_
-from ..core import journal
 from ..core.errors import InvalidDestination, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
@@ -273,13 +273,13 @@ def _entry(msg: Any, headers: headers_.Headers, due: datetime, delay: int, optio
     retried = sent if key is not None and isinstance(sent, int) else None
     if key is not None and retried is None:
         if not headers.get("retries"):
-            journal.check_keyed_delay(delay)
-        elif delay > journal.MAX_KEYED_DELAY * 1_000_000:
+            changes.check_keyed_delay(delay)
+        elif delay > streams.MAX_KEYED_DELAY * 1_000_000:
             key = None  # an error inside the task would lose the retry
     if key is None and stream is None:
         return None
     return Entry(
-        journal.new_number() if retried is None else retried,
+        streams.new_number() if retried is None else retried,
         headers_.milliseconds(due),
         headers_.message_id(msg.properties, headers),
         stream,

@@ -17,9 +17,9 @@ from ..amqp.clients import client_of
 from ..amqp.confirms import NotStored
 from ..amqp.receiving import catch_up
 from ..amqp.schedule import write_changes
-from ..core import journal
+from ..core import changes, streams
+from ..core.changes import Changes
 from ..core.errors import DelayError, StreamUnavailable
-from ..core.journal import Changes
 from ..core.options import DRIVER_TYPE
 
 logger = logging.getLogger(__name__)
@@ -57,10 +57,10 @@ def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
     """Return the messages for the stream of changes that one of Celery's remote control commands needs."""
     if command in ("revoke", "terminate"):
         ids = arguments.get("task_id") or ()
-        return list(journal.cancelled([ids] if isinstance(ids, str) else map(str, ids)))
+        return list(changes.cancelled([ids] if isinstance(ids, str) else map(str, ids)))
     if command == "revoke_by_stamped_headers":
         stamps = _stamps_in(arguments.get("headers"))
-        return [journal.cancelled_stamps(stamps)] if stamps else []
+        return [changes.cancelled_stamps(stamps, int(time.time() * 1000))] if stamps else []
     return []
 
 
@@ -105,7 +105,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self.changes = WorkerChanges()
+        self.changes = WorkerChanges(time.time)
         self._warned = False
 
     def start(self, consumer: Any) -> None:
@@ -115,7 +115,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         client = client_of(connection)
         client.changes = self.changes
         client.on_cancelled = revoke
-        stream = journal.changes(connection.transport.delay_options.cascade)
+        stream = streams.changes(connection.transport.delay_options.cascade)
         try:
             catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
         except DelayError as exc:  # when tasks come, it is tried again

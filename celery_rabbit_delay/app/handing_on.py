@@ -24,7 +24,7 @@ from ..amqp.pending import Entry, PendingMessage, now
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import headers as headers_
-from ..core import journal
+from ..core import streams
 from ..core.due import parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
@@ -196,7 +196,7 @@ def _entry(message: DeliveredMessage, due: datetime, delay: int, options: Option
     if stream is None or headers_.X_DELAY_KEY in headers:
         return None
     id_ = headers_.message_id(properties, headers)
-    return Entry(journal.new_number(), headers_.milliseconds(due), id_, stream, None)
+    return Entry(streams.new_number(), headers_.milliseconds(due), id_, stream, None)
 
 
 def eta_of(message: DeliveredMessage) -> Any:

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from dateutil.tz import tzlocal
 
-from . import journal
+from . import streams
 from .due import to_ticks
 from .errors import InvalidDelay, InvalidOption
 from .levels import DEFAULT_LANES, Level
@@ -150,8 +150,8 @@ class Options:
     @cached_property
     def streams(self) -> list[Stream]:
         """The streams beside the cascade."""
-        journals = [] if self.journal is None else journal.journals(self.cascade, self.max_delay)
-        return [journal.changes(self.cascade), journal.keys(self.cascade), *journals]
+        journals = [] if self.journal is None else streams.journals(self.cascade, self.max_delay)
+        return [streams.changes(self.cascade), streams.keys(self.cascade), *journals]
 
     @cached_property
     def high_cascade(self) -> Cascade:

@@ -13,7 +13,7 @@ from ..amqp.connecting import own_channel
 from ..amqp.receiving import learn
 from ..amqp.schedule import write_changes
 from ..amqp.waiting import Allowed, send_on, take
-from ..core import journal
+from ..core import changes
 from ..core.due import x_delay_until
 from ..core.headers import X_DELAY, State, milliseconds, read_state
 from ..core.layouts import Layout1
@@ -58,7 +58,7 @@ def migrate(
 def _forget(source: kombu.Connection, moved: list[State]) -> None:
     """Mark moved messages as void in the journal of the source."""
     if moved:
-        voids = [journal.void(state.number, milliseconds(state.due)) for state in moved if state.number is not None]
+        voids = [changes.void(state.number, milliseconds(state.due)) for state in moved if state.number is not None]
         write_changes(source, voids)
         moved.clear()
 

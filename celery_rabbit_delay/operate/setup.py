@@ -9,7 +9,7 @@ import kombu
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
 from ..amqp.create import create_cascade
-from ..core import journal
+from ..core import streams
 from ..core.destination import Destination
 from ..core.errors import DestinationNotFound
 from ..core.layouts import Layout1
@@ -69,7 +69,7 @@ def teardown(
     `NotPermitted`.
     """
     found = ever_declared(connection)
-    topology = Topology.of(found, destinations, journal.all_streams(found[0]))
+    topology = Topology.of(found, destinations, streams.all_streams(found[0]))
     queues = dict.fromkeys(topology.queues)
     if management is not None:
         queues |= dict.fromkeys(filter(found[0].outbox_of, management.queues()))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import kombu
 
 from ..amqp import declare
-from ..core import journal
+from ..core import streams
 from ..core.destination import SHORT_LIVED, Destination, decode
 from ..core.layouts import Layout1
 from ..core.routing_key import SENTINEL
@@ -118,16 +118,16 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
             ready = declare.message_count(channel, level.queue)
             levels.append(LevelStatus(level.queue, cascade.shard, level.ttl, ready, on_the_way))
     orphans = declare.message_count(channel, wanted[0].orphans)
-    streams = [
+    beside = [
         StreamStatus(stream.name, declare.message_count(channel, stream.name))
-        for stream in journal.all_streams(wanted[0])
+        for stream in streams.all_streams(wanted[0])
     ]
     if management is None:
-        return Status(levels, first_shard, orphans, None, None, streams)
+        return Status(levels, first_shard, orphans, None, None, beside)
     bindings = management.bindings()
     destinations = {binding.destination for binding in bindings if binding.source in wanted[0].exits}
     held_up = _outboxes(wanted, rows, bindings)
-    return Status(levels, first_shard, orphans, sorted(destinations - {wanted[0].discard}), held_up, streams)
+    return Status(levels, first_shard, orphans, sorted(destinations - {wanted[0].discard}), held_up, beside)
 
 
 def outboxes(wanted: Iterable[Cascade], management: Management) -> list[OutboxStatus]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import kombu
 
-from ..core import journal
+from ..core import streams
 from ..core.destination import Destination
 from ..core.options import Options
 from ..core.topology import Stream
@@ -53,5 +53,5 @@ def _streams(connection: kombu.Connection, with_missing: bool) -> list[Stream]:
     """Return the existing streams, and with `with_missing` those that the options ask for."""
     options: Options = connection.transport.delay_options
     asked_for = options.streams if with_missing else []
-    there = (s for s in journal.all_streams(options.cascade) if message_count(connection, s.name) is not None)
+    there = (s for s in streams.all_streams(options.cascade) if message_count(connection, s.name) is not None)
     return [*asked_for, *(stream for stream in there if stream not in asked_for)]

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from .. import operate
 from ..amqp.connecting import closing, ensure_connection
 from ..amqp.waiting import Allowed
-from ..core import journal
+from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
 from ..operate import Finding, Management, Orphan, Record, Status
@@ -130,8 +130,8 @@ class Desk:
         return rows, [f"{gone:,} of the selected tasks no longer wait"] if gone else []
 
     def _record(self, connection: kombu.Connection, row: Row) -> Record:
-        streams = journal.all_streams(connection.transport.delay_options.cascade)
-        [stream] = [stream for stream in streams if stream.name == row.stream]
+        cascade = connection.transport.delay_options.cascade
+        [stream] = [stream for stream in streams.all_streams(cascade) if stream.name == row.stream]
         entry = operate.entry_at(connection, stream, row.offset)
         for record in journal.unpack_records(entry.body) if entry else ():
             if record.number == row.number:

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from flask import abort, g, request, url_for
 
 from ..core import headers as headers_
-from ..core import journal
+from ..core import streams
 from ..core.due import due_at
 from .search import Filter
 
@@ -17,7 +17,7 @@ from .search import Filter
 SELECTED, FORM = 1000, 200_000
 
 #: The limit of the messages' numbers.
-MOST = 1 << journal.NUMBER_BITS
+MOST = 1 << streams.NUMBER_BITS
 
 #: The delays that the form for moving offers: text and seconds.
 DELAYS = {"in 1 minute": 60, "in 10 minutes": 600, "in 1 hour": 3600, "in 1 day": 86_400, "in 1 week": 604_800}

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import operate
-from ..core import journal
+from ..core import changes, journal, streams
+from ..core.changes import Changes, Keys
 from ..core.errors import DelayError
 from ..core.headers import X_DELAY_SENT
-from ..core.journal import Changes, Keys, Unreadable
+from ..core.streams import Unreadable
 from ..operate import Entry, Place, QueueNames, Record
 from .text import SEARCHED, body_text, printable
 
@@ -33,7 +34,7 @@ _VERSION = 2
 _LATEST = 253_402_300_799_999
 
 #: The limit of the messages' numbers.
-_NUMBERS = 1 << journal.NUMBER_BITS
+_NUMBERS = 1 << streams.NUMBER_BITS
 
 #: The maximum number of past rows to remove at a time.
 _PRUNED = 5000
@@ -143,7 +144,7 @@ class Index:
 
     def apply(self, entries: Iterable[tuple[str, Entry]], queues: QueueNames, now: int) -> None:
         """Store some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
-        changes, keys = Changes(lambda: now / 1000), Keys()
+        changes, keys = Changes(lambda: now / 1000), Keys(lambda: now / 1000)
         places: dict[str, Place] = {}
         cancelled: list[str] = []
         rows: list[tuple[Any, ...]] = []
@@ -178,7 +179,7 @@ class Index:
                     [state, now, _PRUNED],
                 ).rowcount
             for table in ("last", "replaced"):
-                db.execute(f"DELETE FROM {table} WHERE seen < ?", [now - 2000 * journal.MAX_KEYED_DELAY])
+                db.execute(f"DELETE FROM {table} WHERE seen < ?", [now - 2000 * streams.MAX_KEYED_DELAY])
         return removed
 
     def _rows(self, stream: str, entry: Entry, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
@@ -187,7 +188,7 @@ class Index:
                 with suppress(Unreadable):
                     yield self._row(record, queues, stream, entry.offset)
 
-    @journal.reading
+    @streams.reading
     def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> tuple[Any, ...]:
         headers: Mapping[str, Any] = operate.to_message(record).headers
         shown = operate.describe(record, headers, queues)
@@ -287,7 +288,7 @@ class Index:
 
 def _is_cancelled(headers: Mapping[str, Any], known: Mapping[tuple[str, str], int]) -> bool:
     times = [known[pair] for pair in _pairs(headers["stamps"]) if pair in known]
-    return any(journal.is_sent_before(headers, at) for at in times)
+    return any(changes.is_sent_before(headers, at) for at in times)
 
 
 def _pairs(stamps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

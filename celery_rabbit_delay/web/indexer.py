@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from .. import operate
 from ..amqp.connecting import closing, ensure_connection
-from ..core import journal
+from ..core import journal, streams
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
 from ..operate import Entry, Follower, QueueNames, StreamReplaced
@@ -90,7 +90,7 @@ class Indexer:
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
         """Wait until the index has all messages that the streams have now. Raises `StreamUnavailable`."""
-        streams = journal.all_streams(connection.transport.delay_options.cascade)
+        wanted = streams.all_streams(connection.transport.delay_options.cascade)
         markers: set[bytes] = set()
 
         def announce(new: Iterable[bytes]) -> None:
@@ -98,7 +98,7 @@ class Indexer:
             self._wanted |= markers
 
         with self._seen:
-            marked = operate.mark(connection, streams, announce)
+            marked = operate.mark(connection, wanted, announce)
             sent = set(marked.values())
             if not marked.keys() <= self._ends.keys():  # a stream was just created
                 self._look.set()
@@ -131,7 +131,7 @@ class Indexer:
         self._pending.clear()
         self._bytes = 0
         self._ends, self._reached, self._first = {}, {}, {}
-        lacking = journal.all_streams(cascade)
+        lacking = streams.all_streams(cascade)
         look = prune = stored = time.monotonic()
         while not self._stopping.is_set():
             moment = time.monotonic()
@@ -156,10 +156,10 @@ class Indexer:
     def _is_much(self) -> bool:
         return self._bytes >= _BYTES or len(self._pending) >= _MESSAGES
 
-    def _begin(self, follower: Follower, streams: list[Stream]) -> list[Stream]:
+    def _begin(self, follower: Follower, wanted: list[Stream]) -> list[Stream]:
         """Follow the streams that exist; return the others."""
         known = self._index.places()
-        places = {stream: known.get(stream.name) for stream in streams}
+        places = {stream: known.get(stream.name) for stream in wanted}
         for stream, place in places.items():
             self._reached[stream.name] = place.offset if place else -1
             self._first[stream.name] = place.offset + 1 if place else 0

@@ -10,7 +10,7 @@ from flask import Flask, Response, abort, render_template, request
 
 from .. import operate
 from ..core import headers as headers_
-from ..core import journal
+from ..core import streams
 from ..core.headers import Delivery
 from ..operate import Record
 from . import forms, plot, search
@@ -91,7 +91,7 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
         return Response(exposition(overview.measured(setting.management)), content_type="text/plain; version=0.0.4")
 
 
-@journal.reading
+@streams.reading
 def _details(record: Record) -> dict[str, Any]:
     """Return the contents of a record. Arguments have Celery's shortened form, which may hide secrets.
 

@@ -13,10 +13,10 @@ from amqp import Message
 from amqp.exceptions import AMQPError, RecoverableConnectionError
 
 from celery_rabbit_delay import StreamUnavailable
-from celery_rabbit_delay.amqp import streams
+from celery_rabbit_delay.amqp import streams as reading_streams
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import streams
 from testkit.broker import QUICK, Broker, Vhost, lead, take
 from testkit.commands import run
 from testkit.node import Node
@@ -87,7 +87,7 @@ def test_whoever_waited_in_vain_closes_channels_and_connections_without_waiting(
 
 def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     vhost.declare("q")
-    stream = journal.changes(vhost.cascade)
+    stream = streams.changes(vhost.cascade)
     with vhost.connection() as unhurried:  # a busy machine may take longer than a second to declare everything
         lead(unhurried, "q")
         cancel(unhurried, ["x"])
@@ -101,9 +101,9 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
                     publish(connection, body)
             with soon(), pytest.raises(RecoverableConnectionError, match="timed out"):
                 publish(other, "x" * 50_000_000)  # more than any socket takes
-            monkeypatch.setattr(streams, "SILENCE", 2)
+            monkeypatch.setattr(reading_streams, "SILENCE", 2)
             unavailable = pytest.raises(StreamUnavailable, match="does an alarm block publishers")
-            with soon(), streams.StreamReader(reading, patience=0) as reader, unavailable:
+            with soon(), reading_streams.StreamReader(reading, patience=0) as reader, unavailable:
                 next(reader.read(stream))
         for one in (connection, other):
             wait_until(partial(publishes, one, "after"), "it publishes again")

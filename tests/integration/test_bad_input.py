@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from celery_rabbit_delay.amqp.following import Follower, entry_at
 from celery_rabbit_delay.amqp.receiving import catch_up
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.amqp.streams import Entry, StreamReader
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import streams
+from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
-from celery_rabbit_delay.core.journal import Changes
 from testkit.broker import QUICK, Vhost
 from testkit.commands import CASCADE, celery, make_orphans, management, run
 from testkit.wait import wait_until
@@ -233,8 +234,8 @@ def put_unreadable(vhost: Vhost, exchange: str, key: str) -> int:
 
 
 def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
-    stream = journal.changes(vhost.cascade)
-    running, starting = Changes(), Changes()
+    stream = streams.changes(vhost.cascade)
+    running, starting = Changes(time.time), Changes(time.time)
     with vhost.connection() as connection, vhost.connection() as worker, Follower(connection) as follower:
         cancel(connection, ["before"])
         catch_up(worker.connection, stream, running.apply, patience=5)

@@ -15,7 +15,7 @@ from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.amqp.streams import Entry, StreamReader
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.topology import Stream
 from testkit.broker import Vhost, publish, take
@@ -34,7 +34,7 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
         assert take(consumer, "q", 1)  # it follows what is cancelled from now on
         with kombu.Consumer(consumer, [kombu.Queue("q", no_declare=True)], on_message=on_message, auto_declare=False):
             publish(publisher, 5, correlation_id="victim")
-            write_changes(publisher, [next(journal.cancelled([f"other {n}"])) for n in range(300)])
+            write_changes(publisher, [next(changes.cancelled([f"other {n}"])) for n in range(300)])
             operate.cancel(publisher, ["victim"])
             publish(publisher, 6, "bell")
             take(publisher, "bell", 1)  # meanwhile the consumer is busy, and the victim arrives
@@ -98,7 +98,7 @@ def test_a_stamp_cancels_what_was_sent_before_and_nothing_that_is_sent_later(vho
     now = time.time()
     stamped = {"stamps": {"customer": ["7"]}}
     with vhost.connection(journal=0) as connection:
-        write_changes(connection, [journal.cancelled_stamps({"customer": "7"}, lambda: now - 3600)])
+        write_changes(connection, [changes.cancelled_stamps({"customer": "7"}, int((now - 3600) * 1000))])
         publish(connection, 5, correlation_id="later", headers=stamped)
         for id_, sent in (("before", now - 7200), ("a minute later", now - 3590)):
             publish(connection, 5, correlation_id=id_, headers={**stamped, X_DELAY_SENT: int(sent * 1000)})

@@ -9,7 +9,7 @@ from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
 from celery_rabbit_delay.amqp.following import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
 from testkit.broker import Broker, Vhost, publish
 from testkit.node import Node
@@ -42,7 +42,7 @@ def test_a_quiet_stream_is_followed_for_longer_than_a_message_may_stay_unacknowl
         publish(connection, 0.02)
         cancel(connection, ["before"])
         found: list[bytes] = []
-        follower.follow({journal.changes(vhost.cascade): None}, lambda name, entry: found.append(entry.body))
+        follower.follow({streams.changes(vhost.cascade): None}, lambda name, entry: found.append(entry.body))
         while not is_timed_out(neighbour):
             follower.read(0.1)
         cancel(connection, ["after"])
@@ -63,7 +63,7 @@ def follow_to_its_end(vhost: Vhost, stream: Stream) -> None:
 
 def test_a_stream_is_followed_while_others_write_to_it(vhost: Vhost) -> None:
     vhost.declare("q")
-    stream = journal.journal_for(vhost.cascade, 60)
+    stream = streams.journal_for(vhost.cascade, 60)
     stopping = threading.Event()
     written = threading.Semaphore(0)
 

@@ -10,7 +10,7 @@ import pytest
 from celery_rabbit_delay import DelayError, NotPermitted, Options, operate
 from celery_rabbit_delay.amqp.clients import client_of
 from celery_rabbit_delay.amqp.receiving import catch_up, learn
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
 from testkit.broker import Vhost
@@ -77,8 +77,8 @@ def test_a_worker_reaches_no_task_of_others() -> None:
     """Who may read or configure a queue may purge or delete it."""
     cascade = Options().cascade
     others = [Destination("", ("secret",)), Destination("orders", key="q"), Destination("news", fanout=True)]
-    streams = [stream for stream in journal.all_streams(cascade) if "journal" in stream.name]
-    topology = Topology.of([cascade, replace(cascade, high=True)], others, streams)
+    recording = [stream for stream in streams.all_streams(cascade) if "journal" in stream.name]
+    topology = Topology.of([cascade, replace(cascade, high=True)], others, recording)
     for what, pattern in documented("worker").items():
         reached = [name for name in topology.queues if re.search(pattern, name)]
         assert reached == [f"{cascade.root}.out.short-lived"], what
@@ -113,7 +113,7 @@ def test_a_worker_learns_what_is_cancelled(vhost: Vhost) -> None:
 
 def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
-    stream = journal.changes(vhost.cascade)
+    stream = streams.changes(vhost.cascade)
     vhost.delete_queue(stream.name)
     told: list[bytes] = []
     with vhost.connection(vhost.user(**documented("worker"))) as connection:

@@ -26,7 +26,7 @@ from celery_rabbit_delay import (
 )
 from celery_rabbit_delay.amqp import schedule
 from celery_rabbit_delay.amqp.streams import StreamReader
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.topology import Stream
@@ -128,7 +128,7 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
         publisher = connection.connection.publisher_for()
-        stream = journal.journal_for(vhost.cascade, 60)
+        stream = streams.journal_for(vhost.cascade, 60)
         with StreamReader(connection) as reader:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
         publisher.journal.write(stream, [journal.pack_records([record], 0)])
@@ -343,11 +343,11 @@ def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 100, correlation_id="sent")
-        stream = journal.journal_for(vhost.cascade, 100)
+        stream = streams.journal_for(vhost.cascade, 100)
         with StreamReader(connection) as reader:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
         due = int(time.time() * 1000) + 3000
-        never = record._replace(due=due, number=journal.new_number(), id="never")
+        never = record._replace(due=due, number=streams.new_number(), id="never")
         connection.connection.publisher_for().journal.write(stream, [journal.pack_records([never], due - 3000)])
         assert ids(vhost) == ["never", "sent"] or time.time() * 1000 > due
         wait_until(lambda: ids(vhost) == ["sent"], "it is not listed once it is due")
@@ -560,8 +560,8 @@ def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RabbitMQ looks for what is too old only when a segment is full."""
-    monkeypatch.setattr(journal, "_HORIZONS", ((600, 5, 500_000), *journal._HORIZONS[1:]))
-    stream = journal.journal_for(vhost.cascade, 1)
+    monkeypatch.setattr(journal, "_HORIZONS", ((600, 5, 500_000), *streams._HORIZONS[1:]))
+    stream = streams.journal_for(vhost.cascade, 1)
 
     def first() -> int:
         with vhost.connection() as connection, StreamReader(connection) as reader:
@@ -584,7 +584,7 @@ def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst(
 
 def test_reading_a_journal_with_a_few_records_that_are_too_old_adds_nothing_to_it(vhost: Vhost) -> None:
     vhost.declare("q")
-    stream = journal.journal_for(vhost.cascade, 1)
+    stream = streams.journal_for(vhost.cascade, 1)
     with vhost.connection(**RECORDED) as connection:
         connection.connect()
         now = int(time.time() * 1000)
@@ -598,7 +598,7 @@ def test_reading_a_journal_with_a_few_records_that_are_too_old_adds_nothing_to_i
 
 def test_another_segment_can_be_begun_in_the_stream_with_the_largest(vhost: Vhost) -> None:
     """RabbitMQ 4 takes no message of more than 16 MiB."""
-    stream = max(journal.all_streams(vhost.cascade), key=lambda stream: stream.segment)
+    stream = max(streams.all_streams(vhost.cascade), key=lambda stream: stream.segment)
     with vhost.connection() as connection:
         schedule._roll(connection, stream)
         assert sum(map(len, fillers(connection, stream))) > stream.segment

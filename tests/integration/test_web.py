@@ -21,7 +21,7 @@ from amqp import Message
 
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.schedule import write_changes
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import journal, streams
 from testkit.broker import Vhost, take
 from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from testkit.site import Site, serving
@@ -230,7 +230,7 @@ def test_the_index_begins_anew_when_somebody_deletes_a_stream(vhost: Vhost, serv
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "id-before")
         shows(site, "id-before")
-        vhost.delete_queue(journal.journal_for(CASCADE, 60).name)
+        vhost.delete_queue(streams.journal_for(CASCADE, 60).name)
         publish(connection, 60, "id-after")
         shows(site, "id-after")
         lacks(site, "id-before")
@@ -247,7 +247,7 @@ def test_hostile_messages_are_shown_as_text_and_stop_nothing(vhost: Vhost, make_
     site = serve()
     with vhost.connection(**RECORDED) as connection:
         write_changes(connection, [b"", b"s[", b"u123", b"v1", b"r123", b"k", b"zz", b"c{"])
-        stream = journal.journal_for(CASCADE, 90)
+        stream = streams.journal_for(CASCADE, 90)
         due = int(datetime.now(timezone.utc).timestamp() * 1000) + 60_000
         made_up = [
             journal.Record(due, 7, "no properties", "", b"", b"x"),

@@ -14,16 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, Options
-from celery_rabbit_delay.core import journal, routing_key
+from celery_rabbit_delay.core import changes, journal, routing_key, streams
+from celery_rabbit_delay.core.changes import Changes, Keys
 from celery_rabbit_delay.core.headers import X_DELAY_SENT
-from celery_rabbit_delay.core.journal import Changes, Keys, Record, TooOld, Unreadable
+from celery_rabbit_delay.core.journal import Record, TooOld
+from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.core.topology import Topology
 
 CASCADE = Options().cascade
 YEAR = 365 * 24 * 3600
+NOW = int(time.time() * 1000)
 SOON = (int(time.time()) + 60) * 1000
 
-numbers = st.integers(0, 2**journal.NUMBER_BITS - 1)
+numbers = st.integers(0, 2**streams.NUMBER_BITS - 1)
 records = st.builds(
     Record,
     numbers,
@@ -36,10 +39,10 @@ records = st.builds(
 
 
 def read(*messages: bytes) -> Changes:
-    changes = Changes()
+    known = Changes(time.time)
     for message in messages:
-        changes.apply(message)
-    return changes
+        known.apply(message)
+    return known
 
 
 @given(st.lists(records, max_size=5))
@@ -50,18 +53,18 @@ def test_records_come_out_of_a_message_as_they_went_in(wanted: list[Record]) -> 
 def test_a_message_of_records_says_when_it_was_published() -> None:
     assert journal.published(journal.pack_records([], 17)) == 17
     assert journal.published(*journal.fillers(1, 17)) == 17
-    assert journal.published(journal.marker()) is None
+    assert journal.published(streams.marker()) is None
 
 
 def test_fillers_fill_a_segment_of_any_stream_in_messages_that_any_broker_takes() -> None:
-    for stream in journal.all_streams(CASCADE):
+    for stream in streams.all_streams(CASCADE):
         sizes = [len(filler) for filler in journal.fillers(stream.segment, 17)]
         assert sum(sizes) >= stream.segment
         assert max(sizes) <= 1_000_000
 
 
 def test_a_stream_holds_much_that_is_too_old_when_there_are_two_segments_and_nobody_has_just_begun_another() -> None:
-    stream = journal.journal_for(CASCADE, 60)
+    stream = streams.journal_for(CASCADE, 60)
     now = 10**12
     recent, old = now - 1000 * stream.max_age + 5000, now - 1000 * stream.max_age - 5000
     body = bytes(stream.segment)
@@ -69,7 +72,7 @@ def test_a_stream_holds_much_that_is_too_old_when_there_are_two_segments_and_nob
 
     def is_much(*messages: bytes) -> bool:
         found = TooOld(stream, now)
-        for message in (*messages, journal.marker()):
+        for message in (*messages, streams.marker()):
             found.add(message)
         return found.is_much
 
@@ -82,7 +85,7 @@ def test_a_stream_holds_much_that_is_too_old_when_there_are_two_segments_and_nob
 
 
 def test_what_is_no_record_holds_none() -> None:
-    for other in (journal.marker(), *journal.fillers(10, 17), journal.void(5, 1), b""):
+    for other in (streams.marker(), *journal.fillers(10, 17), changes.void(5, 1), b""):
         assert journal.unpack_records(other) == []
 
 
@@ -113,7 +116,7 @@ def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], dat
     ids=lambda forged: forged[:9].decode(errors="replace"),
 )
 def test_a_change_that_somebody_made_up_is_an_error_and_changes_nothing(forged: bytes) -> None:
-    read = Keys() if forged.startswith(b"k") else Changes()
+    read = Keys(time.monotonic) if forged.startswith(b"k") else Changes(time.time)
     before = vars(copy.deepcopy(read))
     with pytest.raises(Unreadable, match="it is not what this package writes"):
         read.apply(forged)
@@ -124,84 +127,85 @@ def test_a_change_that_somebody_made_up_is_an_error_and_changes_nothing(forged: 
     st.sampled_from(b"rucsvk"), st.binary() | st.recursive(st.text(), st.lists).map(lambda v: json.dumps(v).encode())
 )
 def test_nothing_in_a_stream_raises_another_error(kind: int, content: bytes) -> None:
-    for read in (Changes().apply, Keys().apply, journal.unpack_records):
+    for read in (Changes(time.time).apply, Keys(time.monotonic).apply, journal.unpack_records):
         with suppress(Unreadable):
             read(bytes([kind]) + content)
 
 
 @given(st.floats(0.001, 10 * YEAR))
 def test_a_message_is_recorded_where_it_is_kept_as_long_as_it_waits(delay: float) -> None:
-    stream = journal.journal_for(CASCADE, delay)
+    stream = streams.journal_for(CASCADE, delay)
     assert delay < stream.max_age
     if delay > 600:  # but not for much longer
         assert stream.max_age < 7.5 * delay or stream.name.endswith(".max")
 
 
 def test_short_delays_need_few_streams() -> None:
-    names = [stream.name for stream in journal.journals(CASCADE, 3600)]
+    names = [stream.name for stream in streams.journals(CASCADE, 3600)]
     assert names == [f"celery-rabbit-delay.v2.125ms.journal.{seconds}" for seconds in (600, 3600)]
-    assert len(list(journal.journals(CASCADE))) == 8
+    assert len(list(streams.journals(CASCADE))) == 8
 
 
 def test_apps_that_differ_in_max_delay_declare_the_same_streams() -> None:
     short = Options(max_delay=60).cascade
-    assert journal.changes(short) == journal.changes(CASCADE)
-    assert journal.journals(short)[0] == journal.journals(CASCADE)[0]
+    assert streams.changes(short) == streams.changes(CASCADE)
+    assert streams.journals(short)[0] == streams.journals(CASCADE)[0]
 
 
 def test_a_streams_routing_key_matches_no_level_and_no_user_may_send_it() -> None:
-    for stream in (*journal.journals(CASCADE), journal.changes(CASCADE), journal.keys(CASCADE)):
+    for stream in (*streams.journals(CASCADE), streams.changes(CASCADE), streams.keys(CASCADE)):
         assert routing_key.is_reserved(stream.routing_key)
         assert not {word for level in CASCADE.levels for word in [level.word]} & set(stream.routing_key.split("."))
 
 
 def test_a_number_is_one_that_amqp_and_json_can_carry() -> None:
-    found = {journal.new_number() for _ in range(1000)}
+    found = {streams.new_number() for _ in range(1000)}
     assert len(found) == 1000
     assert all(0 <= number < 2**53 and json.loads(json.dumps(number)) == number for number in found)
 
 
 @given(st.lists(st.one_of(st.uuids().map(str), st.text(max_size=40))), st.uuids())
 def test_cancelled_ids_are_cancelled_and_no_others(ids: list[str], other: uuid.UUID) -> None:
-    changes = Changes()
-    told = [id_ for message in journal.cancelled(ids) for id_ in changes.apply(message)]
+    known = Changes(time.time)
+    told = [id_ for message in changes.cancelled(ids) for id_ in known.apply(message)]
     assert sorted(told) == sorted(set(ids))
-    assert all(changes.cancels(id_) for id_ in ids)
-    assert not changes.cancels(str(other))
+    assert all(known.cancels(id_) for id_ in ids)
+    assert not known.cancels(str(other))
 
 
 @given(st.lists(st.one_of(st.uuids().map(str), st.text(max_size=40)), unique=True), st.lists(st.uuids(), unique=True))
 def test_an_id_that_is_known_to_be_cancelled_is_not_told_again(ids: list[str], later: list[uuid.UUID]) -> None:
-    changes = read(*journal.cancelled(ids))
+    known = read(*changes.cancelled(ids))
     new = [str(id_) for id_ in later if str(id_) not in ids]
-    told = [id_ for message in journal.cancelled([*ids, *new]) for id_ in changes.apply(message)]
+    told = [id_ for message in changes.cancelled([*ids, *new]) for id_ in known.apply(message)]
     assert sorted(told) == sorted(new)
 
 
 def test_an_id_that_only_looks_like_a_uuid_is_not_taken_for_it() -> None:
     id_ = str(uuid.UUID(int=0xABC << 80))
-    changes = read(*journal.cancelled([id_.upper()]))
-    assert changes.cancels(id_.upper())
-    assert not changes.cancels(id_)
+    known = read(*changes.cancelled([id_.upper()]))
+    assert known.cancels(id_.upper())
+    assert not known.cancels(id_)
 
 
 def test_a_hundred_thousand_ids_take_sixteen_bytes_each() -> None:
-    assert sum(map(len, journal.cancelled(str(uuid.uuid4()) for _ in range(100_000)))) == 1_600_010
+    assert sum(map(len, changes.cancelled(str(uuid.uuid4()) for _ in range(100_000)))) == 1_600_010
 
 
 def test_however_many_ids_are_cancelled_no_message_is_too_large_for_rabbitmq() -> None:
     uuids = [str(uuid.UUID(int=number)) for number in range(25_000)]
     others = [f"{number:01000}" for number in range(25_000)]
-    messages = list(journal.cancelled([*uuids, *others]))
+    messages = list(changes.cancelled([*uuids, *others]))
     assert len(messages) == 6
     assert max(map(len, messages)) < 16 * 1024 * 1024
-    changes = read(*messages)
-    assert all(map(changes.cancels, (*uuids, *others)))
+    known = read(*messages)
+    assert all(map(known.cancels, (*uuids, *others)))
 
 
 def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
-    changes = read(
-        journal.cancelled_stamps({"customer": ["7"]}), journal.cancelled_stamps({"customer": ["8"], "batch": "red"})
+    known = read(
+        changes.cancelled_stamps({"customer": ["7"]}, NOW),
+        changes.cancelled_stamps({"customer": ["8"], "batch": "red"}, NOW),
     )
     for stamps, cancelled in (
         ({"customer": ["8"]}, True),
@@ -211,8 +215,8 @@ def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
         ({"other": ["7"]}, False),
         ("nonsense", False),
     ):
-        assert changes.cancels("id", {"stamped_headers": ["customer"], "stamps": stamps}) is cancelled
-    assert not changes.cancels("id", {})
+        assert known.cancels("id", {"stamped_headers": ["customer"], "stamps": stamps}) is cancelled
+    assert not known.cancels("id", {})
 
 
 @pytest.mark.parametrize(
@@ -226,17 +230,17 @@ def test_a_stamp_cancels_what_was_sent_until_then_if_clocks_differ_by_a_minute_a
     if sent is not None:
         task[X_DELAY_SENT] = sent * 1000 if isinstance(sent, int) else sent
     for times in ([1000], [1000, 5], [5, 1000]):
-        changes = read(*(journal.cancelled_stamps({"customer": ["7"]}, iter([at]).__next__) for at in times))
-        assert changes.cancels("id", task) is cancelled
-    assert not changes.cancels("id")
+        known = read(*(changes.cancelled_stamps({"customer": ["7"]}, at * 1000) for at in times))
+        assert known.cancels("id", task) is cancelled
+    assert not known.cancels("id")
 
 
 def test_a_void_copy_is_told_from_others() -> None:
-    changes = read(journal.void(17, SOON), b"v" + (19).to_bytes(8, "big"))  # that does not say when it is due
-    assert changes.voids(17)
-    assert not changes.voids(18)
-    assert changes.voids(19)
-    assert not changes.voids(None)
+    known = read(changes.void(17, SOON), b"v" + (19).to_bytes(8, "big"))  # that does not say when it is due
+    assert known.voids(17)
+    assert not known.voids(18)
+    assert known.voids(19)
+    assert not known.voids(None)
 
 
 @given(st.lists(st.integers(-100, 100), min_size=1), st.integers(1, 20))
@@ -244,41 +248,41 @@ def test_a_void_copy_is_forgotten_after_a_time_and_not_before(due: list[int], fe
     """`due` in days."""
     day, now = 24 * 3600, 100
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "_FEW_VOIDS", few)
-        changes = Changes(lambda: now * day)
+        patch.setattr(changes, "_FEW_VOIDS", few)
+        known = Changes(lambda: now * day)
         for number, when in enumerate(due):
-            changes.apply(journal.void(number, (100 + when) * day * 1000))
+            known.apply(changes.void(number, (100 + when) * day * 1000))
         late = [number for number, when in enumerate(due) if 100 + when < now - 30]
-        assert not any(map(changes.voids, late))
+        assert not any(map(known.voids, late))
         now = 180
         for number in range(1000, 1000 + 2 * len(due) + few):
-            changes.apply(journal.void(number, now * day * 1000))
+            known.apply(changes.void(number, now * day * 1000))
         kept = {number for number, when in enumerate(due) if 100 + when >= now - 30}
-        assert {number for number in changes.void if number < 1000} == kept
+        assert {number for number in known.void if number < 1000} == kept
 
 
 def test_the_last_message_of_a_key_replaces_earlier_ones() -> None:
-    keys = Keys()
+    keys = Keys(time.monotonic)
     assert not keys.replaces(1)
     for number in (1, 2, 3):
-        keys.apply(journal.last_of_key("report", number))
-    keys.apply(journal.last_of_key("other", 5))
-    keys.apply(journal.marker())
+        keys.apply(changes.last_of_key("report", number))
+    keys.apply(changes.last_of_key("other", 5))
+    keys.apply(streams.marker())
     assert [keys.replaces(number) for number in (1, 2, 3, 5)] == [True, True, False, False]
     assert dict(keys.last) == {"report": 3, "other": 5}
 
 
 def test_a_message_of_which_nothing_was_read_yet_is_not_replaced() -> None:
     """It may be due before what was told of it is read, or its publisher was killed before it told."""
-    keys = Keys()
-    keys.apply(journal.last_of_key("report", 1))
+    keys = Keys(time.monotonic)
+    keys.apply(changes.last_of_key("report", 1))
     assert not keys.replaces(2)
 
 
 def test_a_message_that_is_told_again_is_the_last_once_more() -> None:
-    keys = Keys()
+    keys = Keys(time.monotonic)
     for number in (1, 2, 1):
-        keys.apply(journal.last_of_key("report", number))
+        keys.apply(changes.last_of_key("report", number))
     assert [keys.replaces(number) for number in (1, 2)] == [False, True]
 
 
@@ -289,7 +293,7 @@ def test_what_is_said_of_a_key_is_forgotten_after_a_time_but_not_while_a_message
     told = dict[str, int]()
     when = dict[int, int]()  # number -> hour
     replaced = dict[int, int]()
-    kept = 2 * journal.MAX_KEYED_DELAY // 3600
+    kept = 2 * streams.MAX_KEYED_DELAY // 3600
     for hour in range(20 * kept):
         for key, often in (("hourly", 1), (f"once {hour}", 1), ("again and again", kept - 1)):
             if hour % often == 0:
@@ -297,7 +301,7 @@ def test_what_is_said_of_a_key_is_forgotten_after_a_time_but_not_while_a_message
                     replaced[told[key]] = hour
                 told[key] = next(numbers)
                 when[told[key]] = hour
-                keys.apply(journal.last_of_key(key, told[key]))
+                keys.apply(changes.last_of_key(key, told[key]))
         recent = {key: number for key, number in told.items() if when[number] > hour - kept}
         assert recent.items() <= keys.last.items()
         assert not any(map(keys.replaces, told.values()))  # none is ever lost
@@ -309,26 +313,26 @@ def test_what_is_said_of_a_key_is_forgotten_after_a_time_but_not_while_a_message
 def test_a_key_that_is_read_late_is_kept_as_long_as_one_that_was_just_said() -> None:
     now = 0.0
     keys = Keys(lambda: now)
-    now = 1.9 * 2 * journal.MAX_KEYED_DELAY
-    keys.apply(journal.last_of_key("old", 1))
-    now += 2 * journal.MAX_KEYED_DELAY
-    keys.apply(journal.last_of_key("new", 2))
+    now = 1.9 * 2 * streams.MAX_KEYED_DELAY
+    keys.apply(changes.last_of_key("old", 1))
+    now += 2 * streams.MAX_KEYED_DELAY
+    keys.apply(changes.last_of_key("new", 2))
     assert dict(keys.last) == {"old": 1, "new": 2}
-    keys.apply(journal.last_of_key("old", 3))
+    keys.apply(changes.last_of_key("old", 3))
     assert keys.last["old"] == 3
     assert keys.replaces(1)
 
 
 def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
-    for stream in (*journal.journals(CASCADE), journal.changes(CASCADE), journal.keys(CASCADE)):
+    for stream in (*streams.journals(CASCADE), streams.changes(CASCADE), streams.keys(CASCADE)):
         assert stream.queue.arguments["x-max-age"] == f"{stream.max_age}s"
-    assert journal.keys(CASCADE).max_age > timedelta(seconds=journal.MAX_KEYED_DELAY).total_seconds()
+    assert streams.keys(CASCADE).max_age > timedelta(seconds=streams.MAX_KEYED_DELAY).total_seconds()
 
 
 def test_a_message_with_a_key_may_not_wait_longer_than_its_key_is_remembered() -> None:
-    journal.check_keyed_delay(journal.MAX_KEYED_DELAY * 1_000_000)
+    changes.check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000)
     with pytest.raises(InvalidDelay, match=r"x-delay-key may wait for 86400 s at most, .*or leave the key out"):
-        journal.check_keyed_delay(journal.MAX_KEYED_DELAY * 1_000_000 + 1)
+        changes.check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000 + 1)
 
 
 def test_a_record_knows_about_how_large_it_is() -> None:
@@ -338,35 +342,35 @@ def test_a_record_knows_about_how_large_it_is() -> None:
 
 
 def test_another_message_of_the_stream_changes_nothing() -> None:
-    assert Changes().apply(journal.marker()) == []
+    assert Changes(time.time).apply(streams.marker()) == []
 
 
 def test_changes_know_whether_there_are_stamps() -> None:
-    assert not read(journal.void(1, SOON)).has_stamps
-    assert read(journal.cancelled_stamps({"batch": "red"})).has_stamps
+    assert not read(changes.void(1, SOON)).has_stamps
+    assert read(changes.cancelled_stamps({"batch": "red"}, NOW)).has_stamps
 
 
 def test_an_id_of_36_characters_that_is_no_uuid_is_an_id_too() -> None:
     odd = "x" * 36
-    changes = read(*journal.cancelled([odd]))
-    assert changes.cancels(odd)
-    assert not changes.cancels("y" * 36)
+    known = read(*changes.cancelled([odd]))
+    assert known.cancels(odd)
+    assert not known.cancels("y" * 36)
 
 
 def test_a_topology_may_have_streams_each_led_to_from_ingest() -> None:
-    streams = journal.all_streams(CASCADE)
-    topology = Topology.of([CASCADE], streams=streams)
-    for stream in streams:
+    all_of_them = streams.all_streams(CASCADE)
+    topology = Topology.of([CASCADE], streams=all_of_them)
+    for stream in all_of_them:
         assert topology.queues[stream.name] == stream.queue
         assert CASCADE.stream_binding(stream) in topology.bindings
 
 
 def test_what_changes_and_keys_say_can_be_kept_elsewhere() -> None:
-    changes = read(journal.void(7, SOON), journal.cancelled_stamps({"batch": ["red", 5]}))
-    assert set(changes.void) == {7}
-    assert {name: set(values) for name, values in changes.stamps.items()} == {"batch": {"red", "5"}}
-    keys = Keys()
-    keys.apply(journal.last_of_key("report", 9))
+    known = read(changes.void(7, SOON), changes.cancelled_stamps({"batch": ["red", 5]}, NOW))
+    assert set(known.void) == {7}
+    assert {name: set(values) for name, values in known.stamps.items()} == {"batch": {"red", "5"}}
+    keys = Keys(time.monotonic)
+    keys.apply(changes.last_of_key("report", 9))
     assert dict(keys.last) == {"report": 9}
 
 

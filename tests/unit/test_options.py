@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from celery_rabbit_delay import InvalidDelay, InvalidOption, Options
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.levels import Level
 from celery_rabbit_delay.core.options import options_of
 
@@ -223,7 +223,7 @@ def test_a_cascade_is_found_by_its_root_for_reading(options: Options) -> None:
     found = options_of(options.cascade.root)
     assert found is not None
     assert found.declare == "passive"
-    assert journal.changes(found.cascade) == journal.changes(options.cascade)
+    assert streams.changes(found.cascade) == streams.changes(options.cascade)
     assert found.cascade.ingest == options.cascade.ingest
 
 

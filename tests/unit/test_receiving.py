@@ -15,7 +15,7 @@ from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.clients import client_of
 from celery_rabbit_delay.app import control
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.options import Options
 
@@ -29,7 +29,7 @@ def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_agai
 ) -> None:
     client = Client()
     known = client_of(client).keys[Options().cascade.root]
-    known.apply(journal.last_of_key("k", 1))  # read before the connection was lost
+    known.apply(changes.last_of_key("k", 1))  # read before the connection was lost
     connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
 
     def catch_up(connection: Any, stream: Any, *args: Any, **kwargs: Any) -> None:
@@ -79,13 +79,13 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
     """Celery remembers 50,000 ids, also those of tasks that are not delayed."""
     revoked: list[str] = []
     monkeypatch.setattr(control, "revoke", revoked.append)
-    changes = control.WorkerChanges()
-    stream = [*journal.cancelled(["before", str(uuid.UUID(int=1))])]
+    known = control.WorkerChanges(time.time)
+    stream = [*changes.cancelled(["before", str(uuid.UUID(int=1))])]
     for message in stream:
-        changes.apply(message)
-    changes.running = True
-    for message in [*stream, *journal.cancelled(["meanwhile"])]:
-        changes.apply(message)
+        known.apply(message)
+    known.running = True
+    for message in [*stream, *changes.cancelled(["meanwhile"])]:
+        known.apply(message)
     assert revoked == ["meanwhile"]
 
 
@@ -103,6 +103,6 @@ def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, p
     message = SimpleNamespace(headers={HEADER: {}, **headers}, properties=properties)
     assert not receiving.is_dropped(connection, message)
     for id_, dropped in (("b", False), ("a", True)):
-        for change in journal.cancelled([id_]):
+        for change in changes.cancelled([id_]):
             client_of(client).changes.apply(change)
         assert receiving.is_dropped(connection, message) is dropped

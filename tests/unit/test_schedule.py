@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from celery_rabbit_delay.amqp.schedule import Scheduled, describe
 from celery_rabbit_delay.cli.schedule import _as_data, format_scheduled
 from celery_rabbit_delay.core import headers
-from celery_rabbit_delay.core.journal import Record, Unreadable
+from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.core.streams import Unreadable
 
 DUE = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
 RECORD = Record(headers.milliseconds(DUE), 5, "my-id", "", b"", b"x")

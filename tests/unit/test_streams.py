@@ -10,7 +10,7 @@ import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.amqp.streams import Entry, StreamReader
-from celery_rabbit_delay.core import journal
+from celery_rabbit_delay.core import streams
 
 
 def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch
     reader = Flaky(object(), patience=15, options=options)
     found: list[int] = []
     with pytest.raises(StreamUnavailable, match="it broke off"):
-        found.extend(entry.offset for entry in reader.read(journal.changes(options.cascade)))
+        found.extend(entry.offset for entry in reader.read(streams.changes(options.cascade)))
     assert attempts[:4] == [0, 2, 4, 6]
     assert set(attempts[4:]) == {6}
     assert 180 + 15 <= now <= 180 + 16

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.streams import Entry
-from celery_rabbit_delay.core import headers, journal
+from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web import search
@@ -93,10 +93,10 @@ def test_a_record_that_comes_twice_is_one(streams: Streams) -> None:
 
 
 CHANGES: dict[str, list[bytes]] = {
-    "by its id": list(journal.cancelled(["id-1"])),
-    "by a UUID": list(journal.cancelled([UUID])),
-    "by a stamp": [journal.cancelled_stamps({"batch": ["red"]})],
-    "moved": [journal.void(3, NOW + MINUTE)],
+    "by its id": list(changes.cancelled(["id-1"])),
+    "by a UUID": list(changes.cancelled([UUID])),
+    "by a stamp": [changes.cancelled_stamps({"batch": ["red"]}, NOW)],
+    "moved": [changes.void(3, NOW + MINUTE)],
 }
 
 
@@ -121,15 +121,15 @@ def test_a_stamp_cancels_only_what_was_sent_before(streams: Streams) -> None:
         stamped: dict[str, Any] = {"stamps": {"batch": "red"}, headers.X_DELAY_SENT: sent}
         streams.tell(record(number, **stamped))
     for at in (NOW, NOW - MINUTE):
-        streams.tell(journal.cancelled_stamps({"batch": "red"}, iter([at / 1000]).__next__))
+        streams.tell(changes.cancelled_stamps({"batch": "red"}, at))
     assert streams.found() == ["id-2"]
 
 
 def test_what_was_never_said_to_be_the_last_of_its_key_is_not_replaced(streams: Streams) -> None:
-    streams.tell(record(1, key="k"), journal.last_of_key("k", 1))
+    streams.tell(record(1, key="k"), changes.last_of_key("k", 1))
     streams.tell(record(2, key="k"))  # its publisher was killed before it said so
     assert streams.found() == ["id-1", "id-2"]
-    streams.tell(journal.last_of_key("k", 3))
+    streams.tell(changes.last_of_key("k", 3))
     streams.tell(record(3, key="k"))
     assert streams.found() == ["id-2", "id-3"]
 
@@ -137,9 +137,9 @@ def test_what_was_never_said_to_be_the_last_of_its_key_is_not_replaced(streams: 
 def test_what_is_published_again_is_the_last_again(streams: Streams) -> None:
     streams.tell(record(1, key="k"), record(2, key="k"))
     for number in (1, 2, 1):
-        streams.tell(journal.last_of_key("k", number))
+        streams.tell(changes.last_of_key("k", number))
     assert streams.found() == ["id-1"]
-    streams.tell(*(journal.last_of_key("k", number) for number in (2, 1, 2)))
+    streams.tell(*(changes.last_of_key("k", number) for number in (2, 1, 2)))
     assert streams.found() == ["id-2"]
 
 
@@ -149,7 +149,7 @@ def test_only_the_last_message_of_a_key_waits_in_any_order_of_reading(order: lis
     import tempfile
 
     bodies: dict[str, Any] = {"first": record(1, key="k"), "second": record(2, key="k"), "third": record(3, key="k")}
-    keys = iter([journal.last_of_key("k", number) for number in (1, 2, 3)])  # in their own order
+    keys = iter([changes.last_of_key("k", number) for number in (1, 2, 3)])  # in their own order
     with tempfile.TemporaryDirectory() as directory:
         streams = Streams(Path(directory, "index"))
         for name in order:
@@ -218,7 +218,7 @@ def test_pages_have_everything_once_forwards_and_backwards(
 
 
 def test_what_is_due_is_removed_from_the_search_as_well(streams: Streams) -> None:
-    streams.tell(record(1, argsrepr="('needle',)"), record(2, NOW + 9 * MINUTE), *journal.cancelled(["id-2"]))
+    streams.tell(record(1, argsrepr="('needle',)"), record(2, NOW + 9 * MINUTE), *changes.cancelled(["id-2"]))
     assert streams.index.prune(NOW + 5 * MINUTE) == 1
     assert streams.index.prune(NOW + 5 * MINUTE) == 0
     assert streams.index.prune(NOW + 10 * MINUTE) == 1
@@ -245,7 +245,7 @@ def test_copies_of_one_message_are_found_together(streams: Streams) -> None:
 def test_an_index_goes_on_where_it_stopped_and_may_begin_anew(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
     streams = Streams(path)
-    streams.tell(record(1), *journal.cancelled(["id-2"]))
+    streams.tell(record(1), *changes.cancelled(["id-2"]))
     streams.index.close()
     index = Index(path, "here")
     assert index.places()["stream"].offset == 1

@@ -1,0 +1,234 @@
+"""What the streams `changes` and `keys` contain, and what it adds up to. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any
+
+from .errors import InvalidDelay
+from .headers import X_DELAY_SENT
+from .streams import MAX_KEYED_DELAY, reading
+
+#: Seconds after its due time for which a moved message may lie in its queue, and is dropped when it is taken.
+VOID_KEPT = 30 * 24 * 3600
+
+_FEW_VOIDS = 1000
+
+#: Seconds by which the clocks of two publishers may differ.
+CLOCKS_DIFFER = 60
+
+_UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"u", b"c", b"s", b"v", b"k"
+_TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
+
+#: Ids in a message that cancels them. RabbitMQ 4 takes no message of more than 16 MiB.
+_MAX_IDS = 10_000
+
+
+def check_keyed_delay(delay: int) -> None:
+    """Raise `InvalidDelay` if a delay in microseconds is too long for a message with a key."""
+    if delay > MAX_KEYED_DELAY * 1_000_000:
+        raise InvalidDelay(
+            f"a message with an x-delay-key may wait for {MAX_KEYED_DELAY} s at most, but this one has a delay of "
+            f"{delay / 1_000_000:.3f} s: choose an earlier eta, or leave the key out"
+        )
+
+
+def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
+    """Yield messages that cancel tasks."""
+    uuids: list[bytes] = []
+    others: list[str] = []
+    for id_ in ids:
+        short = _uuid(id_)
+        if short is None:
+            others.append(id_)
+        else:
+            uuids.append(short)
+    for at in range(0, len(uuids), _MAX_IDS):
+        yield _UUIDS + b"".join(uuids[at : at + _MAX_IDS])
+    for at in range(0, len(others), _MAX_IDS):
+        yield _IDS + json.dumps(others[at : at + _MAX_IDS]).encode()
+
+
+def cancelled_stamps(stamps: Mapping[str, Any], now: int) -> bytes:
+    """Return a message that cancels all tasks sent until now with one of the given values of a stamp.
+
+    `now` is in milliseconds since 1970.
+    """
+    values = {name: _items(value) for name, value in stamps.items()}
+    return _STAMPS + _TIME.pack(now) + json.dumps(values, default=str).encode()
+
+
+def is_sent_before(headers: Mapping[str, Any], cancelled: int) -> bool:
+    """Return whether a task may have been sent before it was cancelled by a stamp, in milliseconds since 1970.
+
+    One that does not say when it was sent may: it comes from an earlier release, or was sent without a delay at first.
+    """
+    sent = headers.get(X_DELAY_SENT)
+    return not isinstance(sent, int) or sent <= cancelled + CLOCKS_DIFFER * 1000
+
+
+def void(number: int, due: int) -> bytes:
+    """Return a message that marks a copy of a message as void, so that it is not delivered.
+
+    `due` is the due time of the copy, in milliseconds since 1970.
+    """
+    return _VOID + _TIME.pack(number) + _TIME.pack(due)
+
+
+def last_of_key(key: str, number: int) -> bytes:
+    """Return a message that names the last message of a key."""
+    return _KEY + _TIME.pack(number) + key.encode()
+
+
+class Changes:
+    """The state that the stream `changes` describes, as far as it has been read.
+
+    Void copies are forgotten `VOID_KEPT` seconds after they were due.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds since 1970."""
+        self._clock = clock
+        self._uuids: set[bytes] = set()
+        self._ids: set[str] = set()
+        self._stamps: dict[str, dict[str, int]] = {}
+        self._voids: dict[int, float] = {}  # when each is due, in milliseconds
+        self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
+
+    @reading
+    def apply(self, message: bytes) -> list[str]:
+        """Apply a message of the stream; return the ids that are cancelled from now on. Raises `Unreadable`."""
+        kind, content = message[:1], message[1:]
+        if kind == _UUIDS:
+            whole = [content[at : at + 16] for at in range(0, len(content), 16)]
+            ids = {one: str(uuid.UUID(bytes=one)) for one in whole if one not in self._uuids}
+            self._uuids.update(ids)
+            return list(ids.values())
+        if kind == _IDS:
+            texts = dict.fromkeys(str(id_) for id_ in json.loads(content))
+            new = [id_ for id_ in texts if id_ not in self._ids]
+            self._ids.update(new)
+            return new
+        if kind == _STAMPS:
+            now, stamps = *_TIME.unpack_from(content), json.loads(content[_TIME.size :])
+            for name, values in {name: list(map(str, values)) for name, values in stamps.items()}.items():
+                known = self._stamps.setdefault(name, {})
+                known.update((value, max(now, known.get(value, 0))) for value in values)
+        elif kind == _VOID:
+            number, due = _PAIR.unpack(content) if len(content) == _PAIR.size else (*_TIME.unpack(content), math.inf)
+            self._add_void(number, due)
+        return []
+
+    def _add_void(self, number: int, due: float) -> None:
+        earliest = (self._clock() - VOID_KEPT) * 1000
+        if due >= earliest:
+            self._voids[number] = due
+        if len(self._voids) >= self._enough:
+            self._voids = {number: due for number, due in self._voids.items() if due >= earliest}
+            self._enough = max(_FEW_VOIDS, 2 * len(self._voids))
+
+    def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
+        """Return whether a task was cancelled, by its id or by a stamp in its headers."""
+        if not (self._uuids or self._ids or self._stamps):  # the common case; `list` calls this for each record
+            return False
+        short = _uuid(id_)
+        if (id_ in self._ids) if short is None else (short in self._uuids):
+            return True
+        stamps = headers.get("stamps") if headers and self._stamps else None
+        if headers is None or not isinstance(stamps, Mapping):
+            return False
+        return any(
+            (at := values.get(str(value))) is not None and is_sent_before(headers, at)
+            for name, values in self._stamps.items()
+            for value in _items(stamps.get(name))
+        )
+
+    @property
+    def has_stamps(self) -> bool:
+        return bool(self._stamps)
+
+    @property
+    def stamps(self) -> Mapping[str, Mapping[str, int]]:
+        """The values of each stamp by which tasks were cancelled, and when, in milliseconds since 1970."""
+        return self._stamps
+
+    @property
+    def void(self) -> Iterable[int]:
+        """The numbers of the void copies."""
+        return self._voids
+
+    def voids(self, number: object) -> bool:
+        """Return whether a copy of a message is void."""
+        return number in self._voids
+
+
+class Keys:
+    """The state that the stream `keys` describes, as far as it has been read.
+
+    Entries are kept at least as long as the stream keeps them, from the time of reading: the stream does not contain
+    the time of writing. A message of which nothing was read yet does not count as replaced, because it may be due
+    before its entry is read.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Use `clock`, a monotonic clock in seconds."""
+        self._clock = clock
+        self._since = clock()
+        self._last: dict[str, int] = {}
+        self._replaced: set[int] = set()
+        self._before: tuple[dict[str, int], set[int]] = ({}, set())  # entries from before `_since`
+
+    @reading
+    def apply(self, message: bytes) -> None:
+        """Apply a message of the stream. Raises `Unreadable`."""
+        if message[:1] == _KEY:
+            key, number = message[1 + _TIME.size :].decode(), _TIME.unpack_from(message, 1)[0]
+            now = self._clock()
+            if now - self._since >= 2 * MAX_KEYED_DELAY:
+                self._since, self._before = now, (self._last, self._replaced)
+                self._last, self._replaced = {}, set()
+            last, replaced = self._before
+            previous = self._last.get(key, last.get(key, number))
+            if previous != number:
+                self._replaced.add(previous)
+            for numbers in (self._replaced, replaced):
+                numbers.discard(number)  # a message that is published again after an error is the last one again
+            self._last[key] = number
+
+    @property
+    def last(self) -> Mapping[str, int]:
+        """The number of the message that was sent last, by key."""
+        last, _ = self._before
+        return {**last, **self._last}
+
+    @property
+    def replaced(self) -> Set[int]:
+        """The numbers of messages that a later message with the same key replaces."""
+        _, replaced = self._before
+        return self._replaced | replaced
+
+    def replaces(self, number: int) -> bool:
+        """Return whether a later message with the same key replaces a message."""
+        _, replaced = self._before
+        return number in self._replaced or number in replaced
+
+
+def _uuid(id_: str) -> bytes | None:
+    """Return an id in 16 bytes if it is a UUID as Celery writes it."""
+    if len(id_) != 36:
+        return None
+    try:
+        value = uuid.UUID(id_)
+    except ValueError:
+        return None
+    return value.bytes if str(value) == id_ else None
+
+
+def _items(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
