@@ -10,7 +10,7 @@ from amqp import Message
 
 from .. import upstream
 from ..core import frames
-from ..core.headers import HEADER, State, decode_delayed
+from ..core.headers import HEADER, State, decode_delayed, read_state
 
 #: Our header is in a content header if this is, as a rule.
 _NAME = HEADER.encode()
@@ -80,6 +80,18 @@ def is_unreadable(message: Any) -> bool:
     A placeholder has the original body, and no properties.
     """
     return frames.UNREADABLE in (message.headers or {})
+
+
+def state_of(message: Any) -> State | None:
+    """Return what the package's header of an `amqp.Message` says; None if there is none, or if it is malformed."""
+    headers = message.headers
+    if not headers or HEADER not in headers:
+        return None
+    known = vars(message)
+    if "delay_state" not in known:
+        message.delay_state = read_state(headers)
+    state: State | None = known["delay_state"]
+    return state
 
 
 class TolerantFrames:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from amqp import Message
@@ -13,6 +14,7 @@ from amqp.exceptions import AMQPError, InternalError, RecoverableConnectionError
 
 from .. import upstream
 from ..core import changes, journal, streams
+from ..core import headers as headers_
 from ..core.errors import CascadeMissing, DelayError, StreamUnavailable
 from ..core.journal import Record
 from ..core.options import Options
@@ -189,9 +191,26 @@ class Journal:
                 raise
 
 
-def stream_for(delay: int, priority: int | None, options: Options) -> Stream | None:
-    """Return the stream for the record of a message with a delay in microseconds; None if it is not recorded."""
-    return streams.journal_for(options.cascade_for(priority), delay / 1_000_000) if options.records(delay) else None
+def entry_for(
+    properties: Mapping[str, Any],
+    headers: Mapping[str, Any],
+    due: datetime,
+    delay: int,
+    options: Options,
+    key: str | None = None,
+    number: int | None = None,
+) -> Entry | None:
+    """Return the entry of a message with a delay in microseconds; None if the streams need none.
+
+    `key` is the `x-delay-key` whose last message it becomes, `number` one that it had before.
+    """
+    stream = None
+    if options.records(delay):
+        stream = streams.journal_for(options.cascade_for(properties.get("priority")), delay / 1_000_000)
+    if stream is None and key is None and number is None:
+        return None
+    number = streams.new_number() if number is None else number
+    return Entry(number, headers_.milliseconds(due), headers_.message_id(properties, headers), stream, key)
 
 
 def _message(body: bytes) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ from amqp.exceptions import AMQPError
 
 from ..core import streams
 from ..core.errors import DelayError, StreamUnavailable
-from ..core.headers import HEADER, X_DELAY_KEY, message_id
+from ..core.headers import X_DELAY_KEY, message_id
 from ..core.options import Options, options_of
 from ..core.topology import Stream
 from .clients import Client, client_of
+from .deliveries import state_of
 from .streams import StreamReader, apply_readable, follow
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,8 @@ def is_dropped(connection: Any, message: Any) -> bool:
     This is so if a later message with its key, or a copy with another due time, has replaced it, or if it was
     cancelled. If the client has `on_cancelled`, a cancelled task is delivered, and Celery discards it.
     """
-    headers = message.headers
-    ours = headers.get(HEADER) if headers else None
-    if not isinstance(ours, Mapping):
+    headers, state = message.headers, state_of(message)
+    if state is None:
         # Undelayed messages are not filtered, except for retries: their task may have been delayed before.
         if not headers or not headers.get("retries"):
             return False
@@ -53,11 +53,10 @@ def is_dropped(connection: Any, message: Any) -> bool:
             _follow_changes(connection, client, None)
         return _is_cancelled(client, message)
     client = client_of(connection.client)
-    number = ours.get("n")
-    other = _other(connection, ours.get("prefix"))
-    if isinstance(number, int) or client.on_cancelled is not None:
+    number, other = state.number, _other(connection, state.prefix)
+    if number is not None or client.on_cancelled is not None:
         _follow_changes(connection, client, other)
-    if isinstance(number, int):
+    if number is not None:
         if client.changes.voids(number):
             logger.info("A message that was moved is dropped here: %s", headers.get("id"))
             return True
@@ -81,12 +80,12 @@ def _is_cancelled(client: Client, message: Any) -> bool:
     return client.on_cancelled is None or not client.on_cancelled(id_)
 
 
-def _other(connection: Any, root: object) -> Options | None:
+def _other(connection: Any, root: str) -> Options | None:
     """Return the options of a message's cascade by its root, if that is another one than the connection's.
 
     Apps with different options may share a queue, and what was sent before an option was changed arrives later.
     """
-    if not isinstance(root, str) or root == connection.delay_options.cascade.root:
+    if root == connection.delay_options.cascade.root:
         return None
     return options_of(root)
 

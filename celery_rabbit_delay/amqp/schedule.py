@@ -79,7 +79,7 @@ def to_message(record: Record) -> Message:
 def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> Scheduled:
     """Return a description of a waiting message, from its record and its headers. Raises `Unreadable`."""
     state = headers_.read_state(headers)
-    exchange, routing_key = (state.exchange if state else ""), str(headers["CC"][0])
+    exchange, routing_key = (state.exchange if state else ""), headers_.original_key(headers)
     queue = queues.get((exchange, routing_key), routing_key)
     if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
         queue, routing_key = routing_key, state.routing_key

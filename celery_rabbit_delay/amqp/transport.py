@@ -22,8 +22,9 @@ from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from .batch import PublishBatch
 from .clients import client_of
 from .connection import Connection, server_version
+from .deliveries import state_of
 from .destinations import is_lasting
-from .journal import stream_for
+from .journal import entry_for
 from .pending import Entry, PendingMessage, now, with_headers
 from .receiving import is_dropped
 
@@ -46,6 +47,9 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
 
     Message = DeliveredMessage
 
+    #: See `take_anything`.
+    takes_anything = False
+
     def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         return self._publish(super().basic_publish, msg, exchange, routing_key, *args, **kwargs)
 
@@ -67,11 +71,13 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             delay, headers = headers_.delay_of(msg.headers, sent, options.naive_timezone)
             if delay > 0:
                 options.check_delay(delay)  # before anything is declared
+                _check_priority(msg)
                 headers = headers_.with_time_sent(headers, sent)
                 due = sent + timedelta(microseconds=delay)
-                entry = _entry(msg, headers, due, delay, options)
-                number = entry and entry.number
-                wrapped = headers_.wrap(headers, options.cascade.root, exchange, routing_key, due, number)
+                key, number = _key_and_number(headers, delay)
+                entry = entry_for(msg.properties, headers, due, delay, options, key, number)
+                copy = entry and entry.number
+                wrapped = headers_.wrap(headers, options.cascade.root, exchange, routing_key, due, copy)
                 return self._delay(msg, exchange, wrapped, moment, delay, entry, **kwargs)
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)
@@ -93,7 +99,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         keys = [*wrapped["CC"], *headers_.cc_keys(wrapped, "BCC")]
         passive = self.connection.delay_options.declare == "passive"
         destination = self.connection.declarations.destination(exchange, keys, passive)
-        publisher = self.connection.publisher_for(_priority(msg))
+        publisher = self.connection.publisher_for(msg.properties.get("priority"))
         publisher.bind(destination)
         pending = PendingMessage(msg, wrapped, moment + delay, delay, destination, timeout, confirm_timeout, entry)
         batches = client_of(self.connection.client).batches
@@ -143,13 +149,10 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         return dropped
 
     def message_to_python(self, raw_message: Any) -> Any:
-        headers = raw_message.headers
-        state = None
-        if headers and headers_.HEADER in headers:
-            state = vars(raw_message).get("delay_state") or headers_.read_state(headers)
+        state = state_of(raw_message)
         if state:
             info = raw_message.delivery_info
-            unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], headers), state)
+            unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], raw_message.headers), state)
             info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
             raw_message.properties["application_headers"] = unwrapped.headers
         message = super().message_to_python(raw_message)
@@ -247,11 +250,10 @@ class SSLTransport(Transport):
             client.ssl = True
 
 
-def _priority(msg: Any) -> int | None:
+def _check_priority(msg: Any) -> None:
     priority = msg.properties.get("priority")
-    if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
-        return priority
-    raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")
+    if priority is not None and not (isinstance(priority, int) and 0 <= priority <= 255):
+        raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:
@@ -265,26 +267,21 @@ def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]
     return others.pop(PLUG_IN_ARGUMENT), others
 
 
-def _entry(msg: Any, headers: headers_.Headers, due: datetime, delay: int, options: Options) -> Entry | None:
-    """Return the entry of a message for the streams; None if it needs none."""
-    stream = stream_for(delay, _priority(msg), options)
-    key = headers_.delay_key(headers)
-    sent = headers.get(headers_.X_DELAY_NUMBER)
-    retried = sent if key is not None and isinstance(sent, int) else None
-    if key is not None and retried is None:
-        if not headers.get("retries"):
-            changes.check_keyed_delay(delay)
-        elif delay > streams.MAX_KEYED_DELAY * 1_000_000:
-            key = None  # an error inside the task would lose the retry
-    if key is None and stream is None:
-        return None
-    return Entry(
-        streams.new_number() if retried is None else retried,
-        headers_.milliseconds(due),
-        headers_.message_id(msg.properties, headers),
-        stream,
-        key if retried is None else None,
-    )
+def _key_and_number(headers: headers_.Headers, delay: int) -> tuple[str | None, int | None]:
+    """Return the `x-delay-key` whose last message this one becomes, or the number that it keeps as a retry.
+
+    The delay is in microseconds. Raises `InvalidDelay`.
+    """
+    key, number = headers_.delay_key(headers), headers.get(headers_.X_DELAY_NUMBER)
+    if key is None:
+        return None, None
+    if isinstance(number, int):
+        return None, number
+    if not headers.get("retries"):
+        changes.check_keyed_delay(delay)
+    elif delay > streams.MAX_KEYED_DELAY * 1_000_000:
+        return None, None  # an error inside the task would lose the retry
+    return key, None
 
 
 def _drain_once(connection: Any) -> None:

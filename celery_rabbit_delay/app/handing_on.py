@@ -19,16 +19,14 @@ from celery.worker import state as worker_state
 from .. import upstream
 from ..amqp.confirms import NotStored
 from ..amqp.destinations import destinations_of
-from ..amqp.journal import stream_for
-from ..amqp.pending import Entry, PendingMessage, now
+from ..amqp.journal import entry_for
+from ..amqp.pending import PendingMessage, now
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import headers as headers_
-from ..core import streams
 from ..core.due import parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
-from ..core.options import Options
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +84,9 @@ class HandingOn:
         try:
             options.check_delay(delay)
             info = message.delivery_info
-            entry = _entry(message, due, delay, options)
+            # A task with a key is not recorded: with a number, tasks that this package has sent could replace it.
+            has_key = headers_.X_DELAY_KEY in message.headers
+            entry = None if has_key else entry_for(message.properties, message.headers, due, delay, options)
             wrapped = headers_.wrap_for_return(
                 Delivery(info["exchange"], info["routing_key"], message.headers),
                 options.cascade.root,
@@ -184,19 +184,6 @@ class HandingOn:
     def _queue_of(self, message: DeliveredMessage) -> kombu.Queue | None:
         name = upstream.queue_of_tag(self._consumer, message.delivery_info.get("consumer_tag"))
         return next((queue for queue in self._consumer.queues if queue.name == name), None)
-
-
-def _entry(message: DeliveredMessage, due: datetime, delay: int, options: Options) -> Entry | None:
-    """Return the entry for the journal of a task that is handed on; None if the task is not recorded.
-
-    A task with an `x-delay-key` is not recorded: with a number, tasks that this package has sent could replace it.
-    """
-    properties, headers = message.properties, message.headers
-    stream = stream_for(delay, properties.get("priority"), options)
-    if stream is None or headers_.X_DELAY_KEY in headers:
-        return None
-    id_ = headers_.message_id(properties, headers)
-    return Entry(streams.new_number(), headers_.milliseconds(due), id_, stream, None)
 
 
 def eta_of(message: DeliveredMessage) -> Any:

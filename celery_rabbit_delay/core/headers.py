@@ -200,6 +200,14 @@ def cc_keys(headers: Headers, name: str) -> Sequence[str]:
     return value
 
 
+def original_key(headers: Headers) -> str:
+    """Return the routing key that a message in the cascade was sent with, or the name of the queue that it returns to.
+
+    Raises `LookupError` without one, and `TypeError` if a sender wrote something else than a list.
+    """
+    return str(headers["CC"][0])
+
+
 def read_state(headers: Headers) -> State | None:
     """Return the contents of the package's header; None if there is none, or if it is malformed."""
     ours = headers.get(HEADER)

@@ -101,11 +101,13 @@ def _details(record: Record) -> dict[str, Any]:
     headers = message.headers or {}
     state = headers_.read_state(headers)
     is_task = "task" in headers
-    sent = headers_.unwrap(Delivery(f"{state.prefix}.", "@", headers)).headers if state else headers
+    if state is None:
+        raise ValueError(f"it has no header {headers_.HEADER}")
+    sent = headers_.unwrap(Delivery(f"{state.prefix}.", "@", headers), state)
     hidden = ("argsrepr", "kwargsrepr", headers_.X_DELAY_NUMBER, headers_.X_DELAY_SENT)
     shown = {
         printable(name, 200): printable(value if isinstance(value, str) else _json(value), 2000)
-        for name, value in list(sent.items())[:200]
+        for name, value in list(sent.headers.items())[:200]
         if name not in hidden
     }
     properties = {
@@ -120,8 +122,8 @@ def _details(record: Record) -> dict[str, Any]:
         "size": len(record.body),
         "headers": shown,
         "properties": properties,
-        "exchange": state.exchange if state else "",
-        "routing_key": printable(headers["CC"][0], 300) if headers.get("CC") else "",
+        "exchange": sent.exchange,
+        "routing_key": printable(sent.routing_key, 300),
     }
 
 

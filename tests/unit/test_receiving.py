@@ -38,7 +38,12 @@ def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_agai
             raise StreamUnavailable("its node is down")
 
     monkeypatch.setattr(receiving, "catch_up", catch_up)
-    messages = [SimpleNamespace(headers={HEADER: {"n": n}, "x-delay-key": "k"}, properties={}) for n in (2, 3)]
+    messages = [
+        SimpleNamespace(
+            headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": n}, "x-delay-key": "k"}, properties={}
+        )
+        for n in (2, 3)
+    ]
     assert [receiving.is_dropped(connection, message) for message in messages] == [False, False]
     assert (
         caplog.messages.count(
@@ -69,7 +74,10 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for seconds in range(1000):
         now = float(seconds)
-        assert not receiving.is_dropped(connection, SimpleNamespace(headers={HEADER: {"n": 1}}, properties={}))
+        assert not receiving.is_dropped(
+            connection,
+            SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={}),
+        )
     assert tried == [0, receiving.AGAIN, receiving.AGAIN + receiving.MUCH_LATER]
 
 
@@ -100,7 +108,9 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
 def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, properties: Any) -> None:
     client = Client()
     connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
-    message = SimpleNamespace(headers={HEADER: {}, **headers}, properties=properties)
+    message = SimpleNamespace(
+        headers={HEADER: {"prefix": "p", "exchange": "", "due": 0}, **headers}, properties=properties
+    )
     assert not receiving.is_dropped(connection, message)
     for id_, dropped in (("b", False), ("a", True)):
         for change in changes.cancelled([id_]):
