@@ -7,17 +7,23 @@ must not close the user's channel.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
 
 from .. import upstream
 from ..core.errors import NotRouted
 from .writing import MessageWriter
+
+#: Seconds for which a refused message is published again, and seconds between two attempts. RabbitMQ refuses at once
+#: what comes before the leader of a queue is up (rabbit_fifo_client, `enqueue`): another process may just be creating
+#: the queue, or its node may just have started.
+PATIENCE, PAUSE = 3, 0.1
 
 #: Is called with None when the broker has stored a message, or else with the reason.
 Answered = Callable[[Exception | None], None]
@@ -27,6 +33,8 @@ Route = tuple[str, str]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
     """The broker could not store a message. It is both py-amqp's error for this case and an `AMQPError`."""
@@ -34,6 +42,21 @@ class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
     def __init__(self, reply_text: str = "RabbitMQ could not store the message: are most of its nodes up?") -> None:
         super().__init__(reply_text)
         self.args = (reply_text,)  # so that it can be pickled
+
+
+def patiently(publish: Callable[[], T]) -> T:
+    """Call a function, and call it again for a short time while it raises `NotStored`; return what it returns.
+
+    Only for messages to the cascade: a queue of the user may refuse messages because it is full.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return publish()
+        except NotStored:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(PAUSE)
 
 
 class Outgoing(NamedTuple):

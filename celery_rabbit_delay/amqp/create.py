@@ -9,7 +9,7 @@ from amqp import Message
 from ..core.errors import CascadeMissing
 from ..core.topology import Cascade, Stream
 from . import declare
-from .confirms import ConfirmedChannel
+from .confirms import ConfirmedChannel, patiently
 
 #: The broker processes the declarations of one channel one by one. More than four channels are barely faster.
 CHANNELS = 4
@@ -29,7 +29,7 @@ def create_cascade(channel: ConfirmedChannel, shards: Sequence[Cascade], timeout
             declare.declare_shards(channels, shards)
         if is_new:
             record = Message(first.levels_record(), delivery_mode=2)
-            channel.publish(record, first.record, "", confirm_timeout=timeout)
+            patiently(lambda: channel.publish(record, first.record, "", confirm_timeout=timeout))
         declare.declare_markers(amqp, shards)
 
 

@@ -17,7 +17,7 @@ from ..core.errors import CascadeMissing, NotRouted
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
-from .confirms import Answered, ConfirmedChannel, Outgoing
+from .confirms import Answered, ConfirmedChannel, Outgoing, patiently
 from .create import create_cascade
 from .journal import Journal
 from .pending import PendingMessage, now, with_headers
@@ -61,13 +61,13 @@ class DelayedPublisher:
             self.journal.prepare([pending])
         with self._exclusively():
             try:
-                unrecorded = self._publish(pending)
+                unrecorded = patiently(lambda: self._publish(pending))
             except (CascadeMissing, NotRouted):
                 # A part of the cascade was deleted since the cascade was complete.
                 if self.options.declare == "passive":
                     raise
                 self.repair()
-                unrecorded = self._publish(pending)
+                unrecorded = patiently(lambda: self._publish(pending))
         if pending.entry:
             self.journal.store(unrecorded)
             self.journal.write_keys([pending])
