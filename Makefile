@@ -4,7 +4,7 @@
 # make coverage-core   its first half: the unit tests cover all of the core
 # make lint    runs ruff, the import contracts in pyproject.toml, and mypy
 # make dist-check   builds sdist and wheel, checks them, and runs the sdist's unit tests on the wheel
-# make matrix  all tests on every supported Python, Celery, Kombu and RabbitMQ (over two hours)
+# make matrix  the tests of the main job on every supported Python, Celery, Kombu and RabbitMQ (an hour on two CPUs)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour on two CPUs)
 # make sizing  measures what settings, shards and many waiting tasks take, and draws docs/sizing.md (40 minutes)
