@@ -27,6 +27,7 @@ COUNTS = {
     "unexplained": "other duplicates",
     "cancelled": "cancelled",
     "revoked": "ran all the same",
+    "moved": "moved",
 }
 LATENESS = ("p50", "p99", "p100")
 TITLES = [*COUNTS.values(), "seconds late: half, 99 %, all"]

@@ -124,7 +124,7 @@ def everything(stage: Stage) -> None:
 
 
 def cancelling(stage: Stage) -> None:
-    """Every third task is cancelled, while nodes, workers and whoever cancels are killed."""
+    """Every third task is cancelled and every twelfth moved, while nodes, workers and whoever does so are killed."""
     for number in range(2 * stage.rounds):
         stage.arena.cancel()
         stage.arena.wait(4)

@@ -28,6 +28,7 @@ class Verdict:
     expired: list[str]  # ran although they had expired
     cancelled: list[str]  # in time
     revoked: list[str]  # of these, those that ran all the same
+    moved: list[str]  # to a later time, before they were due; run at the first one, they are early
     late: list[str]  # later than the scenario lets a task be
     lateness: list[float]
 
@@ -37,7 +38,7 @@ class Verdict:
 
     def figures(self) -> dict[str, Any]:
         """Return numbers of tasks, and seconds of lateness."""
-        names = ("lost", "early", "expired", "duplicated", "unexplained", "cancelled", "revoked")
+        names = ("lost", "early", "expired", "duplicated", "unexplained", "cancelled", "revoked", "moved")
         counts = {name: len(getattr(self, name)) for name in names}
         late = {f"p{percent}": percentile(self.lateness or [math.nan], percent) for percent in (50, 99, 100)}
         return {"confirmed": self.confirmed, **counts, **late}
@@ -53,12 +54,13 @@ def judge(
     """Judge what was published by what ran.
 
     `published` has {"id", "sent", "due"}, perhaps "expires", for each task, {"id", "confirmed"} for each that the
-    broker confirmed, and {"id", "cancelling"} and {"id", "cancelled"} before and after one was cancelled. `ran` has
-    {"id", "at"} for each run.
+    broker confirmed, {"id", "cancelling"} and {"id", "cancelled"} before and after one was cancelled, and {"id",
+    "moving"}, with its later due time, and {"id", "moved"} before and after one was moved. `ran` has {"id", "at"} for
+    each run.
 
     A task is lost if it was confirmed and never ran, unless it expired before it was due or somebody tried to cancel
-    it. It was cancelled in time if that was a second or more before it was due. It is early if it ran more than
-    `tolerance` seconds before it was due, and late if it first ran more than `patience` seconds after.
+    it. It was cancelled or moved in time if that was a second or more before it was due. It is early if it ran more
+    than `tolerance` seconds before it was due, and late if it first ran more than `patience` seconds after.
     """
     tasks: dict[str, dict[str, Any]] = {}
     for entry in published:
@@ -69,6 +71,8 @@ def judge(
     confirmed = [name for name, task in tasks.items() if "confirmed" in task]
     expired = {name for name, task in tasks.items() if task.get("expires", math.inf) < task["due"]}
     cancelled = [name for name, task in tasks.items() if task.get("cancelled", math.inf) <= task["due"] - 1]
+    moved = [name for name, task in tasks.items() if task.get("moved", math.inf) <= task["due"] - 1]
+    due = {name: task["due"] for name, task in tasks.items()} | {name: tasks[name]["moving"] for name in moved}
     twice = {name: times for name, times in runs.items() if len(times) > 1}
 
     def explained(name: str) -> bool:
@@ -79,12 +83,13 @@ def judge(
     return Verdict(
         confirmed=len(confirmed),
         lost=[name for name in confirmed if name not in runs and not (name in expired or "cancelling" in tasks[name])],
-        early=[name for name, times in runs.items() if min(times) < tasks[name]["due"] - tolerance],
+        early=[name for name, times in runs.items() if min(times) < due[name] - tolerance],
         duplicated=[name for name in twice if explained(name)],
         unexplained=[name for name in twice if not explained(name)],
         expired=[name for name in runs if name in expired],
         cancelled=cancelled,
         revoked=[name for name in cancelled if name in runs],
-        late=[name for name, times in runs.items() if min(times) > tasks[name]["due"] + patience],
-        lateness=[min(times) - tasks[name]["due"] for name, times in runs.items()],
+        late=[name for name, times in runs.items() if min(times) > due[name] + patience],
+        moved=moved,
+        lateness=[min(times) - due[name] for name, times in runs.items()],
     )

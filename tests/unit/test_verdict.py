@@ -44,6 +44,19 @@ def test_a_task_that_was_cancelled_a_second_before_it_was_due_may_not_run() -> N
     assert (verdict.cancelled, verdict.revoked, verdict.good) == ([], [], True)
 
 
+def test_a_task_that_was_moved_a_second_before_it_was_due_may_not_run_before_its_new_time() -> None:
+    moving = {"id": "a", "moving": 15.0}
+    at_its_old_time = [{"id": "a", "at": 10.0}]
+    assert judge([*PUBLISHED, moving], at_its_old_time).good  # whoever moved it was killed
+    verdict = judge([*PUBLISHED, moving, {"id": "a", "moved": 9.1}], at_its_old_time)
+    assert (verdict.moved, verdict.early, verdict.good) == ([], [], True)
+    verdict = judge([*PUBLISHED, moving, {"id": "a", "moved": 9.0}], at_its_old_time)
+    assert (verdict.moved, verdict.early, verdict.good) == (["a"], ["a"], False)
+    verdict = judge([*PUBLISHED, moving, {"id": "a", "moved": 9.0}], [{"id": "a", "at": 15.5}])
+    assert (verdict.moved, verdict.lateness, verdict.good) == (["a"], [0.5], True)
+    assert judge([*PUBLISHED, moving, {"id": "a", "moved": 9.0}], []).lost == ["a"]
+
+
 def test_a_task_that_runs_before_it_is_due_is_early_whatever_else_it_is() -> None:
     runs = [{"id": "b", "at": 4.9}, {"id": "a", "at": 11.0}, {"id": "a", "at": 9.9}]
     assert judge(PUBLISHED, runs).early == ["b", "a"]
