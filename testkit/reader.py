@@ -15,6 +15,7 @@ from pathlib import Path
 
 from testkit import background
 from testkit.broker import Vhost
+from testkit.pages import commands
 from testkit.wait import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -30,18 +31,6 @@ UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
 VARYING = re.compile(rf"(?:{UUID}|{TIME}|celery@\w+|ForkPoolWorker-\d+|\d+\.\d s\b)")
 LEVEL = re.compile(r" *[\d.]+ \w+ +(\d+) .*\.delay\.\d+")
-
-
-def commands(page: str) -> list[tuple[str, list[str]]]:
-    """Return what stands after the prompts of a page in docs/, each with the lines of output below it."""
-    found: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"```console\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                found.append((line[2:], []))
-            elif line.strip() and found:
-                found[-1][1].append(line)
-    return found
 
 
 def pattern(line: str) -> str:

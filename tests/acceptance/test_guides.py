@@ -12,7 +12,8 @@ import pytest
 
 from testkit.broker import Vhost
 from testkit.node import free_port
-from testkit.reader import ROOT, UUID, Reader, commands
+from testkit.pages import commands
+from testkit.reader import ROOT, UUID, Reader
 from testkit.wait import wait_until
 
 

@@ -16,6 +16,7 @@ import pytest
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
 from testkit.broker import Vhost
+from testkit.pages import commands
 from tools import diagrams
 
 ROOT = Path(__file__).parents[2]
@@ -47,11 +48,6 @@ def test_a_documented_snippet_runs_as_it_stands_but_for_the_broker(vhost: Vhost,
         assert waiting  # the tasks of a batch may take more than one way
 
 
-def commands(page: str) -> list[str]:
-    """Return the commands of a page, in order."""
-    return re.findall(r"^\s*\$ (.*)$", (DOCS / page).read_text(), re.MULTILINE)
-
-
 def run_all(vhost: Vhost, page: str) -> list[tuple[str, int]]:
     """Run the commands of a page in order; return the name and the exit code of each command of this package."""
     url = vhost.url("amqp")
@@ -59,7 +55,7 @@ def run_all(vhost: Vhost, page: str) -> list[tuple[str, int]]:
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     here = f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
     codes = []
-    for command in commands(page):
+    for command, _ in commands(page):
         command = command.replace("http://guest:guest@localhost:15672", here)
         if command.startswith("rabbitmqctl "):
             of_a_vhost = [] if "await_startup" in command else ["--vhost", vhost.name]

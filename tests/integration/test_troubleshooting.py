@@ -18,6 +18,7 @@ from testkit import background
 from testkit.broker import Vhost, lead
 from testkit.commands import CASCADE as QUICK_CASCADE
 from testkit.commands import PROGRAM, make_orphans, run
+from testkit.pages import commands
 from testkit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -26,19 +27,6 @@ BIN = Path(sys.executable).parent
 MANAGEMENT = "http://guest:guest@localhost:15672"
 CASCADE = Options().cascade
 SECOND = next(level for level in CASCADE.levels if level.ttl == 1000)
-
-
-def blocks(section: str) -> list[tuple[str, list[str]]]:
-    """Return the commands of a section, each with its documented output."""
-    [text] = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    found: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                found.append((line[2:], []))
-            else:
-                found[-1][1].append(line)
-    return found
 
 
 COMMANDS = sorted(
@@ -63,7 +51,7 @@ def ask(vhost: Vhost, command: str) -> str:
     return done.stdout + done.stderr
 
 
-def pattern(line: str) -> str:
+def with_any_numbers(line: str) -> str:
     """Return a pattern of a line of the page for any numbers, ids and column widths."""
     line = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", line)
     escaped = re.escape(line.strip()).replace(r"\ ", r"\s+").replace("…", ".*")
@@ -76,7 +64,7 @@ def assert_printed(vhost: Vhost, command: str, lines: list[str]) -> None:
 
     def printed() -> bool:
         out = ask(vhost, command)
-        return all(re.search(pattern(line), out) for line in lines)
+        return all(re.search(with_any_numbers(line), out) for line in lines)
 
     wait_until(printed, f"{command!r} prints what the page says", timeout=60)  # the management API counts every 5 s
 
@@ -121,7 +109,7 @@ def test_a_task_that_did_not_run_shows_as_documented(vhost: Vhost) -> None:
     publish(vhost, "gone", 10)
     vhost.delete_queue("gone")
     publish(vhost, "mails", 1, 1, 1)
-    [(command, lines), *_] = blocks("A task did not run")
+    [(command, lines), *_] = commands(PAGE.name, "A task did not run")
     assert_printed(vhost, command, lines)
 
 
@@ -134,7 +122,7 @@ def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
     with connection(vhost) as publisher:
         for _ in range(40):
             publisher.Producer().publish("x", routing_key="celery", headers={"x-delay": 1000})
-    (status, blocked), (verify, missing) = blocks("A level is blocked")
+    (status, blocked), (verify, missing) = commands(PAGE.name, "A level is blocked")
     assert_printed(vhost, status, blocked)
     assert_printed(vhost, verify, missing)
     assert "levels exist" in ask(vhost, "celery -A shop delay setup")
@@ -144,11 +132,14 @@ def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
 def test_orphans_are_listed_with_their_queue_and_task(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
     assert vhost.count(QUICK_CASCADE.orphans) == 1
-    [(command, [line]), *_] = blocks("Orphans")
+    [(command, [line]), *_] = commands(PAGE.name, "Orphans")
     assert command.endswith("orphans list")
     shown = run(vhost.url("amqp"), "orphans", "list").out
     expected = (
-        pattern(line).replace("mails", "gone").replace("ask_for_review", "review").replace("[0-9a-f-]{36}", "id-0")
+        with_any_numbers(line)
+        .replace("mails", "gone")
+        .replace("ask_for_review", "review")
+        .replace("[0-9a-f-]{36}", "id-0")
     )
     assert re.search(expected, shown), shown
 
@@ -158,7 +149,7 @@ def test_a_queue_with_a_name_of_the_cascade_shows_as_documented(vhost: Vhost) ->
     ask(vhost, "celery -A shop delay setup")
     vhost.delete_queue(SECOND.queue)
     vhost.declare(SECOND.queue)
-    [(command, lines)] = blocks("CascadeConflict")
+    [(command, lines)] = commands(PAGE.name, "CascadeConflict")
     assert_printed(vhost, command, lines)
     with connection(vhost) as client, pytest.raises(CascadeConflict, match="something else has the name of a part"):
         client.connection.publisher_for().repair()
@@ -169,7 +160,7 @@ def test_a_queue_with_a_name_of_the_cascade_shows_as_documented(vhost: Vhost) ->
 def test_a_denied_permission_shows_as_documented(vhost: Vhost) -> None:
     vhost.declare("q")
     user = vhost.user(".*", "^q$", ".*")
-    [(command, _)] = blocks("Permission denied")
+    [(command, _)] = commands(PAGE.name, "Permission denied")
     with vhost.connection(user) as client, pytest.raises(NotPermitted, match=r"permission denied .*refused for user"):
         client.Producer().publish("x", routing_key="q", headers={"x-delay": 30})
     assert vhost.name in vhost.broker.node.ctl(*shlex.split(command)[1:-1], user)
@@ -188,12 +179,12 @@ def test_a_worker_that_holds_tasks_shows_them(vhost: Vhost, tmp_path: Path) -> N
     try:
         send = "from shop import ask_for_review; ask_for_review.apply_async((42,), countdown=600)"
         subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env=environment(vhost), check=True)
-        [(asked, lines)] = blocks("A worker stalls")
+        [(asked, lines)] = commands(PAGE.name, "A worker stalls")
 
         def held() -> bool:
             arguments = [str(BIN / "celery"), *shlex.split(asked)[1:]]
             done = subprocess.run(arguments, cwd=tmp_path, env=environment(vhost), capture_output=True, text=True)
-            return all(re.search(pattern(line).replace("worker", "here"), done.stdout) for line in lines)
+            return all(re.search(with_any_numbers(line).replace("worker", "here"), done.stdout) for line in lines)
 
         wait_until(held, "the worker shows what it holds", timeout=60)
     finally:
@@ -202,7 +193,7 @@ def test_a_worker_that_holds_tasks_shows_them(vhost: Vhost, tmp_path: Path) -> N
 
 def test_a_journal_that_records_nothing_says_so(vhost: Vhost) -> None:
     ask(vhost, "celery -A shop delay setup")
-    [(command, lines)] = blocks("Nothing is listed")
+    [(command, lines)] = commands(PAGE.name, "Nothing is listed")
     assert_printed(vhost, command, lines)
 
 
