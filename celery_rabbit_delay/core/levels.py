@@ -42,7 +42,7 @@ class Level(NamedTuple):
 
     @property
     def is_lane(self) -> bool:
-        return bool(self.ticks & (self.ticks - 1))
+        return not is_power_of_two(self.ticks)
 
     @property
     def word(self) -> str:
@@ -128,6 +128,11 @@ def fewest_set_bits(start: int, slack: int) -> int:
     free = (start ^ (start + slack)).bit_length()  # start and start + slack agree above these bits
     low = start & ((1 << free) - 1)
     return start if low == 0 else start - low + (1 << (low - 1).bit_length())
+
+
+def is_power_of_two(ticks: int) -> bool:
+    """Return whether a positive number of ticks is that of a power of two, not of a lane."""
+    return not ticks & (ticks - 1)
 
 
 def powers_of_two(ticks: int) -> list[int]:

@@ -15,7 +15,7 @@ from dateutil.tz import tzlocal
 from . import streams
 from .due import to_ticks
 from .errors import InvalidDelay, InvalidOption
-from .levels import DEFAULT_LANES, Level
+from .levels import DEFAULT_LANES, Level, is_power_of_two
 from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
 
 Declare = Literal["auto", "passive"]
@@ -91,7 +91,7 @@ class Options:
         known_types, declares = get_args(QueueType), get_args(Declare)
         if not _is_name(self.prefix):
             raise InvalidOption(f"prefix={self.prefix!r}: use a name of 1 to {_MAX_PREFIX} bytes of UTF-8")
-        if self.prefix.startswith("amq."):
+        if f"{self.prefix}.".startswith("amq."):
             raise InvalidOption(f"prefix={self.prefix!r}: RabbitMQ reserves 'amq.', use another name")
         if not _is_number(self.tick) or not 0.001 <= self.tick <= 3600 or not _is_whole(self.tick * 1000):
             raise InvalidOption(f"tick={self.tick!r}: use seconds, 0.001 to 3600, a whole number of milliseconds")
@@ -144,7 +144,7 @@ class Options:
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
         lanes = {-(-timedelta(seconds=lane) // tick) for lane in self.lanes if lane <= self.max_delay}
         # A lane of 2^n ticks is the level of that power of two.
-        sorted_lanes = tuple(sorted(lane for lane in lanes if lane & (lane - 1)))
+        sorted_lanes = tuple(sorted(lane for lane in lanes if not is_power_of_two(lane)))
         return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type, lanes=sorted_lanes)
 
     @cached_property

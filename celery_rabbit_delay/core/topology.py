@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from . import routing_key
 from .destination import SHORT_LIVED, Destination
-from .levels import Encoder, Level, powers_of_two
+from .levels import Encoder, Level, is_power_of_two, powers_of_two
 from .routing_key import MAX_LENGTH
 
 QueueType = Literal["quorum", "classic"]
@@ -250,7 +250,7 @@ class Cascade:
             return None
         if not isinstance(lanes, list) or len(lanes) > _MOST_LANES:
             return None
-        if not all(type(lane) is int and 0 < lane < 1 << powers and lane & (lane - 1) for lane in lanes):
+        if not all(type(lane) is int and 0 < lane < 1 << powers and not is_power_of_two(lane) for lane in lanes):
             return None
         return replace(self, powers=powers, lanes=tuple(sorted(set(lanes))))
 

@@ -17,6 +17,7 @@ from ..amqp import declare
 from ..amqp.waiting import look
 from ..core.errors import CascadeMissing
 from ..core.layouts import Layout1
+from ..core.levels import is_power_of_two
 from ..core.options import TEN_YEARS, Options
 from ..core.topology import Cascade
 
@@ -87,7 +88,7 @@ def _with_levels_of(connection: kombu.Connection, cascade: Cascade, others: Iter
     powers = cascade.powers
     while 1 << powers in there:
         powers += 1
-    lanes = sorted({*cascade.lanes, *(ticks for ticks in there if ticks & (ticks - 1))})
+    lanes = sorted({*cascade.lanes, *(ticks for ticks in there if not is_power_of_two(ticks))})
     return replace(cascade, powers=powers, lanes=tuple(lanes))
 
 

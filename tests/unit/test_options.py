@@ -32,6 +32,7 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"prefix": "x" * 151}, "prefix="),
         ({"prefix": "\udce9"}, r"prefix='\udce9': use a name of 1 to 150 bytes of UTF-8"),
         ({"prefix": "amq.delay"}, "'amq.'"),
+        ({"prefix": "amq"}, "'amq.'"),
         ({"tick": 0}, "tick=0"),
         ({"tick": 0.0015}, "tick=0.0015"),
         ({"tick": float("nan")}, "tick=nan"),
