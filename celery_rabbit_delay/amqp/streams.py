@@ -55,11 +55,13 @@ class StreamReader:
         """Wait `patience` seconds for a stream that exists: a starting broker restores streams last.
 
         `silence`: seconds to wait for an answer, by default `SILENCE`. `options`: of a cascade other than the client's.
+        Both times are at most the option `confirm_timeout`.
         """
         self._client = client
-        self._patience = patience
-        self._silence = SILENCE if silence is None else silence
         self._options: Options = options or client.transport.delay_options
+        most = math.inf if self._options.confirm_timeout is None else self._options.confirm_timeout
+        self._patience = min(patience, most)
+        self._silence = min(SILENCE if silence is None else silence, most)
         self._connection: kombu.Connection | None = None
 
     def __enter__(self) -> StreamReader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,9 @@ from .common import (
 
 if TYPE_CHECKING:
     import kombu
+
+    from ..core.layouts import Layout1
+    from ..core.topology import Cascade
 
 
 @click.command(short_help="Move waiting tasks to another cascade or broker.")
@@ -93,22 +97,11 @@ def migrate(
             target = connection_to(to_broker, transport_options)
         else:
             target = source.clone(transport_options=transport_options)
-        if not from_layout:
-            operate.require(source)
         with closing(target):
             ensure_connection(target)
             if options.cascade.root == current.cascade.root and to_broker and _is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
-
-            def waiting() -> int:
-                if from_layout:
-                    return operate.count_earlier(source, operate.earlier_layout(source, int(from_layout))) or 0
-                return operate.status(source, cascades, management_of(management_url, source)).waiting
-
-            if from_layout:
-                cascades: Any = operate.earlier_layout(source, int(from_layout))
-            else:
-                cascades = operate.existing(source)
+            cascades, waiting = _source(source, from_layout, management_url)
             moved, refused = 0, Counter[str]()
             with click.progressbar(length=waiting(), label="moving", file=sys.stderr) as bar:
                 for message in operate.migrate(source, target, cascades, allowed(source_target, any_queue)):
@@ -124,6 +117,29 @@ def migrate(
     click.echo(f"{moved:,} moved, {left:,} left")
     if left:
         raise SystemExit(EXIT_PROBLEMS)
+
+
+def _source(
+    source: kombu.Connection, from_layout: str | None, management_url: str | None
+) -> tuple[Sequence[Cascade | Layout1], Callable[[], int]]:
+    """Return what to move messages from, and a function that counts those that wait there.
+
+    Shows an error if there is no such cascade.
+    """
+    from .. import operate
+
+    if from_layout is None:
+        operate.require(source)
+        existing = operate.existing(source)
+        management = management_of(management_url, source)
+        return existing, lambda: operate.status(source, existing, management).waiting
+    earlier = operate.earlier_layout(source, int(from_layout))
+    if operate.count_earlier(source, earlier) is None:
+        prefix = source.transport.delay_options.prefix
+        raise click.ClickException(
+            f"there is no cascade {prefix!r} of layout {from_layout}: check --prefix, --tick and --queue-type"
+        )
+    return earlier, lambda: operate.count_earlier(source, earlier) or 0
 
 
 def _is_same(source: kombu.Connection, target: kombu.Connection) -> bool:

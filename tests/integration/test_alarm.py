@@ -65,11 +65,16 @@ def soon() -> Iterator[None]:
     assert time.monotonic() - began < 10
 
 
-def test_a_command_ends_within_the_time_that_was_set(vhost: Vhost) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [("cancel", "x"), ("run-now", "x"), ("reschedule", "x", "--countdown", "9"), ("migrate", "--to-prefix", "new")],
+    ids=" ".join,
+)
+def test_a_command_ends_within_the_time_that_was_set(vhost: Vhost, command: tuple[str, ...]) -> None:
     with vhost.connection() as connection:
         cancel(connection, ["creates the stream"])
     with alarm(vhost.broker.node), soon():
-        done = run(vhost.url("amqp"), "--confirm-timeout", "2", "cancel", "x")
+        done = run(vhost.url("amqp"), "--confirm-timeout", "2", *command)
     assert done.code == 1
     assert "does an alarm block publishers" in done.err
 

@@ -173,6 +173,18 @@ def test_a_refusal_that_is_about_the_message_is_told_as_it_is(vhost: Vhost) -> N
         assert len(take(connection, "q", 2)) == 2
 
 
+def test_a_message_that_is_too_large_for_rabbitmq_is_told_so(vhost: Vhost) -> None:
+    if vhost.broker.version < (4, 0):
+        pytest.skip("RabbitMQ 3.10 takes up to 128 MiB")
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        with pytest.raises(PreconditionFailed, match="larger than configured max size"):
+            producer.publish(b"x" * 17_000_000, routing_key="q", headers=SOON, content_encoding="binary")
+        producer.publish("y", routing_key="q", headers=SOON)
+        assert [message.payload for message in take(connection, "q", 1)] == ["y"]
+
+
 def test_an_error_of_another_channel_is_no_error_of_a_message_that_was_stored(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection:

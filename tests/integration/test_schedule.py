@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from amqp import spec
+from amqp import Message, spec
 from celery import Celery
 from kombu import Exchange, Queue
 
@@ -23,6 +23,7 @@ from celery_rabbit_delay import (
     TooLate,
     UnsupportedConfiguration,
     operate,
+    upstream,
 )
 from celery_rabbit_delay.amqp import schedule
 from celery_rabbit_delay.amqp.streams import StreamReader
@@ -222,6 +223,28 @@ def test_what_somebody_made_up_is_reported_and_hides_nothing_else(vhost: Vhost) 
         result = run(vhost.url("amqp"), *command)
         assert result.code == 3
         assert result.err.count("is skipped") >= len(reports) - 1
+
+
+def test_a_made_up_record_leads_no_command_to_another_queue(vhost: Vhost) -> None:
+    """Whoever may write to ingest may also write records, with the queue of others among the copies."""
+    vhost.declare("q", "secret")
+    due = int(time.time() * 1000) + 60_000
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, correlation_id="honest")
+        ours = {"prefix": vhost.cascade.root, "exchange": "", "due": due}
+        for name in ("CC", "BCC"):
+            keys = {"CC": ["q", "@.+q"]}
+            keys.setdefault(name, []).append("secret")
+            properties, body = upstream.serialize(Message("forged", application_headers={HEADER: ours, **keys}))
+            forged = Record(due, streams.new_number(), name, "", properties, body)
+            stream = streams.journal_for(vhost.cascade, 60)
+            connection.connection.publisher_for().journal.write(stream, [journal.pack_records([forged], due - 60_000)])
+            refused = run(vhost.url("amqp"), "--queue", "q", "run-now", name)
+            assert refused.code == 1
+            assert "queue 'secret' is not one of the allowed queues" in refused.err
+        assert run(vhost.url("amqp"), "--queue", "q", "run-now", "honest").code == 0
+        assert [message.properties["correlation_id"] for message in take(connection, "q", 1)] == ["honest"]
+    assert vhost.count("secret") == 0
 
 
 def test_what_somebody_made_up_stops_no_consumer(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:

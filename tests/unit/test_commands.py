@@ -15,8 +15,9 @@ from click.testing import CliRunner, Result
 from kombu.exceptions import OperationalError
 from kombu.utils import functional
 
-from celery_rabbit_delay import Options, operate
+from celery_rabbit_delay import InvalidDelay, Options, operate
 from celery_rabbit_delay.cli import groups, inspecting, moving
+from celery_rabbit_delay.cli.common import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
@@ -28,6 +29,13 @@ def run(*arguments: str, broker: str | None = NOWHERE, **environment: str | None
     result = CliRunner().invoke(groups.standalone, [*given, *arguments], env=environment)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
+
+
+def test_an_error_controls_no_terminal() -> None:
+    """It may quote what somebody has made up, such as the name of an exchange."""
+    with pytest.raises(click.ClickException) as told, handle_errors():
+        raise InvalidDelay("the exchange '\x1b[2J\u202e'")
+    assert told.value.message == r"the exchange '\x1b[2J\u202e'"
 
 
 def commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
