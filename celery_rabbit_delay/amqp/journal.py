@@ -36,8 +36,8 @@ _LARGEST = 16 * 1024 * 1024 - 10_000
 #: The properties of all messages of streams.
 _PERSISTENT, _ = upstream.serialize(Message(b"", delivery_mode=2))
 
-#: Seconds until the next attempt to write to a stream that does not work.
-_PAUSE = 60
+#: Seconds until the next attempt to write to a stream that does not work; at first it may only just be coming up.
+_FIRST_PAUSE, _PAUSE = 1, 60
 
 
 class Journal:
@@ -110,14 +110,15 @@ class Journal:
         client = client_of(self._connection.client)
         for stream in {stream for stream, _ in records}:
             name = stream.name
-            if name not in client.paused_streams:
+            is_first = name not in client.paused_streams
+            if is_first:
                 logger.warning(
                     "Delayed messages are sent without being recorded, so that they cannot be listed or moved: "
                     "the stream %r does not work: %s",
                     name,
                     reason,
                 )
-            client.paused_streams[name] = time.monotonic() + _PAUSE
+            client.paused_streams[name] = time.monotonic() + (_FIRST_PAUSE if is_first else _PAUSE)
 
     def prepare(self, messages: Iterable[PendingMessage]) -> None:
         """Create the streams that some messages need, once. Raises the same errors as `write` for a key."""

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
+from celery_rabbit_delay.amqp.clients import client_of
+from celery_rabbit_delay.amqp.journal import Journal
 from celery_rabbit_delay.amqp.streams import Entry, StreamReader
 from celery_rabbit_delay.core import streams
+
+
+class Client:
+    """In place of a `kombu.Connection`."""
 
 
 def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +49,19 @@ def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch
     assert attempts[:4] == [0, 2, 4, 6]
     assert set(attempts[4:]) == {6}
     assert 180 + 15 <= now <= 180 + 16
+
+
+def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_one_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    options = Options()
+    client = Client()
+    journal = Journal(SimpleNamespace(client=client), options.cascade, options)
+    stream = streams.journal_for(options.cascade, 60)
+    attempts = []
+    for _ in range(3):
+        journal.pause([(stream, 0)], StreamUnavailable("it has no leader"))
+        attempts.append(client_of(client).paused_streams[stream.name])
+    assert attempts == [1, 60, 60]
+    assert len(caplog.records) == 1
