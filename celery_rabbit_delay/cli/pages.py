@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import (
-    any_queue_option,
-    connected,
-    destinations,
-    handle_errors,
-    management_of,
-    management_option,
-    target_of,
-)
+from .common import any_queue_option, destinations, handle_errors, management_of, management_option, target_of
 
 if TYPE_CHECKING:
     from ..web.desk import Broker
@@ -82,11 +74,8 @@ def web(
 def metrics(obj: Any, index: Path | None, management_url: str | None) -> None:
     """Print metrics of waiting tasks for Prometheus, once. Needs the extra `web`."""
     with handle_errors(), _extra():
-        from .. import operate
         from ..web.serve import metrics
 
-        with connected(target_of(obj)) as connection:
-            operate.require(connection)
         click.echo(metrics(_broker(obj, management_url), index, bool(management_url)), nl=False)
 
 

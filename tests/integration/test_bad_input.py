@@ -142,7 +142,6 @@ def test_a_management_url_that_cannot_be_used_is_an_error(vhost: Vhost, url: str
         ("run-now", "an-id"),
         ("migrate", "--to-prefix", "new"),
         ("migrate", "--to-prefix", "new", "--from-layout", "1"),
-        ("metrics",),
     ],
     ids=" ".join,
 )

@@ -83,7 +83,9 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
         take(consumer, "q", 1)
         with vhost.plain() as plain, plain.Producer() as producer:
             for root in roots * 3:
-                producer.publish("x", routing_key="q", headers={HEADER: {"prefix": root, "exchange": "", "n": 1}})
+                producer.publish(
+                    "x", routing_key="q", headers={HEADER: {"prefix": root, "exchange": "", "due": 0, "n": 1}}
+                )
         take(consumer, "q", 3 * len(roots))
         names = vhost.names("queues") + vhost.names("exchanges")
         assert len(consumer.connection.followed) <= MOST_UNKNOWN + 1

@@ -13,8 +13,9 @@ from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, N
 from celery_rabbit_delay.amqp import confirms, declare
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
-from testkit.broker import QUICK, Vhost, take
+from testkit.broker import QUICK, Broker, Vhost, take
 from testkit.frames import frames
+from testkit.node import Node
 from testkit.wait import wait_until
 
 Q = Destination("", ("q",))
@@ -130,36 +131,36 @@ def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, mo
 
 
 @pytest.mark.parametrize("what", ["the queue of the records", "the levels"])
-def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(
-    vhost: Vhost, q: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is while another process creates the queue: RabbitMQ then refuses messages at once."""
-    vhost.publish_one()
-    queues = [level.queue for level in vhost.cascade.levels]
-    if what == "the queue of the records":
-        vhost.delete_exchange(vhost.cascade.marker)  # the cascade is declared, and its levels are recorded, again
-        queues = [vhost.cascade.records]
-    names = ", ".join(f'rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{queue}">>)' for queue in queues)
+    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:  # it may not recover
+        vhost.declare("q")
+        vhost.publish_one()
+        queues = [level.queue for level in vhost.cascade.levels]
+        if what == "the queue of the records":
+            vhost.delete_exchange(vhost.cascade.marker)  # the cascade is declared, and its levels are recorded, again
+            queues = [vhost.cascade.records]
+        names = ", ".join(f'rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{queue}">>)' for queue in queues)
 
-    def tell_leaders(to: str) -> None:
-        leaders = f"[begin {{ok, Q}} = rabbit_amqqueue:lookup(Name), amqqueue:get_pid(Q) end || Name <- [{names}]]"
-        vhost.broker.node.ctl("eval", f"[ok = ra:{to}_server(quorum_queues, Leader) || Leader <- {leaders}].")
+        def tell_leaders(to: str) -> None:
+            leaders = f"[begin {{ok, Q}} = rabbit_amqqueue:lookup(Name), amqqueue:get_pid(Q) end || Name <- [{names}]]"
+            vhost.broker.node.ctl("eval", f"[ok = ra:{to}_server(quorum_queues, Leader) || Leader <- {leaders}].")
 
-    tell_leaders("stop")
-    refusals: list[Any] = []
-    on_nack = ConfirmedChannel._on_nack
+        tell_leaders("stop")
+        refusals: list[Any] = []
+        on_nack = ConfirmedChannel._on_nack
 
-    def note(channel: ConfirmedChannel, *args: Any) -> None:
-        if not refusals:
-            tell_leaders("restart")
-        refusals.append(args)
-        on_nack(channel, *args)
+        def note(channel: ConfirmedChannel, *args: Any) -> None:
+            if not refusals:
+                tell_leaders("restart")
+            refusals.append(args)
+            on_nack(channel, *args)
 
-    monkeypatch.setattr(ConfirmedChannel, "_on_nack", note)
-    monkeypatch.setattr(confirms, "PATIENCE", 60)
-    vhost.publish_one()
-    assert refusals
-    assert len(vhost.take("q", 2)) == 2
+        monkeypatch.setattr(ConfirmedChannel, "_on_nack", note)
+        monkeypatch.setattr(confirms, "PATIENCE", 60)
+        vhost.publish_one()
+        assert refusals
+        assert len(vhost.take("q", 2)) == 2
 
 
 @pytest.mark.parametrize("other", [{"tick": 0.02}, {"max_delay": 5}, {"queue_type": "classic"}])
