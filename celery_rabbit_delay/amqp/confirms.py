@@ -20,9 +20,9 @@ from .. import upstream
 from ..core.errors import NotRouted
 from .writing import MessageWriter
 
-#: Seconds for which a refused message is published again, and seconds between two attempts. RabbitMQ refuses at once
-#: what comes before the leader of a queue is up (rabbit_fifo_client, `enqueue`): another process may just be creating
-#: the queue, or its node may just have started.
+#: Seconds for which a refused message is published again, and seconds until the first attempt, which double for each
+#: further one. RabbitMQ refuses at once what comes before the leader of a queue is up (rabbit_fifo_client, `enqueue`):
+#: another process may just be creating the queue, or its node may just have started.
 PATIENCE, PAUSE = 3, 0.1
 
 #: Is called with None when the broker has stored a message, or else with the reason.
@@ -49,14 +49,15 @@ def patiently(publish: Callable[[], T]) -> T:
 
     Only for messages to the cascade: a queue of the user may refuse messages because it is full.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline, pause = time.monotonic() + PATIENCE, PAUSE
     while True:
         try:
             return publish()
         except NotStored:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(PAUSE)
+            time.sleep(pause)
+            pause *= 2
 
 
 class Outgoing(NamedTuple):
