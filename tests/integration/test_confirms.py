@@ -19,6 +19,12 @@ from testkit.wait import wait_until
 DELAY = {"x-delay": 30}
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publish what is refused only once: an empty level that is called full takes the first message of a channel."""
+    monkeypatch.setattr(confirms, "PATIENCE", 0)
+
+
 def fill_levels(vhost: Vhost) -> None:
     """Make all levels full with a policy."""
     vhost.policy("full", {"max-length": 0}, pattern=r"\.delay\.")
@@ -33,8 +39,7 @@ def refusal(producer: kombu.Producer, headers: dict[str, Any] = DELAY) -> str:
     return ""
 
 
-def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirms, "PATIENCE", 0)  # an empty level takes the first message of a channel
+def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection:
         producer = connection.Producer()
