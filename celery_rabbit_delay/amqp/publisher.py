@@ -61,13 +61,13 @@ class DelayedPublisher:
             self.journal.prepare([pending])
         with self._exclusively():
             try:
-                unrecorded = patiently(lambda: self._publish(pending))
+                unrecorded = self._publish(pending)
             except (CascadeMissing, NotRouted):
                 # A part of the cascade was deleted since the cascade was complete.
                 if self.options.declare == "passive":
                     raise
                 self.repair()
-                unrecorded = patiently(lambda: self._publish(pending))
+                unrecorded = self._publish(pending)
         if pending.entry:
             self.journal.store(unrecorded)
             self.journal.write_keys([pending])
@@ -170,6 +170,9 @@ class DelayedPublisher:
             declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
 
     def _publish(self, pending: PendingMessage) -> Messages:
+        return patiently(lambda: self._publish_once(pending))
+
+    def _publish_once(self, pending: PendingMessage) -> Messages:
         self.bind(pending.destination)
         messages = {None: pending}
         unrecorded = self._send(messages)

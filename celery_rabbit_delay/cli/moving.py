@@ -97,11 +97,11 @@ def migrate(
             target = connection_to(to_broker, transport_options)
         else:
             target = source.clone(transport_options=transport_options)
+        cascades, waiting = _source(source, from_layout, management_url)
         with closing(target):
             ensure_connection(target)
             if options.cascade.root == current.cascade.root and to_broker and _is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
-            cascades, waiting = _source(source, from_layout, management_url)
             moved, refused = 0, Counter[str]()
             with click.progressbar(length=waiting(), label="moving", file=sys.stderr) as bar:
                 for message in operate.migrate(source, target, cascades, allowed(source_target, any_queue)):
