@@ -7,9 +7,11 @@ imports nothing of the package, so that every other one may use it.
 from __future__ import annotations
 
 import _socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-_CHANNEL_CLOSE = (20, 40)
+_CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (20, 40), (20, 41)
 _BASIC = 60
 
 _DO_NOT_WAIT = getattr(_socket, "MSG_DONTWAIT", None)  # Windows has none
@@ -80,17 +82,41 @@ class EncodesProperties:
 
 
 class NamesItsErrors:
-    """Set `channel` on the error with which the broker closes an `amqp.Channel`. A mixin.
+    """Set `channel` on the error with which the broker closes an `amqp.Channel` or returns a message. A mixin.
 
     py-amqp raises the error at the next read of the connection, perhaps while another channel waits for its answer.
     """
 
+    #: How often py-amqp has opened the channel again after the broker had closed it: without confirms.
+    revivals = 0
+
+    def _do_revive(self) -> None:
+        self.revivals += 1
+        super()._do_revive()  # type: ignore[misc]
+
     def _on_close(self, *args: Any) -> None:
-        try:
+        if self.is_closing:  # type: ignore[attr-defined]  # before 5.4, py-amqp would open the channel again
+            self.send_method(_CHANNEL_CLOSE_OK)  # type: ignore[attr-defined]
+            return
+        with self._named():
             super()._on_close(*args)  # type: ignore[misc]
+
+    def _on_basic_return(self, *args: Any) -> None:
+        with self._named():
+            super()._on_basic_return(*args)  # type: ignore[misc]
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as exc:
             exc.channel = self  # type: ignore[attr-defined]
             raise
+
+
+def arguments_of(connection: Any) -> dict[str, Any]:
+    """Return the arguments that make a copy of a `kombu.Connection`."""
+    return dict(connection._info(resolve=False))
 
 
 def open_channel(connection: Any) -> Any:
@@ -127,6 +153,20 @@ def send_at_once(transport: Any, data: bytes) -> int:
         return int(sock.send(data, _DO_NOT_WAIT))
     except OSError:  # if the connection is lost, py-amqp's own write finds out
         return 0
+
+
+def has_input(transport: Any) -> bool:
+    """Return whether an `amqp` transport may have something to read, at the price of one call of the system."""
+    sock = transport.sock
+    if _DO_NOT_WAIT is None or getattr(type(sock), "recv", None) is not _socket.socket.recv:
+        return True  # TLS, green threads
+    try:
+        sock.recv(1, _socket.MSG_PEEK | _DO_NOT_WAIT)
+    except BlockingIOError:
+        return bool(transport._read_buffer)
+    except OSError:
+        pass
+    return True  # also of a connection that is closed
 
 
 def receive(connection: Any, timeout: float) -> bytes:

@@ -46,6 +46,13 @@ class Broker:
             self.api("DELETE", f"/vhosts/{vhost.name}")
 
 
+@contextmanager
+def own_node(**options: Any) -> Iterator[Vhost]:
+    """Yield a vhost on a node of its own, for a test that others would notice; `options` are those of `Node`."""
+    with Node(plugins=("rabbitmq_management",), **options) as node, Broker(node).vhost() as vhost:
+        yield vhost
+
+
 @dataclass
 class Vhost:
     broker: Broker

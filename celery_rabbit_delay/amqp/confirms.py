@@ -76,7 +76,7 @@ class ConfirmedChannel:
         self._confirm = confirm
         self._channel: Any = None
         self._writer: MessageWriter | None = None
-        self._confirming = False
+        self._confirming: int | None = None  # the revivals of the channel when it was told to confirm
         self._delivery_tag = 0  # of the last published message; the broker counts in the same way
         self._unanswered: dict[int, tuple[Route, Answered]] = {}  # delivery tag -> the route, the callback
         self._returned: dict[Route, str] = {}  # the reason why no queue took the message
@@ -200,9 +200,10 @@ class ConfirmedChannel:
     def _confirming_channel(self) -> Any:
         channel = self.get_channel()
         # Only now, because a declaration may close the channel, which py-amqp then reopens without confirms.
-        if self._confirm and not self._confirming:
+        if self._confirm and self._confirming != channel.revivals:
             channel.confirm_select(nowait=True)
-            self._confirming = True
+            self._confirming = channel.revivals
+            self._delivery_tag = 0
         if not self._unanswered:
             self._returned.clear()
         return channel
@@ -221,7 +222,7 @@ class ConfirmedChannel:
     def reset(self) -> None:
         """Close the channel; the next message opens a new one. Does not wait, because the broker may not answer."""
         channel, self._channel = self._channel, None
-        self._confirming = False
+        self._confirming = None
         self._delivery_tag = 0
         self._unanswered.clear()
         if channel is not None:

@@ -22,6 +22,11 @@ def ensure_connection(connection: kombu.Connection) -> None:
         raise OperationalError(f"no connection to {connection.as_uri()}: {str(exc) or type(exc).__name__}") from exc
 
 
+def copy_of(connection: kombu.Connection, **changes: Any) -> kombu.Connection:
+    """Return a copy with other arguments. `Connection.clone` cannot copy a connection of a pool of Kombu 5.7."""
+    return kombu.Connection(**{**upstream.arguments_of(connection), **changes})
+
+
 @contextmanager
 def closing(connection: kombu.Connection) -> Iterator[kombu.Connection]:
     """Close a connection when the block ends; after an error without waiting for the broker, which may not answer."""

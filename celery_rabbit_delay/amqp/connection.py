@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from threading import Lock
 from typing import Any
 
 from amqp import spec
@@ -29,6 +31,9 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.frame_handler_cls: Any = partial(TolerantFrames, self.frame_handler_cls)
+        self.frame_writer_cls: Any = partial(_in_turn, self.frame_writer_cls)
+        #: For writes: threads, also green ones, may share a connection, and no frame may come into another.
+        self.write_lock = Lock()
         self._process = os.getpid()
         self.declarations = Declarations()
         #: Name of a stream -> the time (`time.monotonic`) of the next attempt to read it; infinite if this connection
@@ -184,6 +189,17 @@ class Exclusively(Within):
         super().__exit__()
         self._connection._exclusive = self._outer_channel
         self._connection._deliveries.__exit__()  # calls consumers
+
+
+def _in_turn(frame_writer: Any, connection: Connection, *args: Any) -> Callable[..., None]:
+    """Return py-amqp's function that writes a frame, for one thread at a time. That of py-amqp knows only its own."""
+    write = frame_writer(connection, *args)
+
+    def write_frame(*frame: Any) -> None:
+        with connection.write_lock:
+            write(*frame)
+
+    return write_frame
 
 
 def server_version(connection: Any) -> tuple[Any, ...]:

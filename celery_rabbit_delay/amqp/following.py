@@ -17,6 +17,7 @@ from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel, Outgoing
+from .connecting import copy_of
 from .streams import SILENCE, Entry, consume, entry_of
 
 #: The prefetch count, in messages of at most 100 records each.
@@ -42,7 +43,7 @@ class Follower:
     """Follows streams of a `kombu.Connection`'s cascade through a separate AMQP connection."""
 
     def __init__(self, client: kombu.Connection) -> None:
-        self._client = client.clone()
+        self._client = copy_of(client)
         self._ends: dict[str, int] = {}
         self._unacknowledged: dict[Any, int] = {}  # the last delivery tag, by channel
 

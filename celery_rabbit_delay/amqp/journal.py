@@ -21,6 +21,7 @@ from ..core.options import Options
 from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import client_of
+from .clocks import utc_ms
 from .confirms import ConfirmedChannel, NotStored, Outgoing
 from .create import ensure_stream
 from .pending import Entry, PendingMessage
@@ -74,7 +75,7 @@ class Journal:
             lists[-1].append(record)
             sizes[entry.stream] += record.size
         return {
-            (stream, number): self._outgoing(stream, _message(journal.pack_records(pack, _now())))
+            (stream, number): self._outgoing(stream, _message(journal.pack_records(pack, utc_ms())))
             for stream, lists in packs.items()
             for number, pack in enumerate(lists)
         }
@@ -218,7 +219,3 @@ def _message(body: bytes) -> Message:
     message = Message(body, delivery_mode=2)
     upstream.set_serialized(message, _PERSISTENT)
     return message
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

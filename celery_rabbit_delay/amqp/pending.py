@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,11 +11,6 @@ from .. import upstream
 from ..core import wire
 from ..core.destination import Destination
 from ..core.topology import Stream
-
-
-def now() -> int:
-    """Return microseconds of a monotonic clock: a delay must not change with the wall clock."""
-    return time.monotonic_ns() // 1000
 
 
 class OwnMessage(upstream.EncodesProperties, Message):  # type: ignore[misc]

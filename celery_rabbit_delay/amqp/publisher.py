@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-from amqp.exceptions import AccessRefused, NotFound
+from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
+from .. import upstream
 from ..core import headers as headers_
 from ..core import routing_key
 from ..core.destination import Destination
@@ -17,14 +19,19 @@ from ..core.errors import CascadeMissing, NotRouted
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
+from .clocks import monotonic_us
 from .confirms import Answered, ConfirmedChannel, Outgoing, patiently
 from .create import create_cascade
 from .journal import Journal
-from .pending import PendingMessage, now, with_headers
+from .pending import PendingMessage, with_headers
 
 #: The number of destinations that a connection remembers. The number of reply queues has no limit.
 _MAX_BOUND = 10_000
 
+#: The number of frames to read before a message that is not confirmed.
+_MAX_READ = 100
+
+logger = logging.getLogger(__name__)
 
 #: The messages to publish, by arbitrary names.
 Messages = dict[Any, Outgoing]
@@ -57,6 +64,7 @@ class DelayedPublisher:
         replace an earlier one. So the message is stored even if writing the key raises `CascadeConflict`,
         `CascadeMissing`, `NotPermitted` or `StreamUnavailable`.
         """
+        self._read_refusals()
         if pending.entry:
             self.journal.prepare([pending])
         with self._exclusively():
@@ -110,6 +118,7 @@ class DelayedPublisher:
         because until then an earlier message may be delivered in its place. The messages that are left were refused,
         or have the key of a refused message: publish them again, one by one in this order, to learn the reason.
         """
+        self._read_refusals()
         self.journal.prepare(messages.values())
         unsent = dict(messages)
         try:
@@ -169,6 +178,27 @@ class DelayedPublisher:
         with self._exclusively(), self._reset_on_error():
             declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
 
+    def _read_refusals(self) -> None:
+        """Read what the broker has sent since the last message, if no publish waits for it.
+
+        Otherwise nobody would notice that the connection is lost, or that the broker has closed the channel and drops
+        everything that is sent through it. Raises what py-amqp raises, and `NotPermitted`.
+        """
+        if self.options.confirm or not upstream.has_input(self._connection.transport):
+            return
+        try:
+            with self._connection.hold_deliveries(), suppress(TimeoutError):
+                for _ in range(_MAX_READ):
+                    self._connection.drain_events(timeout=0)
+        except ChannelError as exc:
+            if not self._channel.owns(getattr(exc, "channel", None)):
+                raise
+            logger.error("RabbitMQ has refused a delayed message, and lost those that were sent after it: %s", exc)
+            self._reset()
+            if not isinstance(exc, NotFound):  # what is missing is declared again
+                with self._translate_refusals():
+                    raise
+
     def _publish(self, pending: PendingMessage) -> Messages:
         return patiently(lambda: self._publish_once(pending))
 
@@ -214,7 +244,7 @@ class DelayedPublisher:
 
     def _routed(self, pending: PendingMessage) -> tuple[str, Any]:
         """Return the first key and the message for its remaining delay: declaring, or a batch, may have taken time."""
-        first, *later = routing_key.steps(self.options.route(self.cascade, pending.due - now(), pending.delay))
+        first, *later = routing_key.steps(self.options.route(self.cascade, pending.due - monotonic_us(), pending.delay))
         message = with_headers(pending.message, headers_.addressed(pending.headers, pending.destination, later))
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
         return first, message

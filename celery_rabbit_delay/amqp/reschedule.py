@@ -18,7 +18,7 @@ from ..core.errors import DelayError, InvalidDestination, NotWaiting, TooLate
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import OPTIONS, Options
-from .connecting import closing
+from .connecting import closing, copy_of
 from .schedule import to_message, waiting, write_changes
 from .waiting import ANYWHERE, Allowed
 
@@ -58,7 +58,7 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
     options: Options = connection.transport.delay_options
     recording = replace(options, confirm=True, journal=0)
     transport_options = {**connection.transport_options, OPTIONS: recording.to_dict()}
-    with closing(connection.clone(transport_options=transport_options)) as target:
+    with closing(copy_of(connection, transport_options=transport_options)) as target:
 
         def move(records: Sequence[Record], due: datetime) -> None:
             moment = datetime.now(timezone.utc)

@@ -23,6 +23,7 @@ from ..core.errors import DelayError
 from ..core.journal import Record, TooOld
 from ..core.streams import Unreadable
 from ..core.topology import Stream
+from .clocks import utc_ms
 from .streams import StreamReader
 
 logger = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ def waiting(
         done = 0
         stale = []
         for stream in wanted:
-            too_old = TooOld(stream, _now())
+            too_old = TooOld(stream, utc_ms())
             for entry in reader.read(stream):
                 done += 1
                 too_old.add(entry.body)
@@ -206,20 +207,16 @@ def waiting(
         _roll(connection, stream)
 
 
-def _now() -> int:
-    return headers_.milliseconds(datetime.now(timezone.utc))
-
-
 def _roll(connection: kombu.Connection, stream: Stream) -> None:
     """Begin a new segment of a stream: only then does RabbitMQ delete old segments."""
     publisher = connection.connection.publisher_for()
     with suppress(DelayError, AMQPError):  # a user may have permission only to read
         for size in (stream.segment, 1):  # what comes after a full segment begins another
-            publisher.journal.write(stream, journal.fillers(size, _now()))
+            publisher.journal.write(stream, journal.fillers(size, utc_ms()))
 
 
 def _waits(record: Record, known: Changes, keys: Keys) -> bool:
-    if record.due <= _now() or known.voids(record.number):
+    if record.due <= utc_ms() or known.voids(record.number):
         return False
     if keys.replaces(record.number):
         return False

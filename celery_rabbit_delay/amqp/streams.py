@@ -22,7 +22,7 @@ from ..core.streams import Unreadable
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
-from .connecting import abandon
+from .connecting import abandon, copy_of
 from .create import ensure_stream
 from .deliveries import take_anything
 
@@ -83,7 +83,7 @@ class StreamReader:
 
     def _connect(self) -> Any:
         if self._connection is None:
-            self._connection = self._client.clone()
+            self._connection = copy_of(self._client)
             self._connection.connect()
         return self._connection.connection
 

@@ -14,18 +14,19 @@ from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnec
 from kombu.transport import pyamqp
 
 from .. import upstream
-from ..core import changes, streams
+from ..core import changes
 from ..core import headers as headers_
-from ..core.errors import InvalidDestination, UnsupportedConfiguration
+from ..core.errors import InvalidDelay, InvalidDestination, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from .batch import PublishBatch
 from .clients import client_of
+from .clocks import monotonic_us
 from .connection import Connection, server_version
 from .deliveries import state_of
 from .destinations import is_lasting
 from .journal import entry_for
-from .pending import Entry, PendingMessage, now, with_headers
+from .pending import Entry, PendingMessage, with_headers
 from .receiving import is_dropped
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
@@ -67,7 +68,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
                 raise RecoverableConnectionError("basic_publish: connection closed")
             options: Options = self.connection.delay_options
             # In this order, a pause between the two clocks makes the message late, not early.
-            sent, moment = datetime.now(timezone.utc), now()
+            sent, moment = datetime.now(timezone.utc), monotonic_us()
             delay, headers = headers_.delay_of(msg.headers, sent, options.naive_timezone)
             if delay > 0:
                 options.check_delay(delay)  # before anything is declared
@@ -143,6 +144,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         return super().basic_get(queue)
 
     def _drops(self, message: Any, no_ack: bool) -> bool:
+        if self.connection.client is None:  # Kombu is closing the connection: RabbitMQ delivers the message again
+            return not no_ack and state_of(message) is not None
         dropped = is_dropped(self.connection, message)
         if dropped and not no_ack:
             self.basic_ack(message.delivery_tag)
@@ -277,10 +280,12 @@ def _key_and_number(headers: headers_.Headers, delay: int) -> tuple[str | None, 
         return None, None
     if isinstance(number, int):
         return None, number
-    if not headers.get("retries"):
+    try:
         changes.check_keyed_delay(delay)
-    elif delay > streams.MAX_KEYED_DELAY * 1_000_000:
-        return None, None  # an error inside the task would lose the retry
+    except InvalidDelay:
+        if headers.get("retries"):
+            return None, None  # an error inside the task would lose the retry
+        raise
     return key, None
 
 

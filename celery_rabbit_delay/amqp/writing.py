@@ -42,14 +42,15 @@ class MessageWriter:
         """Send all added messages within `timeout` seconds. Raises `amqp.RecoverableConnectionError`, `OSError`."""
         data = b"".join(self._parts)
         self.discard()
-        sent = upstream.send_at_once(self._transport, data)
-        if sent == len(data):
-            return
-        try:
-            with self._transport.having_timeout(timeout):
-                self._transport.write(data[sent:])
-        except TimeoutError as exc:  # py-amqp's error for this case: a partial frame may have been sent
-            raise RecoverableConnectionError("basic_publish: timed out") from exc
+        with self._connection.write_lock:
+            sent = upstream.send_at_once(self._transport, data)
+            if sent == len(data):
+                return
+            try:
+                with self._transport.having_timeout(timeout):
+                    self._transport.write(data[sent:])
+            except TimeoutError as exc:  # py-amqp's error for this case: a partial frame may have been sent
+                raise RecoverableConnectionError("basic_publish: timed out") from exc
 
     def discard(self) -> None:
         """Drop all messages that are not sent yet."""

@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 
 from ..amqp import declare
 from ..amqp.clients import share
+from ..amqp.confirms import NotStored
 from ..amqp.destinations import destinations_of
 from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
@@ -78,20 +79,20 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         publisher = self.channel.connection.publisher_for()
         if publisher.options.declare == "passive":
             return
-        refused: dict[str, NotPermitted] = {}
+        refused: dict[str, Exception] = {}
         for queue in queues:
             try:
                 for destination in destinations_of(queue):
                     with suppress(DestinationNotFound):  # a `no_declare` queue may name an exchange that does not exist
                         publisher.lead_back(destination)
-            except NotPermitted as exc:  # the worker can still consume
+            except (NotPermitted, NotStored) as exc:  # the worker can still consume
                 refused[queue.name] = exc
             else:
                 self._replay_orphans(queue, publisher.cascade)
         if not refused.keys() <= _refused:
             _refused.update(refused)
             logger.warning(
-                "This worker may not create the cascade or bind it to %s, so publishers have to: %s",
+                "This worker cannot create the cascade or bind it to %s, so publishers have to: %s",
                 ", ".join(map(repr, refused)),
                 next(iter(refused.values())),
             )

@@ -14,6 +14,7 @@ from celery.worker import state
 from kombu.exceptions import OperationalError
 
 from ..amqp.clients import client_of
+from ..amqp.clocks import utc_ms
 from ..amqp.confirms import NotStored
 from ..amqp.receiving import catch_up
 from ..amqp.schedule import write_changes
@@ -60,7 +61,7 @@ def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
         return list(changes.cancelled([ids] if isinstance(ids, str) else map(str, ids)))
     if command == "revoke_by_stamped_headers":
         stamps = _stamps_in(arguments.get("headers"))
-        return [changes.cancelled_stamps(stamps, int(time.time() * 1000))] if stamps else []
+        return [changes.cancelled_stamps(stamps, utc_ms())] if stamps else []
     return []
 
 
@@ -118,7 +119,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         stream = streams.changes(connection.transport.delay_options.cascade)
         try:
             catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
-        except DelayError as exc:  # when tasks come, it is tried again
+        except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:  # each reconnect calls this again
                 logger.warning(
                     "This worker does not know which tasks were cancelled or moved, and may run them, until the next "

@@ -17,10 +17,11 @@ from celery import bootsteps
 from celery.worker import state as worker_state
 
 from .. import upstream
+from ..amqp.clocks import monotonic_us
 from ..amqp.confirms import NotStored
 from ..amqp.destinations import destinations_of
 from ..amqp.journal import entry_for
-from ..amqp.pending import PendingMessage, now
+from ..amqp.pending import PendingMessage
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import headers as headers_
@@ -71,7 +72,7 @@ class HandingOn:
         if due is None or has_waited(message, due):
             return False
         # In this order, a pause between the two clocks makes the task late, not early.
-        sent, moment = datetime.now(timezone.utc), now()
+        sent, moment = datetime.now(timezone.utc), monotonic_us()
         delay = (due - sent) // timedelta(microseconds=1)
         if delay <= MOMENT * options.tick * 1_000_000 or not self._may_send(message):
             return False
@@ -98,7 +99,7 @@ class HandingOn:
             publisher = connection.publisher_for(pending.priority)
             publisher.bind(destination)
             publisher.record(pending)
-        except DelayError as exc:
+        except (DelayError, NotStored) as exc:
             self._warn(queue, exc)
             return False
         self._unanswered += 1
@@ -107,10 +108,11 @@ class HandingOn:
 
     def finish(self) -> None:
         """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""
-        until = now() + PATIENCE * 1_000_000
+        until = monotonic_us() + PATIENCE * 1_000_000
         try:
-            while self._unanswered and now() < until:
-                self._consumer.channel.connection.drain_events(timeout=PATIENCE)
+            # Without a connection, all originals come again.
+            while self._unanswered and monotonic_us() < until and (connection := self._consumer.channel.connection):
+                connection.drain_events(timeout=PATIENCE)
         finally:
             self.report()
 

@@ -115,10 +115,11 @@ class DelayedAMQP:
         transport = kwargs.pop("transport", None)
         try:
             url = delay_url(hostname)
-            if transport or not isinstance(url, str) or "://" not in url:
+            first = url[0] if isinstance(url, (list, tuple)) and url else url
+            if transport or not isinstance(first, str) or "://" not in first:
                 ours = delay_transport(transport or "amqp")
             else:
-                ours = None
+                ours = None  # Kombu goes by the scheme, which says whether to use TLS
         except UnsupportedConfiguration:
             if not needs_no_broker(self.app.conf, hostname, transport):
                 raise

@@ -134,12 +134,13 @@ def _source(
         management = management_of(management_url, source)
         return existing, lambda: operate.status(source, existing, management).waiting
     earlier = operate.earlier_layout(source, int(from_layout))
+    management = management_of(management_url, source)
     if operate.count_earlier(source, earlier) is None:
         prefix = source.transport.delay_options.prefix
         raise click.ClickException(
             f"there is no cascade {prefix!r} of layout {from_layout}: check --prefix, --tick and --queue-type"
         )
-    return earlier, lambda: operate.count_earlier(source, earlier) or 0
+    return earlier, lambda: operate.count_earlier(source, earlier, management) or 0
 
 
 def _is_same(source: kombu.Connection, target: kombu.Connection) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,9 @@ from .common import (
 
 if TYPE_CHECKING:
     import kombu
+
+    from ..core.layouts import Layout1
+    from ..operate import Management
 
 
 @click.command()
@@ -172,8 +176,8 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
 
     Refuses if there are waiting messages or orphans. Stop publishers first: a running publisher creates the cascade
     again. Use --management-url to include messages between two queues, outboxes of queues that the app does not have,
-    and messages that are stuck in outboxes. Without it outboxes stay, unless --delete-messages deletes those of the
-    app.
+    and messages that are stuck in outboxes; it takes 12 s. Without it outboxes stay, unless --delete-messages deletes
+    those of the app. --layout needs it, or --delete-messages.
     """
     from .. import operate
 
@@ -184,21 +188,20 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
         _teardown_native(target, management_url)
         return
     with connected(target) as connection:
-        if layout:
-            earlier = operate.earlier_layout(connection, int(layout))
-            waiting = operate.count_earlier(connection, earlier) or 0
-            orphans = operate.message_count(connection, earlier[0].orphans) or 0
-        else:
-            management = management_of(management_url, connection)
-            found = operate.status(connection, operate.existing(connection), management)
-            waiting, orphans = found.waiting + found.stuck, found.orphans or 0
-        if (waiting or orphans) and not delete_messages:
-            raise click.ClickException(
-                f"{waiting:,} messages wait and {orphans:,} are orphans: "
-                "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
+        management = management_of(management_url, connection)
+        earlier = operate.earlier_layout(connection, int(layout)) if layout else None
+        if earlier and not (management or delete_messages) and operate.count_earlier(connection, earlier) is not None:
+            raise click.UsageError(
+                "--layout needs --management-url: AMQP does not show tasks that are due and that their queue does not "
+                "accept; --delete-messages deletes whatever is there"
             )
+        if not delete_messages:
+            _require_empty(connection, earlier, management)
+            if management:
+                operate.wait_for_counts()
+                _require_empty(connection, earlier, management)
         kept: list[str] = []
-        if layout:
+        if earlier:
             deleted = operate.teardown_earlier(connection, earlier)
         else:
             leading = destinations(target)
@@ -211,6 +214,25 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
                 f"{len(kept):,} outboxes stay, for AMQP does not show whether tasks are stuck in them: `teardown` with "
                 "--management-url deletes them if they are empty, with --delete-messages whatever they hold"
             )
+
+
+def _require_empty(
+    connection: kombu.Connection, earlier: Sequence[Layout1] | None, management: Management | None
+) -> None:
+    """Show an error if messages wait in the cascade, or in that of an earlier layout, or if there are orphans."""
+    from .. import operate
+
+    if earlier:
+        waiting = operate.count_earlier(connection, earlier, management) or 0
+        orphans = operate.message_count(connection, earlier[0].orphans) or 0
+    else:
+        found = operate.status(connection, operate.existing(connection), management)
+        waiting, orphans = found.waiting + found.stuck, found.orphans or 0
+    if waiting or orphans:
+        raise click.ClickException(
+            f"{waiting:,} messages wait and {orphans:,} are orphans: "
+            "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
+        )
 
 
 def _teardown_native(target: Target, management_url: str | None) -> None:

@@ -211,6 +211,11 @@ class Keys:
         _, replaced = self._before
         return self._replaced | replaced
 
+    def __contains__(self, key: object) -> bool:
+        """Return whether a message of a key was sent."""
+        last, _ = self._before
+        return key in self._last or key in last
+
     def replaces(self, number: int) -> bool:
         """Return whether a later message with the same key replaces a message."""
         _, replaced = self._before

@@ -329,7 +329,7 @@ class Cascade:
         yield Binding(self.record, self.records, "queue", "")
 
     def stream_binding(self, stream: Stream) -> Binding:
-        """Return the binding from ingest to a stream."""
+        """Return the binding from ingest to a stream. Only the first shard has it."""
         return Binding(self.ingest, stream.name, "queue", stream.routing_key)
 
     @property
@@ -396,7 +396,7 @@ class Topology(NamedTuple):
             for destination in destinations:
                 topology.queues[cascade.outbox_name(destination)] = cascade.outbox(destination)
                 topology.bindings.update(dict.fromkeys(cascade.destination_bindings(destination)))
-            for stream in streams:
+            for stream in streams if cascade.shard == 1 else ():
                 topology.queues[stream.name] = stream.queue
                 topology.bindings[cascade.stream_binding(stream)] = None
         return topology

@@ -26,7 +26,7 @@ from .migrate import Moved, migrate
 from .native import native_waiting, teardown_native
 from .orphans import Orphan, orphans, purge, remove, replay
 from .probe import probe, probe_streams
-from .pruning import prune
+from .pruning import prune, wait_for_counts
 from .settings import advice
 from .setup import opaque_outboxes, setup, teardown, teardown_earlier
 from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, outboxes, status
@@ -86,4 +86,5 @@ __all__ = [
     "teardown_native",
     "to_message",
     "try_out",
+    "wait_for_counts",
 ]

@@ -36,17 +36,19 @@ def diff(
     management: Management | None = None,
     streams: Iterable[Stream] = (),
     known: Iterable[Cascade] = (),
+    on_demand: bool = False,
 ) -> Iterator[Finding]:
     """Yield the state of each part of some cascades and of their streams on the broker.
 
-    Bindings of the cascades in `known`, which other processes may have declared, do not count as unexpected.
+    Bindings of the cascades in `known`, which other processes may have declared, do not count as unexpected. With
+    `on_demand`, one binding to a stream is enough: publishers create others when they need them.
 
     Only the management API shows bindings, and policies that change queues.
 
     Over AMQP, this detects different arguments by declaring a part again: RabbitMQ refuses other arguments, and does
     nothing for equal ones (https://www.rabbitmq.com/docs/queues#property-equivalence).
     """
-    wanted = list(wanted)
+    wanted, streams = list(wanted), list(streams)
     topology = Topology.of(wanted, destinations, streams)
     channel = connection.default_channel
     for exchange in topology.exchanges.values():
@@ -56,12 +58,16 @@ def diff(
     if management is None:
         return
     existing = management.bindings()
+    to_streams = {stream.name for stream in streams}
+    led_to = {binding.destination for binding in existing} & to_streams
     for binding in topology.bindings:
+        if on_demand and binding.destination in led_to and binding not in existing:
+            continue
         yield Finding("binding", _name(binding), "present" if binding in existing else "missing")
     # Bindings of `done` and the exits lead to destinations; an unknown binding of another exchange multiplies messages.
     inner = topology.exchanges.keys() - {name for cascade in wanted for name in (cascade.done, *cascade.exits)}
     for binding in sorted(existing - topology.bindings.keys() - Topology.of(known).bindings.keys()):
-        if binding.source in inner:
+        if binding.source in inner and binding.destination not in to_streams:
             yield Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it")
     rows = management.queues()
     for name in topology.queues:

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import kombu
 from amqp import Message
 
+from ..amqp.clients import client_of
 from ..amqp.connecting import own_channel
 from ..amqp.receiving import learn
 from ..amqp.schedule import write_changes
 from ..amqp.waiting import Allowed, send_on, take
-from ..core import changes
+from ..core import changes, streams
 from ..core.due import x_delay_until
-from ..core.headers import X_DELAY, State, milliseconds, read_state
+from ..core.headers import X_DELAY, X_DELAY_KEY, X_DELAY_NUMBER, State, milliseconds, read_state
 from ..core.layouts import Layout1
 from ..core.topology import Cascade
 
@@ -34,9 +35,11 @@ def migrate(
 
     `source` delivers messages that become due in the meantime. An interruption loses no message; start it again. The
     message that was being moved may be delivered twice. A message that cannot be moved stays, and does not stop the
-    others. Cancelled, moved and replaced messages are dropped.
+    others. Cancelled, moved and replaced messages are dropped. A message with a key becomes the last one of its key,
+    unless the target knows the key: then it is delivered besides that later message.
     """
     learn(source)
+    learn(target)
     moved: list[State] = []  # states of moved messages that are in the journal
     try:
         with own_channel(source) as channel:
@@ -66,9 +69,14 @@ def _forget(source: kombu.Connection, moved: list[State]) -> None:
 def _move(message: Message, target: kombu.Connection, allowed: Allowed) -> str | None:
     """Publish a message as it was sent, with its remaining delay; return the reason if that fails, or None."""
     state = read_state(message.headers or {})
+    keys = client_of(target).keys[target.transport.delay_options.cascade.root]
 
     def publish(copy: Message, exchange: str, routing_key: str) -> None:
         assert state is not None  # `send_on` refuses other messages
+        # The number of the message becomes void. Consumers that follow both cascades must not drop the copy with it.
+        copy.headers.pop(X_DELAY_NUMBER, None)
+        if copy.headers.get(X_DELAY_KEY) in keys:
+            copy.headers[X_DELAY_NUMBER] = streams.new_number()
         # A due message takes one tick, so that it is confirmed like any delayed message.
         copy.headers[X_DELAY] = x_delay_until(state.due, datetime.now(timezone.utc))
         target.default_channel.basic_publish(copy, exchange, routing_key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import NamedTuple
@@ -25,6 +26,7 @@ class Orphan(NamedTuple):
     task: str | None  # Celery's name of the task, and its id
     task_id: str | None
     size: int  # bytes of the body
+    digest: str  # of all that its consumer would receive
 
 
 def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
@@ -82,7 +84,9 @@ def purge(connection: kombu.Connection) -> int:
 
 def _orphan(message: Message) -> Orphan:
     headers = message.headers or {}
-    _, exchange, routing_key = waiting.original(message)
+    copy, exchange, routing_key = waiting.original(message)
+    received = repr((copy.properties, copy.body)).encode(errors="replace")
     state = read_state(headers)
     task, task_id = (None if headers.get(name) is None else str(headers[name]) for name in ("task", "id"))
-    return Orphan(exchange, routing_key, state.due if state else None, task, task_id, len(message.body))
+    digest = hashlib.blake2b(received, digest_size=12).hexdigest()
+    return Orphan(exchange, routing_key, state.due if state else None, task, task_id, len(message.body), digest)

@@ -12,8 +12,13 @@ from ..core.routing_key import SENTINEL
 from ..core.topology import Cascade
 from .management import Management
 
-#: Seconds for which an outbox gets nothing before it is deleted: the management API is five late.
+#: Seconds after which the counts of the management API, which are five late, show what was on its way.
 QUIET = 12
+
+
+def wait_for_counts() -> None:
+    """Wait until the management API counts all messages that were on their way, if no more are published."""
+    time.sleep(QUIET)
 
 
 def prune(connection: kombu.Connection, management: Management) -> list[str]:
@@ -31,8 +36,8 @@ def prune(connection: kombu.Connection, management: Management) -> list[str]:
             return []
         for binding in bindings:
             channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
-        time.sleep(QUIET)
-        unused = _unused(cascade, management)
+        wait_for_counts()
+        unused = [name for name in _unused(cascade, management) if name in unused]  # others are still bound
         for name in unused:
             channel.queue_delete(name)
         for binding in bindings:

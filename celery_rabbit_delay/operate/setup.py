@@ -30,8 +30,8 @@ def setup(
     for cascade in wanted:
         if cascade.shard == 1:
             create_cascade(ConfirmedChannel(connection.connection), options.shards_of(cascade), options.confirm_timeout)
-        for stream in options.streams:
-            declare.bind_stream(connection.default_channel, cascade, stream)
+            for stream in options.streams:
+                declare.bind_stream(connection.default_channel, cascade, stream)
     lacking = []
     for destination in destinations:
         try:

@@ -112,12 +112,15 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
     rows = management.queues() if management else {}
     levels, first_shard = [], {}
     for cascade in wanted:
+        # Down, as messages go: none may pass from a level that is not counted yet to one that is.
+        ready = {level.queue: declare.message_count(channel, level.queue) for level in reversed(cascade.levels)}
         for level, first in zip(cascade.levels, replace(cascade, shard=1).levels, strict=True):
             first_shard[level.queue] = first.queue
             on_the_way = unsettled(rows[level.queue]) if level.queue in rows else None
-            ready = declare.message_count(channel, level.queue)
-            levels.append(LevelStatus(level.queue, cascade.shard, level.ttl, ready, on_the_way))
+            levels.append(LevelStatus(level.queue, cascade.shard, level.ttl, ready[level.queue], on_the_way))
     orphans = declare.message_count(channel, wanted[0].orphans)
+    if orphans is not None and wanted[0].orphans in rows:  # whoever lists them holds them
+        orphans += int(rows[wanted[0].orphans].get("messages_unacknowledged") or 0)
     beside = [
         StreamStatus(stream.name, declare.message_count(channel, stream.name))
         for stream in streams.all_streams(wanted[0])
@@ -203,15 +206,26 @@ def _refuses_more(queue: Row) -> bool | None:
     return refusing
 
 
-def count_earlier(connection: kombu.Connection, cascades: Iterable[Layout1]) -> int | None:
-    """Return how many messages wait in cascades of an earlier layout; None if no such cascade exists."""
+def count_earlier(
+    connection: kombu.Connection, cascades: Iterable[Layout1], management: Management | None = None
+) -> int | None:
+    """Return how many messages wait in cascades of an earlier layout; None if no such cascade exists.
+
+    Messages between two queues are visible only with the management API.
+    """
+    channel = connection.default_channel
+    rows = management.queues() if management else {}
     found = None
     for cascade in cascades:
-        for level in cascade.levels:
-            ready = declare.message_count(connection.default_channel, level.queue)
-            if ready is None:  # longer levels do not exist either
-                break
-            found = (found or 0) + ready
+        # RabbitMQ logs an error for each part that is missing.
+        if not declare.exchange_exists(channel, cascade.ingest) and not declare.queue_exists(
+            channel, cascade.levels[0].queue
+        ):
+            continue
+        for level in reversed(cascade.levels):  # down, as messages go
+            ready = declare.message_count(channel, level.queue)
+            if ready is not None:
+                found = (found or 0) + ready + (unsettled(rows[level.queue]) if level.queue in rows else 0)
     return found
 
 

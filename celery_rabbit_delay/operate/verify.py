@@ -33,7 +33,9 @@ def compare(
     needed = destinations if passive else ()
     streams = _streams(connection, with_missing=passive or not existing_streams)
     wanted, known = cascades(connection, priorities), existing(connection, priorities)
-    return list(diff(connection, wanted, needed, management, streams, known))
+    return list(
+        diff(connection, wanted, needed, management, streams, known, on_demand=existing_streams and not passive)
+    )
 
 
 def can_try_out(findings: Iterable[Finding]) -> bool:

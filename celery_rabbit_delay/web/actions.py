@@ -50,7 +50,7 @@ def add_actions(site: Flask, desk: Desk, overview: Overview) -> None:
         except DelayError as exc:
             flash(printable(str(exc), 300), "bad")
             return redirect(forms.back(), 303)
-        shown = plot.text(headers_.milliseconds(due), forms.zone())
+        shown = plot.text(headers_.milliseconds(due), forms.zone(), "%Y-%m-%d %H:%M:%S %Z")
         return answer(lambda: desk.move(numbers, due), f"moved to {shown}")
 
     @site.post("/orphans/replay")

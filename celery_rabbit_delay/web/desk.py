@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -15,6 +16,7 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
+from ..amqp.clocks import utc_ms
 from ..amqp.connecting import closing, ensure_connection
 from ..amqp.waiting import Allowed
 from ..core import journal, streams
@@ -22,7 +24,7 @@ from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
 from ..operate import Finding, Management, Orphan, Record, Status
 from . import search
-from .index import WAITING, now, reading
+from .index import WAITING, reading
 from .indexer import Indexer
 from .search import Row
 
@@ -108,7 +110,7 @@ class Desk:
                         continue
                     try:
                         with reading(self._path) as db:
-                            copies = search.copies(db, row, now())
+                            copies = search.copies(db, row, utc_ms())
                         move([self._record(connection, copy) for copy in copies], due)
                         covered.update(copy.number for copy in copies)
                         moved += 1
@@ -125,7 +127,7 @@ class Desk:
     def _waiting(self, numbers: Iterable[int]) -> tuple[list[Row], list[str]]:
         wanted = list(dict.fromkeys(numbers))
         with reading(self._path) as db:
-            rows = [row for row in search.find(db, wanted) if row.state == WAITING and row.due > now()]
+            rows = [row for row in search.find(db, wanted) if row.state == WAITING and row.due > utc_ms()]
         gone = len(wanted) - len(rows)
         return rows, [f"{gone:,} of the selected tasks no longer wait"] if gone else []
 
@@ -147,15 +149,15 @@ class Desk:
         with self._turn_at_orphans, self._connected() as connection:
             return operate.orphans(connection, ORPHANS)
 
-    def replay(self, marks: Iterable[str] | None) -> Done:
-        """Send all orphans, or those with some marks, to their destinations."""
+    def replay(self, marks: Iterable[str]) -> Done:
+        """Send the orphans with some marks to their destinations."""
         with self._acting() as connection, self._turn_at_orphans:
             results = list(operate.replay(connection, ORPHANS, self._allowed, _chosen(marks)))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), refused)
 
-    def remove(self, marks: Iterable[str] | None) -> Done:
-        """Remove all orphans that are shown, or those with some marks."""
+    def remove(self, marks: Iterable[str]) -> Done:
+        """Remove the orphans with some marks."""
         with self._acting() as connection, self._turn_at_orphans:
             return Done(operate.remove(connection, ORPHANS, _chosen(marks)), [])
 
@@ -171,7 +173,7 @@ class Desk:
             findings = operate.compare(connection, self.broker.destinations, self.broker.management(connection))
             wrong = [finding for finding in findings if finding.state != "present"]
             problems = list(operate.try_out(connection)) if operate.can_try_out(wrong) else None
-        return Verified(now(), len(findings), wrong, problems)
+        return Verified(utc_ms(), len(findings), wrong, problems)
 
 
 def mark(orphan: Orphan) -> str:
@@ -179,8 +181,12 @@ def mark(orphan: Orphan) -> str:
     return hashlib.blake2b(repr(tuple(orphan)).encode(errors="replace"), digest_size=12).hexdigest()
 
 
-def _chosen(marks: Iterable[str] | None) -> Callable[[Orphan], bool]:
-    if marks is None:
-        return lambda orphan: True
-    wanted = set(marks)
-    return lambda orphan: mark(orphan) in wanted
+def _chosen(marks: Iterable[str]) -> Callable[[Orphan], bool]:
+    wanted = Counter(marks)
+
+    def is_chosen(orphan: Orphan) -> bool:
+        found = mark(orphan)  # equal orphans have equal marks
+        wanted[found] -= 1
+        return wanted[found] >= 0
+
+    return is_chosen

@@ -43,11 +43,9 @@ def numbers() -> list[int]:
     return chosen[:SELECTED]
 
 
-def marks() -> list[str] | None:
-    """Return the marks of the selected orphans; None for all."""
-    if request.form.get("all"):
-        return None
-    chosen = request.form.getlist("mark")
+def marks() -> list[str]:
+    """Return the marks of the selected orphans, or of all that the page showed."""
+    chosen = request.form.getlist("shown" if request.form.get("all") else "mark")
     if not chosen:
         abort(400, "Nothing was selected: go back, and select an orphan.")
     return chosen

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -82,6 +81,9 @@ _INSERT = """INSERT OR IGNORE INTO message
     (number, due, state, id, task, queue, key, retries, stamps, arguments, stream, offset)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
+#: The position of `retries` in a row.
+_RETRIES = 7
+
 
 class IndexUnusable(DelayError):
     """The file is the index of another cascade, is in use, or is not an index."""
@@ -138,8 +140,9 @@ class Index:
         with self._db as db:
             db.execute("DROP TRIGGER message_removed")  # it would take minutes, because it runs for each row
             db.execute("INSERT INTO search (search) VALUES ('delete-all')")
-            for table in ("message", "place", "cancelled", "stamp", "void", "last", "replaced"):
+            for table in ("message", "name", "place", "cancelled", "stamp", "void", "last", "replaced"):
                 db.execute(f"DELETE FROM {table}")
+        self._names.clear()
         self._db.executescript(_TABLES)
 
     def apply(self, entries: Iterable[tuple[str, Entry]], queues: QueueNames, now: int) -> None:
@@ -148,13 +151,16 @@ class Index:
         places: dict[str, Place] = {}
         cancelled: list[str] = []
         rows: list[tuple[Any, ...]] = []
-        with self._db as db:
+        with self._forgetting_names(), self._db as db:
             for stream, entry in entries:
                 places[stream] = Place.of(entry)
                 with suppress(Unreadable):
                     cancelled += changes.apply(entry.body)
                     keys.apply(entry.body)
                     rows += self._rows(stream, entry, queues, now)
+            # The retry of a message with a key keeps its number, and that message may not be pruned yet.
+            again = [(row[0], row[1]) for row in rows if row[_RETRIES]]
+            db.executemany("DELETE FROM message WHERE number = ? AND due < ?", again)
             newest = db.execute("SELECT max(row) FROM message").fetchone()[0] or 0
             db.executemany(_INSERT, rows)
             db.execute(
@@ -167,6 +173,15 @@ class Index:
             db.executemany(
                 "INSERT OR REPLACE INTO place VALUES (?, ?, ?)", [(name, *place) for name, place in places.items()]
             )
+
+    @contextmanager
+    def _forgetting_names(self) -> Iterator[None]:
+        """Forget the numbers of names after an error, with which the database forgets new ones."""
+        try:
+            yield
+        except BaseException:
+            self._names.clear()
+            raise
 
     def prune(self, now: int) -> int:
         """Remove some messages that are due before `now`, in milliseconds since 1970; return their number."""
@@ -345,8 +360,3 @@ def _lock(path: Path) -> Any:
     except OSError as exc:
         raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
     return lock
-
-
-def now() -> int:
-    """Return the milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

@@ -13,12 +13,13 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
+from ..amqp.clocks import utc_ms
 from ..amqp.connecting import closing, ensure_connection
 from ..core import journal, streams
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
 from ..operate import Entry, Follower, QueueNames, StreamReplaced
-from .index import Index, now
+from .index import Index
 from .text import reason
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ _FRESH = 2000
 
 #: Seconds between two checks for new streams, between two attempts to connect, between two prunings.
 _LOOK, _AGAIN, _PRUNE = 5, 1, 5
+
+#: The same for attempts that fail again and again: each leaves markers in the streams.
+_AGAIN_AT_MOST = 60
 
 #: Milliseconds that a message stays after its due time, so that it does not vanish from a page that was just shown.
 _KEEP = 2000
@@ -65,6 +69,7 @@ class Indexer:
         self._seen = threading.Condition()
         self._complete = time.monotonic()
         self._error: str | None = None
+        self._failed = 0  # attempts to follow the streams since the last one that worked
         self._stopping = threading.Event()
         self._look = threading.Event()
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
@@ -112,19 +117,24 @@ class Indexer:
             try:
                 with closing(self._connect()) as connection:
                     ensure_connection(connection)
-                    with Follower(connection) as follower:
-                        self._follow(follower, connection)
-            except StreamReplaced as exc:
-                logger.warning("The index is built again: %s", exc)
-                self._pending.clear()
-                self._index.clear()
+                    self._index_streams(connection)
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 self._error = reason(exc)
-                self._stopping.wait(_AGAIN)
+                self._stopping.wait(min(_AGAIN * 2**self._failed, _AGAIN_AT_MOST))
             except Exception as exc:
                 logger.exception("The index has stopped")
                 self._error = f"{type(exc).__name__}: {exc}"
                 self._stopping.wait(10 * _AGAIN)
+
+    def _index_streams(self, connection: kombu.Connection) -> None:
+        try:
+            self._failed += 1
+            with Follower(connection) as follower:
+                self._follow(follower, connection)
+        except StreamReplaced as exc:
+            logger.warning("The index is built again: %s", exc)
+            self._pending.clear()
+            self._index.clear()
 
     def _follow(self, follower: Follower, connection: kombu.Connection) -> None:
         cascade = connection.transport.delay_options.cascade
@@ -139,7 +149,7 @@ class Indexer:
                 self._look.clear()
                 lacking = self._begin(follower, lacking)
                 look = moment + _LOOK
-                self._error = None
+                self._error, self._failed = None, 0
             came = follower.read(_PAUSE if self._pending else _TURN)
             is_fresh = not came
             if self._pending and (not came or self._is_much or time.monotonic() - stored > _SECONDS):
@@ -149,7 +159,7 @@ class Indexer:
                 self._complete = time.monotonic()
                 self.is_ready.set()
             if moment >= prune:
-                removed = self._index.prune(now() - _KEEP)
+                removed = self._index.prune(utc_ms() - _KEEP)
                 prune = time.monotonic() + (_TURN if removed else _PRUNE)
 
     @property
@@ -174,7 +184,7 @@ class Indexer:
     def _store(self) -> bool:
         """Store the pending messages; return whether the last one was sent just now."""
         pending, self._pending, self._bytes = self._pending, [], 0
-        moment = now()
+        moment = utc_ms()
         self._index.apply(pending, self._queues, moment)
         for name, entry in pending:
             self._reached[name] = entry.offset

@@ -8,11 +8,12 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from ..amqp.clocks import utc_ms
 from ..operate import Status
 from . import search
 from .desk import FAILURES, Desk
 from .gauges import Measured
-from .index import now, reading
+from .index import reading
 from .indexer import Indexer
 from .search import Filter, Share
 from .text import reason
@@ -58,14 +59,14 @@ class Overview:
     def bars(self, wanted: Filter, edges: list[int]) -> list[int]:
         def ask() -> list[int]:
             with reading(self._path) as db:
-                return search.bars(db, wanted, now(), edges)
+                return search.bars(db, wanted, utc_ms(), edges)
 
         return self._remembered((wanted, edges[0], edges[-1]), 1, ask)
 
     def count(self, wanted: Filter) -> int:
         def ask() -> int:
             with reading(self._path) as db:
-                return search.count(db, wanted, now())
+                return search.count(db, wanted, utc_ms())
 
         return self._remembered(wanted, 1, ask)
 
@@ -83,7 +84,7 @@ class Overview:
     def measured(self, management: bool) -> Measured:
         """Return the values of the metrics."""
         summary, status = self.summary(), self.status()
-        next_due = None if summary.soonest is None else max(0.0, (summary.soonest - now()) / 1000)
+        next_due = None if summary.soonest is None else max(0.0, (summary.soonest - utc_ms()) / 1000)
         known = None if isinstance(status, str) else status
         return Measured(summary.queues, summary.cancelled, next_due, self._indexer.progress, known, management)
 
@@ -94,7 +95,7 @@ class Overview:
                 answer.until = 0
 
     def _summary(self) -> Summary:
-        moment = now()
+        moment = utc_ms()
         with reading(self._path) as db:
             soonest, latest = search.extent(db, moment) or (None, None)
             queues = search.shares(db, "queue", moment)

@@ -15,12 +15,16 @@ from .text import pattern
 #: matches of a text.
 PAGE, _NEAR, MOST = 50, 20_000, 10_000
 
-#: The maximum number of task or queue names that contain a text.
+#: The most task or queue names that are searched one by one; more are searched in one scan, the soonest first.
 _NAMES = 50
 
 _COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id = task),
     (SELECT text FROM name WHERE name.id = queue), key, retries, message.arguments,
     (SELECT text FROM name WHERE name.id = stream), offset, state"""
+
+
+#: The names that contain a text.
+_NAMED = r"SELECT id FROM name WHERE text LIKE ? ESCAPE '\'"
 
 
 class Row(NamedTuple):
@@ -111,7 +115,7 @@ def _near(db: sqlite3.Connection, where: _Where, text: str, order: str) -> list[
     """Return a page of matches of a text from the soonest rows; nothing if they do not fill a page."""
     condition, values = where.and_()
     tests, more = [], []
-    for test, value in _tests(db, text):
+    for test, value in _tests(text):
         tests.append(test)
         more += value
     source = f"(SELECT * FROM message WHERE {condition} {order} LIMIT {_NEAR}) AS message"
@@ -127,20 +131,23 @@ def _far(db: sqlite3.Connection, where: _Where, text: str, order: str, back: boo
     return sorted(found.values(), key=lambda row: row.place, reverse=back)[: PAGE + 1]
 
 
-def _tests(db: sqlite3.Connection, text: str) -> Iterator[tuple[str, list[Any]]]:
+def _tests(text: str) -> Iterator[tuple[str, list[Any]]]:
     yield "(message.id >= ? AND message.id < ?)", [text, _after(text)]
     for column in ("task", "queue"):
-        names = _names(db, text)
-        if names:
-            yield f"message.{column} IN ({','.join('?' * len(names))})", list(names)
+        yield f"message.{column} IN ({_NAMED})", [pattern(text)]
     yield r"message.arguments LIKE ? ESCAPE '\'", [pattern(text)]
 
 
 def _sources(db: sqlite3.Connection, where: _Where, text: str) -> Iterator[tuple[str, list[Any]]]:
     condition, values = where.and_("message.id >= ? AND message.id < ?", text, _after(text))
     yield f"message INDEXED BY message_id WHERE {condition}", values
-    for name in _names(db, text):
-        for column in ("task", "queue"):
+    for column in ("task", "queue"):
+        names = _names(db, column, text)
+        if len(names) > _NAMES:
+            condition, values = where.and_(f"{column} IN ({_NAMED})", pattern(text))
+            yield f"message INDEXED BY message_due WHERE {condition}", values
+            continue
+        for name in names:
             condition, values = where.and_(f"{column} = ?", name)
             yield f"message INDEXED BY message_{column} WHERE {condition}", values
     if len(text) < 3:  # the full-text index consists of trigrams
@@ -170,8 +177,10 @@ def _after(text: str) -> str:
     return text + chr(0x10FFFF)
 
 
-def _names(db: sqlite3.Connection, text: str) -> list[int]:
-    rows = db.execute(rf"SELECT id FROM name WHERE text LIKE ? ESCAPE '\' LIMIT {_NAMES}", [pattern(text)])
+def _names(db: sqlite3.Connection, column: str, text: str) -> list[int]:
+    """Return the names in use in a column that contain a text; one more than `_NAMES` at most."""
+    used = f"EXISTS (SELECT 1 FROM message WHERE {column} = name.id)"
+    rows = db.execute(f"{_NAMED} AND {used} LIMIT {_NAMES + 1}", [pattern(text)])
     return [id_ for (id_,) in rows]
 
 

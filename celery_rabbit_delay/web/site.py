@@ -9,12 +9,12 @@ from typing import Any
 
 from flask import Flask
 
+from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from . import forms, plot, search
 from .actions import add_actions
 from .desk import Broker, Desk, mark
 from .guard import add_guard, token
-from .index import now
 from .indexer import Indexer
 from .overview import Overview
 from .setting import Setting
@@ -47,7 +47,7 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
             "setting": setting,
             "broker": broker.name,
             "token": token,
-            "now": now(),
+            "now": utc_ms(),
             "zone": forms.zone(),
             "progress": indexer.progress,
             "delays": forms.DELAYS,
@@ -58,10 +58,10 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
 
 def _filters(site: Flask) -> None:
     site.jinja_env.filters["moment"] = lambda value: plot.text(value, forms.zone())
-    site.jinja_env.filters["until"] = lambda value: plot.until(value - now())
+    site.jinja_env.filters["until"] = lambda value: plot.until(value - utc_ms())
     site.jinja_env.filters["printable"] = printable
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
-    site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M")
+    site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M:%S")
     site.jinja_env.filters["duration"] = lambda value: plot.until(value).removeprefix("in ")
     site.jinja_env.filters["mark"] = mark
     site.jinja_env.filters["milliseconds"] = headers_.milliseconds

@@ -9,6 +9,7 @@ from typing import Any
 from flask import Flask, Response, abort, render_template, request
 
 from .. import operate
+from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core import streams
 from ..core.headers import Delivery
@@ -16,7 +17,7 @@ from ..operate import Record
 from . import forms, plot, search
 from .desk import FAILURES, ORPHANS, Desk, Verified
 from .gauges import exposition
-from .index import now, reading
+from .index import reading
 from .overview import Overview
 from .setting import Setting
 from .text import body_text, printable
@@ -29,7 +30,7 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
 
     @site.get("/")
     def schedule() -> str:
-        wanted, moment = forms.wanted(), now()
+        wanted, moment = forms.wanted(), utc_ms()
         name = request.args.get("range", "hour")
         range_ = plot.RANGES.get(name, plot.RANGES["hour"])
         edges = plot.edges(range_, moment, forms.zone())

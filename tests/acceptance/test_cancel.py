@@ -15,7 +15,7 @@ from celery.result import AsyncResult
 
 import celery_rabbit_delay
 from testkit import background
-from testkit.broker import QUICK, Broker
+from testkit.broker import QUICK, own_node
 from testkit.commands import celery
 from testkit.node import Node, dead_letters_again
 from testkit.wait import wait_until
@@ -220,8 +220,8 @@ def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> Non
 @pytest.fixture
 def crashing(tmp_path: Path) -> Iterator[tuple[Shop, Node]]:
     """Yield a shop on a separate node."""
-    with Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5)) as node, Broker(node).vhost() as vhost:
-        shop = Shop(vhost, tmp_path, {**QUICK, "max_delay": 600}, {})
+    with own_node(advanced=dead_letters_again(5)) as vhost:
+        shop, node = Shop(vhost, tmp_path, {**QUICK, "max_delay": 600}, {}), vhost.broker.node
         yield shop, node
         shop.close()
         if node.process is None:

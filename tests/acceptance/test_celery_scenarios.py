@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from celery import chain, chord
 
-from testkit.broker import QUICK, Broker
-from testkit.node import Node, dead_letters_again
+from testkit.broker import QUICK, own_node
+from testkit.node import dead_letters_again
 from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, signature
@@ -73,7 +73,7 @@ def test_chords_are_unlocked_from_another_queue(make_shop: MakeShop, tmp_path: P
 
 @pytest.mark.long
 def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -> None:
-    with Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5)) as node, Broker(node).vhost() as vhost:
+    with own_node(advanced=dead_letters_again(5)) as vhost:
         # Or else Celery 5.4, also without us, gives the task that is delivered again to the process that still runs it.
         conf = {"queues": "quorum", "worker_cancel_long_running_tasks_on_connection_loss": True}
         shop = Shop(vhost, tmp_path, QUICK, conf)
@@ -82,8 +82,8 @@ def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -
             shop.send("sleeps_once", countdown=0.3)
             shop.send("note", "waits", countdown=20)
             shop.wait_for(1, "sleeps once")
-            node.kill()
-            node.start()
+            vhost.broker.node.kill()
+            vhost.broker.node.start()
             first, again = shop.wait_for(2, "sleeps once", timeout=120)
             assert again["delivery_info"] == first["delivery_info"] | {"redelivered": True}
             shop.wait_for(1, "waits", timeout=120)

@@ -13,8 +13,8 @@ import pytest
 import celery_rabbit_delay
 from celery_rabbit_delay import DelayError
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import QUICK, Broker
-from testkit.node import Node, dead_letters_again
+from testkit.broker import QUICK, own_node
+from testkit.node import dead_letters_again
 from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, plain_celery_url, waiting
@@ -212,8 +212,8 @@ def test_nothing_is_lost_when_workers_are_killed(make_shop: MakeShop) -> None:
 
 @pytest.mark.long
 def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
-    node = Node(plugins=("rabbitmq_management",), advanced=dead_letters_again(5))
-    with node, Broker(node).vhost() as vhost:
+    with own_node(advanced=dead_letters_again(5)) as vhost:
+        node = vhost.broker.node
         shop, others = Shop(vhost, tmp_path, QUICK, {}), Shop(vhost, tmp_path, None, {})
         try:
             shop.send("note", "first", countdown=6)

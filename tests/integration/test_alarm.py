@@ -17,7 +17,7 @@ from celery_rabbit_delay.amqp import streams as reading_streams
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
-from testkit.broker import QUICK, Broker, Vhost, lead, take
+from testkit.broker import QUICK, Vhost, lead, own_node, take
 from testkit.commands import run
 from testkit.node import Node
 from testkit.wait import wait_until
@@ -26,7 +26,7 @@ from testkit.wait import wait_until
 @pytest.fixture
 def vhost() -> Iterator[Vhost]:
     """Yield a vhost on a separate node, because an alarm affects all vhosts."""
-    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+    with own_node() as vhost:
         yield vhost
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import kombu
 import pytest
 from amqp import Message
-from amqp.exceptions import MessageNacked
+from amqp.exceptions import ChannelError, MessageNacked
 
 from celery_rabbit_delay.amqp import confirms
 from celery_rabbit_delay.core.destination import Destination
@@ -110,3 +110,64 @@ def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pyte
         producer.publish("lost", routing_key="q", headers=DELAY)
         wait_until(lambda: connection.drain_events(timeout=5) or caplog.records, "the broker returned it")
     assert "RabbitMQ returned a delayed message, it is lost: NO_ROUTE" in caplog.text
+
+
+def test_without_confirm_a_publisher_goes_on_after_the_cascade_was_deleted(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture
+) -> None:
+    vhost.declare("q")
+    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
+        producer = connection.Producer()
+        producer.publish("first", routing_key="q", headers=DELAY)
+        take(connection, "q", 1)
+        vhost.delete_exchange(vhost.cascade.ingest)
+
+        def arrives() -> bool:
+            producer.publish("again", routing_key="q", headers=DELAY)
+            return vhost.count("q") > 0
+
+        wait_until(arrives, "the cascade is declared again")
+    assert "RabbitMQ has refused a delayed message" in caplog.text
+
+
+def test_without_confirm_a_lost_connection_is_an_error(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with proxy(vhost.broker.node.port) as between:
+        options = {"rabbit_delay": QUICK | {"confirm": False}}
+        with kombu.Connection(between.url(vhost.url()), transport_options=options) as connection:
+            producer = connection.Producer()
+            producer.publish("first", routing_key="q", headers=DELAY)
+            between.cut()
+
+            def is_noticed() -> bool:  # the first message may be in time
+                try:
+                    producer.publish("lost?", routing_key="q", headers=DELAY)
+                except connection.recoverable_connection_errors:
+                    return True
+                return False
+
+            wait_until(is_noticed, "the connection is lost")
+
+
+@pytest.mark.parametrize("deleted", [["exit"], ["exit", "marker"]], ids=str)
+def test_what_is_sent_after_the_cascade_was_declared_again_is_confirmed(vhost: Vhost, deleted: list[str]) -> None:
+    vhost.declare("q", "r")
+    with vhost.connection(confirm_timeout=5) as connection:
+        producer = connection.Producer()
+        producer.publish("first", routing_key="q", headers=DELAY)
+        for name in deleted:
+            vhost.delete_exchange(getattr(vhost.cascade, name))
+        producer.publish("second", routing_key="r", headers=DELAY)
+        assert [message.payload for message in take(connection, "r", 1)] == ["second"]
+
+
+def test_a_message_of_the_user_that_is_returned_is_no_error_of_a_delayed_one(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish("first", routing_key="q", headers=DELAY)
+        connection.channel().basic_publish(Message("lost"), "", "nowhere", mandatory=True)
+        producer.publish("second", routing_key="q", headers=DELAY)
+        with pytest.raises(ChannelError, match="NO_ROUTE"):
+            take(connection, "q", 2)
+        assert len(take(connection, "q", 2)) == 2

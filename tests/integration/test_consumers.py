@@ -6,6 +6,7 @@ import kombu
 import pytest
 
 from testkit.broker import Vhost, take
+from testkit.wait import wait_until
 
 DELAY = {"x-delay": 30}
 
@@ -60,3 +61,32 @@ def test_deliveries_held_back_survive_a_consumer_that_fails(vhost: Vhost) -> Non
                 connection.drain_events(timeout=20)
         assert received == list(range(5))
         assert len(take(connection, "out", 2)) == 2
+
+
+def test_a_connection_of_a_pool_drops_what_must_not_be_delivered(vhost: Vhost) -> None:
+    vhost.declare("q")
+    pool = vhost.connection().Pool(limit=1)
+    try:
+        with pool.acquire() as connection:
+            producer = connection.Producer()
+            for name, delay in (("first", 3000), ("second", 1000)):
+                producer.publish(name, routing_key="q", headers={"x-delay": delay, "x-delay-key": "k"})
+            producer.publish("end", routing_key="q", headers={"x-delay": 4000})
+            assert [message.payload for message in take(connection, "q", 2)] == ["second", "end"]
+    finally:
+        pool.force_close_all()
+
+
+def test_a_connection_is_closed_although_messages_come_in_meanwhile(vhost: Vhost) -> None:
+    vhost.declare("q")
+    vhost.publish("q", *[0.05] * 200)
+    wait_until(lambda: vhost.count("q") == 200, "all are due")
+    connection = vhost.connection()
+    connection.default_channel.basic_qos(0, 0, False)
+    consumer = kombu.Consumer(
+        connection.channel(), [kombu.Queue("q", no_declare=True)], on_message=lambda message: None
+    )
+    consumer.consume()
+    connection.release()
+    assert not connection.connected
+    assert len(vhost.take("q", 200)) == 200

@@ -13,9 +13,8 @@ from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, N
 from celery_rabbit_delay.amqp import confirms, declare
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
-from testkit.broker import QUICK, Broker, Vhost, take
+from testkit.broker import QUICK, Vhost, own_node, take
 from testkit.frames import frames
-from testkit.node import Node
 from testkit.wait import wait_until
 
 Q = Destination("", ("q",))
@@ -133,7 +132,7 @@ def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, mo
 @pytest.mark.parametrize("what", ["the queue of the records", "the levels"])
 def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is while another process creates the queue: RabbitMQ then refuses messages at once."""
-    with Node(plugins=("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:  # it may not recover
+    with own_node() as vhost:  # it may not recover
         vhost.declare("q")
         vhost.publish_one()
         queues = [level.queue for level in vhost.cascade.levels]

@@ -11,8 +11,7 @@ from celery_rabbit_delay.amqp.following import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
-from testkit.broker import Broker, Vhost, publish
-from testkit.node import Node
+from testkit.broker import Vhost, own_node, publish
 
 
 def is_timed_out(connection: Any) -> bool:
@@ -29,8 +28,7 @@ def is_timed_out(connection: Any) -> bool:
 def test_a_quiet_stream_is_followed_for_longer_than_a_message_may_stay_unacknowledged() -> None:
     advanced = "[{rabbit, [{consumer_timeout, 10000}, {channel_tick_interval, 1000}]}]."
     with (
-        Node(plugins=("rabbitmq_management",), advanced=advanced) as node,
-        Broker(node).vhost() as vhost,
+        own_node(advanced=advanced) as vhost,
         vhost.connection() as connection,
         vhost.plain() as neighbour,
         Follower(connection) as follower,

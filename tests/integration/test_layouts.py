@@ -17,7 +17,8 @@ from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import LAYOUT
 from testkit.broker import Vhost, take
-from testkit.commands import run
+from testkit.commands import management, run
+from testkit.wait import wait_until
 
 #: What the code at 5b6fcca, the last with layout 1, exported for the queue "q" with the options `QUICK`.
 DEFINITIONS = json.loads((Path(__file__).parent / "layout_1.json").read_text())
@@ -90,16 +91,33 @@ def test_what_waits_in_an_earlier_layout_can_be_moved_and_the_rest_removed(vhost
     declare_layout_1(vhost, 20, 16)
     url = vhost.url("amqp")
     refused = run(url, "teardown", "--layout", "1", "--yes")
+    assert (refused.code, "--layout needs --management-url" in refused.err) == (2, True)
+    refused = run(url, "teardown", "--layout", "1", "--yes", *management(vhost))
     assert (refused.code, "20 messages wait" in refused.err) == (1, True)
     moved = run(url, "--queue", "q", "migrate", "--from-layout", "1")
     assert (moved.code, moved.out) == (0, "20 moved, 0 left\n")
-    assert run(url, "teardown", "--layout", "1", "--yes").code == 0
+    assert run(url, "teardown", "--layout", "1", "--yes", *management(vhost)).code == 0
     names = vhost.names("queues") + vhost.names("exchanges")
     assert [name for name in names if not name.startswith("celery-rabbit-delay.v2.")] == ["q"]
     with vhost.connection() as connection:
         messages = take(connection, "q", 20)
         assert time.time() >= due
     assert {str(message.headers) for message in messages} == {"{'a': 1}"}
+
+
+def test_what_a_full_queue_holds_up_in_an_earlier_layout_is_counted(vhost: Vhost) -> None:
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    with vhost.plain() as connection:
+        connection.default_channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
+    earlier = declare_layout_1(vhost, 4, 0, level=2)
+    wait_until(lambda: vhost.count("q") == 1, "the queue is full")
+    vhost.delete_queue(earlier.levels[0].queue)  # a level that somebody has deleted hides no other
+    refused = run(vhost.url("amqp"), "teardown", "--layout", "1", "--yes", *management(vhost))
+    assert (refused.code, "3 messages wait" in refused.err) == (1, True)
+    moved = run(vhost.url("amqp"), "--queue", "q", "migrate", "--from-layout", "1", *management(vhost))
+    assert (moved.code, moved.out) == (3, "0 moved, 3 left\n")
+    removed = run(vhost.url("amqp"), "teardown", "--layout", "1", "--yes", "--delete-messages")
+    assert removed.code == 0
 
 
 @pytest.mark.parametrize("high", [False, True], ids=["normal", "high"])

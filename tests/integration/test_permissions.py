@@ -53,6 +53,17 @@ def test_a_passive_publisher_needs_no_more_than_its_row(vhost: Vhost) -> None:
         vhost.publish_one(vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
 
 
+def test_a_passive_publisher_that_may_see_no_destination_reaches_one_after_the_other(vhost: Vhost) -> None:
+    vhost.declare("q", "r")
+    assert run(vhost.url("amqp"), "--queue", "q", "--queue", "r", "setup").code == 0
+    user = vhost.user(**documented('publisher, `declare="passive"`'))
+    with vhost.connection(user, declare="passive", confirm_timeout=5) as connection:
+        for queue in ("q", "r"):
+            connection.Producer().publish("x", routing_key=queue, headers={"x-delay": 30})
+    for queue in ("q", "r"):
+        assert len(vhost.take(queue, 1)) == 1
+
+
 def test_an_operator_needs_no_more_than_its_row(vhost: Vhost) -> None:
     vhost.declare("q")
     url = vhost.url("amqp", vhost.user(**documented("operator")))

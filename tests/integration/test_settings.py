@@ -6,9 +6,8 @@ import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay import operate
-from testkit.broker import Broker, Vhost
+from testkit.broker import Vhost, own_node
 from testkit.commands import management, run
-from testkit.node import Node
 from testkit.wait import wait_until
 
 DEFAULT = "raise dead_letter_worker_consumer_prefetch, which is at its default of 32"
@@ -18,7 +17,7 @@ AFTER_A_CRASH = "unless dead_letter_worker_publisher_confirm_timeout is set"
 
 @pytest.mark.parametrize(("advanced", "said"), [("", DEFAULT), ("[].", PERHAPS)])
 def test_verify_names_the_setting_where_levels_are_behind(advanced: str, said: str) -> None:
-    with Node(plugins=("rabbitmq_management",), advanced=advanced) as node, Broker(node).vhost() as vhost:
+    with own_node(advanced=advanced) as vhost:
         vhost.declare("q")
         with vhost.connection(lanes=()) as connection:
             cascade = connection.transport.delay_options.cascade

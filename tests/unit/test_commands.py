@@ -189,7 +189,7 @@ def test_a_broker_that_refuses_is_named_with_its_reason(
     assert says in failed.stderr
 
 
-ORPHAN = Orphan("", "gone", None, "shop.review", "1", 5)
+ORPHAN = Orphan("", "gone", None, "shop.review", "1", 5, "")
 
 
 @pytest.mark.parametrize("amount", [0, 1, 2, 3])

@@ -20,7 +20,7 @@ from celery_rabbit_delay.amqp import connection as connection_
 from celery_rabbit_delay.amqp import following, streams
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored
-from celery_rabbit_delay.amqp.connection import Connection
+from celery_rabbit_delay.amqp.transport import DelayConnection
 from celery_rabbit_delay.core.errors import StreamUnavailable
 from celery_rabbit_delay.core.topology import Stream
 
@@ -96,7 +96,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 @pytest.fixture
 def connection(broker: Broker) -> Any:
-    connection: Any = Connection()
+    connection: Any = DelayConnection()
     connection._transport = broker
     connection._frame_writer = frame_writer(connection, broker)
     connection._on_inbound_frame = connection.frame_handler_cls(connection, connection.on_inbound_method)
@@ -188,7 +188,7 @@ def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(
 def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a Kombu connection with a stream that can be written but not read."""
     client: Any = SimpleNamespace(connection=connection, drain_events=connection.drain_events)
-    client.clone = lambda: client
+    monkeypatch.setattr(following, "copy_of", lambda client: client)
     monkeypatch.setattr(following, "mark", lambda client, streams: {streams[0].name: b"marker"})
     monkeypatch.setattr(following, "_consume", lambda *args, **kwargs: "tag")
     return client

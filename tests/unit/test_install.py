@@ -70,8 +70,11 @@ def test_every_broker_of_a_list_is_reached_through_our_transport(url: Any) -> No
     assert transports(app.connection_for_read()) == [Transport, Transport]
 
 
-def test_every_broker_of_a_tls_list_is_reached_through_our_transport() -> None:
-    app = app_with(broker_url="amqps://a//;amqps://b//")
+@pytest.mark.parametrize(
+    "urls", ["amqps://a//;amqps://b//", ["amqps://a//", "amqps://b//"], ("amqps://a//", "amqps://b//")]
+)
+def test_every_broker_of_a_tls_list_is_reached_through_our_transport(urls: Any) -> None:
+    app = app_with(broker_url=urls)
     install(app)
     assert transports(app.connection_for_write()) == [SSLTransport, SSLTransport]
 

@@ -319,6 +319,35 @@ def test_a_number_of_retries_that_somebody_made_up_counts_as_none(streams: Strea
     assert [row.retries for row in streams.ask(search.find, [1, 2])] == [0, 3]
 
 
+def test_the_retry_of_a_message_with_a_key_keeps_its_number_and_is_found(streams: Streams) -> None:
+    streams.tell(record(1, NOW + 10, "first", "k"))
+    streams.tell(record(1, NOW + MINUTE, "again", retries=1), now=NOW + 20)
+    assert streams.found(NOW + 20) == ["again"]
+    assert streams.found(NOW + 20, text="ag") == ["again"]
+
+
+def test_a_name_is_not_taken_for_another_after_an_error(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as failing:
+        failing.setattr(index_, "_INSERT", "INSERT INTO nothing")
+        with pytest.raises(sqlite3.Error):
+            streams.tell(record(1, task="shop.lost"))
+    streams.tell(record(1, task="shop.a", queue="qa"), record(2, task="shop.lost", queue="qb"))
+    assert {row.name for row in streams.ask(search.shares, "task", NOW)} == {"shop.a", "shop.lost"}
+    assert streams.found(task="shop.lost") == ["id-2"]
+
+
+def test_a_search_finds_any_number_of_names(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_NAMES", 5)
+    monkeypatch.setattr(search, "_NEAR", 0)
+    streams.tell(*(record(n, NOW - 1, task=f"shop.gone{n}") for n in range(20)))
+    streams.tell(*(record(n, NOW + n, f"x{n}", task=f"shop.t{n:02}") for n in range(20, 32)))
+    wanted = [f"x{n}" for n in range(20, 32)]
+    assert streams.found(text="shop.t") == wanted
+    assert streams.ask(search.count, Filter(text="shop.t"), NOW) == 12
+    assert streams.found(text="shop.t2") == wanted[:10]
+    assert streams.found(text="shop.t3") == wanted[10:]
+
+
 def test_text_that_no_file_can_hold_is_stored_all_the_same(streams: Streams) -> None:
     streams.tell(record(1)._replace(id="\ud800"), record(2)._replace(id="\x00'\"<"))
     assert streams.found() == ["?", "\x00'\"<"]

@@ -32,6 +32,13 @@ def test_bars_and_labels_are_at_round_times_of_the_viewers_zone() -> None:
     assert [label.label for label in drawn.labels][:2] == ["00:00", "04:00"]  # the clock goes forward in between
 
 
+@pytest.mark.parametrize("month", [3, 10])
+def test_each_day_has_its_label_also_behind_a_change_of_the_clock(month: int) -> None:
+    range_, now = plot.RANGES["week"], int(datetime(2026, month, 24, 9, tzinfo=timezone.utc).timestamp() * 1000)
+    drawn = plot.plot(range_, plot.edges(range_, now, BERLIN), [0] * range_.bars, BERLIN)
+    assert [label.label[4:6] for label in drawn.labels] == ["25", "26", "27", "28", "29", "30", "31"]
+
+
 @given(st.lists(st.integers(0, 10**7), min_size=60, max_size=60))
 def test_bars_are_as_high_as_they_count_and_within_the_plot(counts: list[int]) -> None:
     range_ = plot.RANGES["hour"]

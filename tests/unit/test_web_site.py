@@ -102,7 +102,7 @@ def test_the_page_says_what_it_cannot_do(client: Any) -> None:
     for path, fields in (
         ("/cancel", {"number": "5"}),
         ("/reschedule", {"number": "5", "delay": "in 1 hour"}),
-        ("/orphans/replay", {"all": "1"}),
+        ("/orphans/replay", {"all": "1", "shown": "x"}),
         ("/orphans/remove", {"mark": "x"}),
         ("/health/verify", {}),
     ):

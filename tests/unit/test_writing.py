@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import amqp
 import pytest
+from amqp import spec
 from amqp.exceptions import RecoverableConnectionError
-from amqp.method_framing import frame_writer
 from amqp.transport import TCPTransport
 
+from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp.connection import Connection
 from celery_rabbit_delay.amqp.writing import MessageWriter
 
 
@@ -19,12 +23,12 @@ from celery_rabbit_delay.amqp.writing import MessageWriter
 def connected() -> Iterator[tuple[Any, socket.socket]]:
     """Return a connection and the other end of its socket."""
     ours, theirs = socket.socketpair()
-    connection = amqp.Connection()
+    connection = Connection()
     connection._transport = TCPTransport("localhost", 1)
     connection._transport.sock = ours
     connection._transport._setup_transport()
     connection._transport.connected = True
-    connection._frame_writer = frame_writer(connection, connection._transport)
+    connection._frame_writer = connection.frame_writer_cls(connection, connection._transport)
     yield connection, theirs
     ours.close()
     theirs.close()
@@ -61,3 +65,30 @@ def test_a_write_that_takes_too_long_ends_the_connection(connected: tuple[Any, s
 
     with pytest.raises(RecoverableConnectionError):
         write()
+
+
+def test_no_frame_of_another_thread_comes_into_the_middle_of_a_message(
+    connected: tuple[Any, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, theirs = connected
+    channel = amqp.Channel(connection)
+    acknowledges = threading.Thread(target=channel.basic_ack, args=[1])
+    write, waits = connection.transport.write, []
+
+    def slowly(data: bytes) -> None:
+        if threading.current_thread() is not acknowledges:
+            acknowledges.start()
+            acknowledges.join(0.1)
+            waits.append(acknowledges.is_alive())
+        write(data)
+
+    monkeypatch.setattr(connection.transport, "write", slowly)
+    monkeypatch.setattr(upstream, "send_at_once", lambda transport, data: 0)  # as green threads do
+    connection._frame_writer = connection.frame_writer_cls(connection, connection._transport)
+    writer = MessageWriter(connection)
+    writer.add(channel, amqp.Message("x" * 100), "e", "k", None)
+    writer.flush(None)
+    acknowledges.join()
+    assert waits == [True]
+    sent = theirs.recv(100_000)
+    assert sent.index(b"x" * 100) < sent.index(struct.pack(">HHQ", *spec.Basic.Ack, 1))
