@@ -195,9 +195,11 @@ class DelayedPublisher:
                 raise
             logger.error("RabbitMQ has refused a delayed message, and lost those that were sent after it: %s", exc)
             self._reset()
-            if not isinstance(exc, NotFound):  # what is missing is declared again
-                with self._translate_refusals():
-                    raise
+            if isinstance(exc, NotFound) and self.options.declare == "auto":
+                self.repair()
+                return
+            with self._translate_refusals():
+                raise
 
     def _publish(self, pending: PendingMessage) -> Messages:
         return patiently(lambda: self._publish_once(pending))

@@ -10,6 +10,7 @@ import pytest
 from amqp import Message
 from amqp.exceptions import ChannelError, MessageNacked
 
+from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp import confirms
 from celery_rabbit_delay.core.destination import Destination
 from testkit.broker import QUICK, Vhost, take
@@ -138,15 +139,9 @@ def test_without_confirm_a_lost_connection_is_an_error(vhost: Vhost) -> None:
             producer = connection.Producer()
             producer.publish("first", routing_key="q", headers=DELAY)
             between.cut()
-
-            def is_noticed() -> bool:  # the first message may be in time
-                try:
-                    producer.publish("lost?", routing_key="q", headers=DELAY)
-                except connection.recoverable_connection_errors:
-                    return True
-                return False
-
-            wait_until(is_noticed, "the connection is lost")
+            wait_until(lambda: upstream.has_input(connection.connection.transport), "the end of the connection is here")
+            with pytest.raises(connection.recoverable_connection_errors):
+                producer.publish("second", routing_key="q", headers=DELAY)
 
 
 @pytest.mark.parametrize("deleted", [["exit"], ["exit", "marker"]], ids=str)
