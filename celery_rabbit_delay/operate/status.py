@@ -119,8 +119,6 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
             on_the_way = unsettled(rows[level.queue]) if level.queue in rows else None
             levels.append(LevelStatus(level.queue, cascade.shard, level.ttl, ready[level.queue], on_the_way))
     orphans = declare.message_count(channel, wanted[0].orphans)
-    if orphans is not None and wanted[0].orphans in rows:  # whoever lists them holds them
-        orphans += int(rows[wanted[0].orphans].get("messages_unacknowledged") or 0)
     beside = [
         StreamStatus(stream.name, declare.message_count(channel, stream.name))
         for stream in streams.all_streams(wanted[0])
