@@ -296,6 +296,10 @@ def test_orphans_are_seen_sent_on_and_removed(vhost: Vhost, serve: Serve) -> Non
     assert {message.headers["id"] for message in vhost.take("gone", 1)} == {"id-2"}
 
 
+def test_a_mistyped_prefix_is_said(vhost: Vhost, serve: Serve) -> None:
+    shows(serve(options=("--prefix", "celery-rabit-delay")), "There is no such cascade on the broker")
+
+
 def test_health_shows_levels_and_what_verify_finds(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED, shards=2) as connection:
