@@ -26,6 +26,9 @@ DRIVER_TYPE = "rabbit-delay"
 #: Key of the options in `transport_options`: an `Options` or a mapping.
 OPTIONS = "rabbit_delay"
 
+#: Seconds. Sockets have no time-outs of more than 24 days.
+_LONGEST_TIMEOUT = 24 * 3600
+
 #: RabbitMQ refuses a queue TTL over ten years.
 TEN_YEARS = 10 * 365 * 24 * 3600.0
 
@@ -108,8 +111,9 @@ class Options:
         for name in ("confirm", "hand_on"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
-        if self.confirm_timeout is not None and not (_is_number(self.confirm_timeout) and self.confirm_timeout > 0):
-            raise InvalidOption(f"confirm_timeout={self.confirm_timeout!r}: use seconds above 0, or None")
+        seconds = self.confirm_timeout
+        if seconds is not None and not (_is_number(seconds) and 0 < seconds <= _LONGEST_TIMEOUT):
+            raise InvalidOption(f"confirm_timeout={seconds!r}: use seconds, above 0 up to a day, or None for no limit")
         if self.journal is not None and not (_is_number(self.journal) and 0 <= self.journal < float("inf")):
             raise InvalidOption(f"journal={self.journal!r}: use seconds, 0 or more, or None to record nothing")
         if self.declare not in declares:

@@ -58,6 +58,8 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"queue_type": "stream"}, "queue_type='stream': use one of quorum, classic"),
         ({"confirm": 1}, "confirm=1"),
         ({"hand_on": "no"}, "hand_on='no'"),
+        ({"confirm_timeout": 0}, "confirm_timeout=0: use seconds, above 0 up to a day, or None for no limit"),
+        ({"confirm_timeout": float("inf")}, "confirm_timeout=inf"),
         ({"journal": -1}, "journal=-1"),
         ({"journal": "60"}, "journal='60'"),
         ({"journal": True}, "journal=True"),
