@@ -105,6 +105,25 @@ def test_what_waits_in_an_earlier_layout_can_be_moved_and_the_rest_removed(vhost
     assert {str(message.headers) for message in messages} == {"{'a': 1}"}
 
 
+def test_what_waits_for_a_named_exchange_in_an_earlier_layout_arrives(vhost: Vhost) -> None:
+    vhost.declare("q")
+    vhost.declare("new", exchange="orders")
+    declare_layout_1(vhost, 0)
+    root, address = "celery-rabbit-delay", "@.orders+new"
+    ours = {"prefix": root, "exchange": "orders", "due": round((time.time() + 0.32) * 1000)}
+    with vhost.plain() as connection:
+        channel = connection.default_channel
+        for destination in ("orders", f"{root}.guard"):  # as the code at 5b6fcca binds them
+            channel.exchange_bind(destination, f"{root}.done", address)
+        channel.queue_bind("new", f"{root}.guard", address)
+        message = Message("x", application_headers={"a": 1, "CC": ["new", address], HEADER: ours})
+        channel.basic_publish(message, f"{root}.ingest", "@.^5")
+    with vhost.connection() as connection:
+        [message] = take(connection, "new", 1)
+    assert (message.delivery_info["exchange"], message.delivery_info["routing_key"]) == ("orders", "new")
+    assert message.headers == {"a": 1}
+
+
 def test_what_a_full_queue_holds_up_in_an_earlier_layout_is_counted(vhost: Vhost) -> None:
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
     with vhost.plain() as connection:
