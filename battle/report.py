@@ -88,7 +88,12 @@ def answers(results: Results, loads: Results) -> str:
     twice, unexplained = total(OURS, "duplicated"), total(OURS, "unexplained")
     share = 100 * twice / total(OURS, "confirmed")
     crashes = ", ".join(f"{late(broker, OURS)} on RabbitMQ {broker} ({late(broker, NATIVE)})" for broker in results)
-    waiting = [figures["beside"][0] for broker in loads for figures in [loads[broker][MOST].get(OURS)] if figures]
+    waiting = [
+        f"{figures['beside'][0]:.0f} ms on RabbitMQ {broker}"
+        for broker in loads
+        for figures in [loads[broker][MOST].get(OURS)]
+        if figures
+    ]
     return "\n".join(
         [
             f"- **Is anything lost, or early?** In {battles} battles, {lost(OURS)}.",
@@ -99,8 +104,8 @@ def answers(results: Results, loads: Results) -> str:
             f"- **And the others?** Native delayed delivery: {lost(NATIVE)}. Plain `eta`: {lost(PLAIN)}, mostly "
             "because two scenarios delete the queue in which all of them wait, and because the worker's clock decides "
             f"when they run. This package with classic queues: {lost(CLASSIC)}.",
-            f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, tasks without a delay take "
-            f"{' and '.join(f'{ms:.0f}' for ms in waiting)} ms, as before.",
+            f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, the median of tasks without a "
+            f"delay is {' and '.join(waiting)}, as it is when none waits.",
         ]
     )
 

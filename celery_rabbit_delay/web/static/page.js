@@ -16,7 +16,7 @@ function count() {
   if (label) label.textContent = selected ? `${selected} selected` : "Nothing selected";
   document.getElementById("acts")?.classList.toggle("ready", selected > 0);
   const all = document.getElementById("all");
-  if (all) all.checked = selected > 0 && selected === document.querySelectorAll("#rows tbody input").length;
+  if (all) all.checked = selected > 0 && selected === document.querySelectorAll("#rows tbody [type=checkbox]").length;
 }
 
 function replace(fresh) {
@@ -30,7 +30,7 @@ function replace(fresh) {
     old.dataset.was = now.innerHTML;
     old.replaceChildren(...now.childNodes);
   }
-  for (const box of document.querySelectorAll("#rows tbody input")) {
+  for (const box of document.querySelectorAll("#rows tbody [type=checkbox]")) {
     box.checked = checked.has(box.value);
     if (where === `${box.name}=${box.value}`) box.focus({ preventScroll: true });
   }
@@ -57,7 +57,7 @@ async function live() {
 
 document.addEventListener("change", (event) => {
   if (event.target.id === "all") {
-    for (const box of document.querySelectorAll("#rows tbody input")) box.checked = event.target.checked;
+    for (const box of document.querySelectorAll("#rows tbody [type=checkbox]")) box.checked = event.target.checked;
   }
   if (event.target.closest("#rows")) count();
 });
