@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import kombu
-from amqp import spec
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
@@ -52,8 +51,7 @@ def own_channel(connection: kombu.Connection) -> Iterator[Any]:
 
 
 def abandon(connection: kombu.Connection) -> None:
-    """Close a connection, and wait for nothing. The broker is told, so that it logs no error."""
+    """Close a connection, and wait for nothing."""
     if connection.connected:
-        with suppress(OSError, AMQPError):
-            connection.connection.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
+        connection.connection.abandon()
     connection.collect()

@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from threading import Lock
 from typing import Any
@@ -42,6 +42,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._deliveries = DeferredDeliveries(self._deliver)
         self._errors: deque[AMQPError] = deque()
+        #: Whether the broker has last not answered in time, as during an alarm. Then nothing waits for it to close.
+        self.is_silent = False
         self._exclusive: ConfirmedChannel | None = None
         self._deadline: float | None = None
 
@@ -54,12 +56,25 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             upstream.close_socket(self)  # py-amqp would shut the socket down, for the parent as well
         super().collect()
 
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        if self.is_silent:
+            self.abandon()
+        else:
+            super().close(*args, **kwargs)
+
+    def abandon(self) -> None:
+        """Close, and wait for nothing. The broker is told, so that it logs no error."""
+        with suppress(OSError, AMQPError):
+            self.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
+        self.collect()
+
     def _deliver(self, delivery: Delivery) -> None:
         channel_id, *method = delivery
         if channel_id in (self.channels or ()):  # if the channel was closed, the broker delivers the message again
             super().on_inbound_method(channel_id, *method)
 
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
+        self.is_silent = False
         if method_sig == spec.Basic.Deliver and self._deliveries.offer((channel_id, method_sig, payload, content)):
             return None
         channel = (self.channels or {}).get(channel_id)
@@ -99,6 +114,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         """Return the seconds until the deadline; None without one. Raises `TimeoutError` after the deadline."""
         left = None if self._deadline is None else self._deadline - time.monotonic()
         if left is not None and left <= 0:
+            self.is_silent = True
             raise TimeoutError(
                 "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
             )

@@ -109,6 +109,11 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         else:
             publisher.publish(pending)
 
+    def close(self, *args: Any, **kwargs: Any) -> Any:
+        if self.connection is not None and self.connection.is_silent:
+            return upstream.close_without_waiting(self)
+        return super().close(*args, **kwargs)
+
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return the batch object for `kombu.Producer.batch`."""
         return PublishBatch(self, max_size)

@@ -11,6 +11,7 @@ import kombu
 import pytest
 from amqp import Message
 from amqp.exceptions import AMQPError, RecoverableConnectionError
+from kombu.exceptions import OperationalError
 
 from celery_rabbit_delay import StreamUnavailable
 from celery_rabbit_delay.amqp import streams as reading_streams
@@ -21,6 +22,8 @@ from testkit.broker import QUICK, Vhost, lead, own_node, take
 from testkit.commands import run
 from testkit.node import Node
 from testkit.wait import wait_until
+
+from .conftest import MakeApp
 
 
 @pytest.fixture
@@ -63,6 +66,15 @@ def soon() -> Iterator[None]:
     began = time.monotonic()
     yield
     assert time.monotonic() - began < 10
+
+
+def test_a_task_that_an_alarm_blocks_is_an_error_in_time(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app({"confirm_timeout": 1})
+    vhost.declare("celery")
+    app.send_task("t", countdown=30)
+    blocked = pytest.raises(OperationalError, match="does an alarm block publishers")
+    with alarm(vhost.broker.node), soon(), blocked:  # after four tries of Celery's `task_publish_retry`
+        app.send_task("t", countdown=30)
 
 
 @pytest.mark.parametrize(
