@@ -89,7 +89,7 @@ def answers(results: Results, loads: Results) -> str:
     share = 100 * twice / total(OURS, "confirmed")
     crashes = ", ".join(f"{late(broker, OURS)} on RabbitMQ {broker} ({late(broker, NATIVE)})" for broker in results)
     waiting = [
-        f"{figures['beside'][0]:.0f} ms on RabbitMQ {broker}"
+        f"{figures['beside'][0]:.0f} ms on RabbitMQ {broker} ({figures['alone'][0]:.0f})"
         for broker in loads
         for figures in [loads[broker][MOST].get(OURS)]
         if figures
@@ -105,7 +105,7 @@ def answers(results: Results, loads: Results) -> str:
             "because two scenarios delete the queue in which all of them wait, and because the worker's clock decides "
             f"when they run. This package with classic queues: {lost(CLASSIC)}.",
             f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, the median of tasks without a "
-            f"delay is {' and '.join(waiting)}, as it is when none waits.",
+            f"delay is {', '.join(waiting)}; in parentheses when none waits.",
         ]
     )
 

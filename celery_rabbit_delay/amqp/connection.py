@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
-from threading import Lock
 from typing import Any
 
 from amqp import spec
@@ -33,7 +33,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self.frame_handler_cls: Any = partial(TolerantFrames, self.frame_handler_cls)
         self.frame_writer_cls: Any = partial(_in_turn, self.frame_writer_cls)
         #: For writes: threads, also green ones, may share a connection, and no frame may come into another.
-        self.write_lock = Lock()
+        self.write_lock = threading.Lock()  # looked up now: gevent and eventlet may have replaced it since the import
         self._process = os.getpid()
         self.declarations = Declarations()
         #: Name of a stream -> the time (`time.monotonic`) of the next attempt to read it; infinite if this connection
@@ -107,8 +107,12 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             except AMQPError as exc:
                 if self._exclusive is None or self._exclusive.owns(getattr(exc, "channel", self._exclusive.current)):
                     raise
-                self._errors.append(exc)
+                self.raise_later(exc)
                 return  # py-amqp has reopened that channel, and may have read the answer in the meantime
+
+    def raise_later(self, exc: AMQPError) -> None:
+        """Raise an error at the next read that no publisher of the cascade waits for."""
+        self._errors.append(exc)
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the deadline; None without one. Raises `TimeoutError` after the deadline."""
@@ -208,7 +212,7 @@ class Exclusively(Within):
 
 
 def _in_turn(frame_writer: Any, connection: Connection, *args: Any) -> Callable[..., None]:
-    """Return py-amqp's function that writes a frame, for one thread at a time. That of py-amqp knows only its own."""
+    """Return py-amqp's function that writes a frame, with a lock that `MessageWriter` uses as well."""
     write = frame_writer(connection, *args)
 
     def write_frame(*frame: Any) -> None:

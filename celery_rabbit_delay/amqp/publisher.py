@@ -64,7 +64,6 @@ class DelayedPublisher:
         replace an earlier one. So the message is stored even if writing the key raises `CascadeConflict`,
         `CascadeMissing`, `NotPermitted` or `StreamUnavailable`.
         """
-        self._read_refusals()
         if pending.entry:
             self.journal.prepare([pending])
         with self._exclusively():
@@ -118,7 +117,6 @@ class DelayedPublisher:
         because until then an earlier message may be delivered in its place. The messages that are left were refused,
         or have the key of a refused message: publish them again, one by one in this order, to learn the reason.
         """
-        self._read_refusals()
         self.journal.prepare(messages.values())
         unsent = dict(messages)
         try:
@@ -141,6 +139,7 @@ class DelayedPublisher:
 
     def bind(self, destination: Destination) -> None:
         """Create the cascade and bind it to a destination; with `declare="passive"` check both. Once per connection."""
+        self._read_refusals()
         if self.is_bound(destination):
             return
         with self._exclusively(), self._reset_on_error():
@@ -182,7 +181,8 @@ class DelayedPublisher:
         """Read what the broker has sent since the last message, if no publish waits for it.
 
         Otherwise nobody would notice that the connection is lost, or that the broker has closed the channel and drops
-        everything that is sent through it. Raises what py-amqp raises, and `NotPermitted`.
+        everything that is sent through it. Declares a deleted cascade again. Raises `NotPermitted`, with
+        `declare="passive"` `CascadeMissing`, and the errors of a lost connection.
         """
         if self.options.confirm or not upstream.has_input(self._connection.transport):
             return
@@ -191,15 +191,17 @@ class DelayedPublisher:
                 for _ in range(_MAX_READ):
                     self._connection.drain_events(timeout=0)
         except ChannelError as exc:
-            if not self._channel.owns(getattr(exc, "channel", None)):
-                raise
+            channel = getattr(exc, "channel", None)
+            if channel is None or not self._channel.owns(channel):
+                self._connection.raise_later(exc)
+                return
             logger.error("RabbitMQ has refused a delayed message, and lost those that were sent after it: %s", exc)
             self._reset()
             if isinstance(exc, NotFound) and self.options.declare == "auto":
                 self.repair()
-                return
-            with self._translate_refusals():
-                raise
+            elif isinstance(exc, (AccessRefused, NotFound)):  # others concern that message alone
+                with self._translate_refusals():
+                    raise
 
     def _publish(self, pending: PendingMessage) -> Messages:
         return patiently(lambda: self._publish_once(pending))

@@ -42,15 +42,18 @@ class MessageWriter:
         """Send all added messages within `timeout` seconds. Raises `amqp.RecoverableConnectionError`, `OSError`."""
         data = b"".join(self._parts)
         self.discard()
-        with self._connection.write_lock:
+        lock = self._connection.write_lock
+        if not lock.acquire(timeout=-1 if timeout is None else timeout):  # another thread waits for the broker
+            raise RecoverableConnectionError("basic_publish: timed out")
+        try:
             sent = upstream.send_at_once(self._transport, data)
-            if sent == len(data):
-                return
-            try:
+            if sent < len(data):
                 with self._transport.having_timeout(timeout):
                     self._transport.write(data[sent:])
-            except TimeoutError as exc:  # py-amqp's error for this case: a partial frame may have been sent
-                raise RecoverableConnectionError("basic_publish: timed out") from exc
+        except TimeoutError as exc:  # py-amqp's error for this case: a partial frame may have been sent
+            raise RecoverableConnectionError("basic_publish: timed out") from exc
+        finally:
+            lock.release()
 
     def discard(self) -> None:
         """Drop all messages that are not sent yet."""

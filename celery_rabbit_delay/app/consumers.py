@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 from ..amqp import declare
 from ..amqp.clients import share
 from ..amqp.confirms import NotStored
+from ..amqp.connecting import copy_of
 from ..amqp.destinations import destinations_of
 from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
@@ -90,7 +91,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
             else:
                 self._replay_orphans(queue, publisher.cascade)
         if not refused.keys() <= _refused:
-            _refused.update(refused)
+            _refused.update(name for name, exc in refused.items() if isinstance(exc, NotPermitted))
             logger.warning(
                 "This worker cannot create the cascade or bind it to %s, so publishers have to: %s",
                 ", ".join(map(repr, refused)),
@@ -105,7 +106,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         with suppress(NotPermitted, AccessRefused), closing(self.channel.connection.channel()) as channel:
             if not declare.message_count(channel, cascade.orphans):
                 return
-        connection = self.connection.clone()
+        connection = copy_of(self.connection)
         share(connection, self.connection)
         try:
             results = [refused for _, refused in replay(connection.connection, cascade, Allowed([queue]), MAX_ORPHANS)]

@@ -86,7 +86,9 @@ def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool
         found = operate.orphans(connection, limit)
         for orphan in found:
             if as_json:
-                click.echo(json.dumps({**orphan._asdict(), "due": orphan.due and orphan.due.isoformat()}))
+                told = {**orphan._asdict(), "due": orphan.due and orphan.due.isoformat()}
+                del told["digest"]
+                click.echo(json.dumps(told))
             else:
                 click.echo(format_orphan(orphan))
         if management := management_of(management_url, connection):

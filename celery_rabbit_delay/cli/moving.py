@@ -80,7 +80,7 @@ def migrate(
     from dataclasses import replace
 
     from .. import operate
-    from ..amqp.connecting import closing, ensure_connection
+    from ..amqp.connecting import closing, copy_of, ensure_connection
     from ..core.options import OPTIONS
 
     changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}
@@ -96,7 +96,7 @@ def migrate(
         if to_broker:
             target = connection_to(to_broker, transport_options)
         else:
-            target = source.clone(transport_options=transport_options)
+            target = copy_of(source, transport_options=transport_options)
         cascades, waiting = _source(source, from_layout, management_url)
         with closing(target):
             ensure_connection(target)
@@ -112,6 +112,8 @@ def migrate(
                     bar.update(1)
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
+            if from_layout and management_url:
+                operate.wait_for_counts()
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
             left = max(waiting(), refused.total())
     click.echo(f"{moved:,} moved, {left:,} left")

@@ -26,7 +26,7 @@ DRIVER_TYPE = "rabbit-delay"
 #: Key of the options in `transport_options`: an `Options` or a mapping.
 OPTIONS = "rabbit_delay"
 
-#: Seconds. Sockets have no time-outs of more than 24 days.
+#: Seconds: a day. Sockets have no time-outs of more than 24 days.
 _LONGEST_TIMEOUT = 24 * 3600
 
 #: RabbitMQ refuses a queue TTL over ten years.

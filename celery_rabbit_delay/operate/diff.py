@@ -58,16 +58,17 @@ def diff(
     if management is None:
         return
     existing = management.bindings()
-    to_streams = {stream.name for stream in streams}
-    led_to = {binding.destination for binding in existing} & to_streams
+    to_streams = {(stream.name, stream.routing_key) for stream in streams}
+    led_to = {(binding.destination, binding.routing_key) for binding in topology.bindings.keys() & existing}
     for binding in topology.bindings:
-        if on_demand and binding.destination in led_to and binding not in existing:
+        way = (binding.destination, binding.routing_key)
+        if on_demand and way in to_streams and way in led_to and binding not in existing:
             continue
         yield Finding("binding", _name(binding), "present" if binding in existing else "missing")
     # Bindings of `done` and the exits lead to destinations; an unknown binding of another exchange multiplies messages.
     inner = topology.exchanges.keys() - {name for cascade in wanted for name in (cascade.done, *cascade.exits)}
     for binding in sorted(existing - topology.bindings.keys() - Topology.of(known).bindings.keys()):
-        if binding.source in inner and binding.destination not in to_streams:
+        if binding.source in inner and (binding.destination, binding.routing_key) not in to_streams:
             yield Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it")
     rows = management.queues()
     for name in topology.queues:

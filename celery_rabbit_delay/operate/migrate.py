@@ -40,13 +40,14 @@ def migrate(
     """
     learn(source)
     learn(target)
+    sent: set[str] = set()  # keys
     moved: list[State] = []  # states of moved messages that are in the journal
     try:
         with own_channel(source) as channel:
             for cascade in reversed(list(cascades)):
                 for level in reversed(cascade.levels):  # down, as messages go
                     for message in take(channel, level.queue):
-                        refused = _move(message, target, allowed)
+                        refused = _move(message, target, allowed, sent)
                         if refused is None:
                             channel.basic_ack(message.delivery_tag)
                             state = read_state(message.headers)
@@ -66,8 +67,11 @@ def _forget(source: kombu.Connection, moved: list[State]) -> None:
         moved.clear()
 
 
-def _move(message: Message, target: kombu.Connection, allowed: Allowed) -> str | None:
-    """Publish a message as it was sent, with its remaining delay; return the reason if that fails, or None."""
+def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: set[str]) -> str | None:
+    """Publish a message as it was sent, with its remaining delay; return the reason if that fails, or None.
+
+    `sent` are the keys of the messages that have become the last ones.
+    """
     state = read_state(message.headers or {})
     keys = client_of(target).keys[target.transport.delay_options.cascade.root]
 
@@ -75,10 +79,13 @@ def _move(message: Message, target: kombu.Connection, allowed: Allowed) -> str |
         assert state is not None  # `send_on` refuses other messages
         # The number of the message becomes void. Consumers that follow both cascades must not drop the copy with it.
         copy.headers.pop(X_DELAY_NUMBER, None)
-        if copy.headers.get(X_DELAY_KEY) in keys:
+        key = copy.headers.get(X_DELAY_KEY)
+        if isinstance(key, str) and (key in keys or key in sent):
             copy.headers[X_DELAY_NUMBER] = streams.new_number()
         # A due message takes one tick, so that it is confirmed like any delayed message.
         copy.headers[X_DELAY] = x_delay_until(state.due, datetime.now(timezone.utc))
         target.default_channel.basic_publish(copy, exchange, routing_key)
+        if isinstance(key, str):
+            sent.add(key)
 
     return send_on(message, allowed, publish)

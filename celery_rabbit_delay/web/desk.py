@@ -176,17 +176,22 @@ class Desk:
         return Verified(utc_ms(), len(findings), wrong, problems)
 
 
-def mark(orphan: Orphan) -> str:
-    """Return a digest that identifies an orphan."""
-    return hashlib.blake2b(repr(tuple(orphan)).encode(errors="replace"), digest_size=12).hexdigest()
+def marks_of(orphans: Iterable[Orphan]) -> list[str]:
+    """Return what identifies each of the oldest orphans: a digest, and how many equal ones are before it."""
+    return list(map(_marker(), orphans))
+
+
+def _marker() -> Callable[[Orphan], str]:
+    seen = Counter[str]()
+
+    def mark(orphan: Orphan) -> str:
+        digest = hashlib.blake2b(repr(tuple(orphan)).encode(errors="replace"), digest_size=12).hexdigest()
+        seen[digest] += 1
+        return f"{digest}-{seen[digest]}"
+
+    return mark
 
 
 def _chosen(marks: Iterable[str]) -> Callable[[Orphan], bool]:
-    wanted = Counter(marks)
-
-    def is_chosen(orphan: Orphan) -> bool:
-        found = mark(orphan)  # equal orphans have equal marks
-        wanted[found] -= 1
-        return wanted[found] >= 0
-
-    return is_chosen
+    wanted, mark = set(marks), _marker()
+    return lambda orphan: mark(orphan) in wanted

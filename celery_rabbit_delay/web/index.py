@@ -161,6 +161,7 @@ class Index:
             # The retry of a message with a key keeps its number, and that message may not be pruned yet.
             again = [(row[0], row[1]) for row in rows if row[_RETRIES]]
             db.executemany("DELETE FROM message WHERE number = ? AND due < ?", again)
+            rows = list({row[0]: row for row in rows}.values())
             newest = db.execute("SELECT max(row) FROM message").fetchone()[0] or 0
             db.executemany(_INSERT, rows)
             db.execute(

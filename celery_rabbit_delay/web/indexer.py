@@ -36,7 +36,7 @@ _FRESH = 2000
 #: Seconds between two checks for new streams, between two attempts to connect, between two prunings.
 _LOOK, _AGAIN, _PRUNE = 5, 1, 5
 
-#: The same for attempts that fail again and again: each leaves markers in the streams.
+#: The most seconds between attempts that fail again and again: each leaves markers in the streams.
 _AGAIN_AT_MOST = 60
 
 #: Milliseconds that a message stays after its due time, so that it does not vanish from a page that was just shown.

@@ -81,10 +81,10 @@ def plot(range_: Range, moments: Sequence[int], counts: Sequence[int], zone: tzi
         bars.append(bar)
     lines = [Line(TOP + room * (1 - part / 4), f"{most * part // 4:,}") for part in range(5) if most * part % 4 == 0]
     labels = []
-    # Each bar that is the first of a day, or an hour, by the clock on the wall, which may change in between.
+    # At the first bar of each step by the clock on the wall, which may go forward or back in between.
     passed = [(moment + _offset(moment, zone)) // (range_.label * 1000) for moment in moments]
     for number in range(1, len(counts) - 1):
-        if passed[number] > max(passed[:number]):
+        if passed[number] != passed[number - 1]:
             labels.append(Line(LEFT + number * width, text(moments[number], zone, range_.format)))
     return Plot(bars, lines, labels, sum(counts))
 

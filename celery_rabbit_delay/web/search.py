@@ -15,7 +15,7 @@ from .text import pattern
 #: matches of a text.
 PAGE, _NEAR, MOST = 50, 20_000, 10_000
 
-#: The most task or queue names that are searched one by one; more are searched in one scan, the soonest first.
+#: The most task or queue names that are searched one by one; more are searched together.
 _NAMES = 50
 
 _COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id = task),
@@ -145,7 +145,7 @@ def _sources(db: sqlite3.Connection, where: _Where, text: str) -> Iterator[tuple
         names = _names(db, column, text)
         if len(names) > _NAMES:
             condition, values = where.and_(f"{column} IN ({_NAMED})", pattern(text))
-            yield f"message INDEXED BY message_due WHERE {condition}", values
+            yield f"message INDEXED BY message_{column} WHERE {condition}", values
             continue
         for name in names:
             condition, values = where.and_(f"{column} = ?", name)

@@ -13,7 +13,7 @@ from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from . import forms, plot, search
 from .actions import add_actions
-from .desk import Broker, Desk, mark
+from .desk import Broker, Desk
 from .guard import add_guard, token
 from .indexer import Indexer
 from .overview import Overview
@@ -63,7 +63,6 @@ def _filters(site: Flask) -> None:
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
     site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M:%S")
     site.jinja_env.filters["duration"] = lambda value: plot.until(value).removeprefix("in ")
-    site.jinja_env.filters["mark"] = mark
     site.jinja_env.filters["milliseconds"] = headers_.milliseconds
     site.jinja_env.globals["none"] = search.NONE
     site.jinja_env.trim_blocks = site.jinja_env.lstrip_blocks = True

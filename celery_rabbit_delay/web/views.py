@@ -15,7 +15,7 @@ from ..core import streams
 from ..core.headers import Delivery
 from ..operate import Record
 from . import forms, plot, search
-from .desk import FAILURES, ORPHANS, Desk, Verified
+from .desk import FAILURES, ORPHANS, Desk, Verified, marks_of
 from .gauges import exposition
 from .index import reading
 from .overview import Overview
@@ -81,7 +81,9 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
             found, error = [], str(exc)
         status = overview.status()
         total = None if isinstance(status, str) else status.orphans
-        return render_template("orphans.html", orphans=found, error=error, total=total, most=ORPHANS)
+        return render_template(
+            "orphans.html", orphans=found, marks=marks_of(found), error=error, total=total, most=ORPHANS
+        )
 
     @site.get("/health")
     def health() -> Any:

@@ -10,7 +10,8 @@ import pytest
 from amqp import Message
 from amqp.exceptions import ChannelError, MessageNacked
 
-from celery_rabbit_delay import upstream
+import celery_rabbit_delay
+from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp import confirms
 from celery_rabbit_delay.core.destination import Destination
 from testkit.broker import QUICK, Vhost, take
@@ -129,6 +130,31 @@ def test_without_confirm_a_publisher_goes_on_after_the_cascade_was_deleted(
 
         wait_until(arrives, "the cascade is declared again")
     assert "RabbitMQ has refused a delayed message" in caplog.text
+
+
+def test_without_confirm_a_batch_leads_to_its_destination_again(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(confirm=False) as connection:
+        producer = connection.Producer()
+        producer.publish("first", routing_key="q", headers=DELAY)
+        take(connection, "q", 1)
+        operate.teardown(connection, [Destination("", ("q",))])
+        producer.publish("lost", routing_key="q", headers=DELAY)
+        wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has refused it")
+        with celery_rabbit_delay.batch(producer):
+            producer.publish("second", routing_key="q", headers=DELAY)
+        assert [message.payload for message in take(connection, "q", 1)] == ["second"]
+
+
+def test_a_message_after_one_that_was_refused_is_sent(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+    vhost.declare("q")
+    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
+        producer = connection.Producer()
+        producer.publish("wrong", routing_key="q", headers=DELAY, user_id="somebody else")
+        wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has refused it")
+        producer.publish("second", routing_key="q", headers=DELAY)
+        assert [message.payload for message in take(connection, "q", 1)] == ["second"]
+    assert "user_id" in caplog.text
 
 
 def test_without_confirm_a_lost_connection_is_an_error(vhost: Vhost) -> None:

@@ -82,7 +82,6 @@ def test_a_connection_is_closed_although_messages_come_in_meanwhile(vhost: Vhost
     vhost.publish("q", *[0.05] * 200)
     wait_until(lambda: vhost.count("q") == 200, "all are due")
     connection = vhost.connection()
-    connection.default_channel.basic_qos(0, 0, False)
     consumer = kombu.Consumer(
         connection.channel(), [kombu.Queue("q", no_declare=True)], on_message=lambda message: None
     )

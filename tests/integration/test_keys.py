@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from amqp import Message
 from amqp.exceptions import RecoverableConnectionError
 from kombu import Producer
 
@@ -15,7 +16,7 @@ from celery_rabbit_delay.amqp.journal import Journal
 from celery_rabbit_delay.amqp.pending import PendingMessage
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
-from testkit.broker import Vhost, take
+from testkit.broker import Vhost, lead, take
 
 from .conftest import MakeApp
 
@@ -166,3 +167,21 @@ def test_what_moves_to_another_cascade_replaces_no_later_message_there(vhost: Vh
         moved = list(operate.migrate(connection, target, operate.cascades(connection), Allowed(None)))
         assert [one.refused for one in moved] == [None]
         assert sorted(arriving(target)) == ["later", "moved"]
+
+
+def test_a_key_that_somebody_made_up_does_not_stop_a_migration(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection, vhost.connection(prefix="other") as target:
+        lead(connection, "q")
+        publish(connection, "first", 9, key=None)
+        cascade = connection.transport.delay_options.cascade
+        level = next(level.queue for level in cascade.levels if vhost.count(level.queue))
+        with vhost.plain() as plain:
+            channel = plain.default_channel
+            message = channel.basic_get(level)
+            channel.basic_reject(message.delivery_tag, requeue=True)
+            forged = Message("forged", application_headers={**message.headers, "x-delay-key": ["a"]})
+            channel.basic_publish(forged, "", level)
+        refused = [one.refused for one in operate.migrate(connection, target, [cascade], Allowed(None))]
+        assert [reason is None for reason in refused] == [True, False]
+        assert "x-delay-key" in str(refused[1])

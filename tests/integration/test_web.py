@@ -281,8 +281,7 @@ def test_orphans_are_seen_sent_on_and_removed(vhost: Vhost, serve: Serve) -> Non
     make_orphans(vhost, 4)
     site = serve(options=("--queue", "gone"))
     shows(site, "4 orphans", "shop.review", "id-0", "id-3", path="/orphans")
-    page = site.ask("/orphans").text
-    marks = [line.split('value="')[1].split('"')[0] for line in page.splitlines() if 'name="mark"' in line]
+    marks = re.findall('name="mark" value="([^"]+)"', site.ask("/orphans").text)
     assert len(set(marks)) == 4
     stays = site.post("/orphans/replay", page="/orphans", mark=marks[0])
     assert "0 sent on" in stays
@@ -294,6 +293,24 @@ def test_orphans_are_seen_sent_on_and_removed(vhost: Vhost, serve: Serve) -> Non
     assert "1 removed" in site.post("/orphans/remove", page="/orphans", all="1", shown=marks[1])  # no other was shown
     assert "1 sent on" in site.post("/orphans/replay", page="/orphans", all="1", shown=marks[2])
     assert {message.headers["id"] for message in vhost.take("gone", 1)} == {"id-2"}
+
+
+def test_of_two_equal_orphans_one_can_be_removed(vhost: Vhost, serve: Serve) -> None:
+    make_orphans(vhost, 1)
+    with vhost.plain() as connection:
+        [orphan] = [connection.default_channel.basic_get(CASCADE.orphans)]
+        connection.default_channel.basic_publish(orphan, "", CASCADE.orphans)
+        connection.default_channel.basic_reject(orphan.delivery_tag, requeue=True)
+    site = serve(options=("--queue", "gone"))
+    shows(site, "2 orphans", path="/orphans")
+    marks = [
+        line.split('value="')[1].split('"')[0]
+        for line in site.ask("/orphans").text.splitlines()
+        if 'name="mark"' in line
+    ]
+    assert len(set(marks)) == 2
+    assert "1 removed" in site.post("/orphans/remove", page="/orphans", mark=marks[1])
+    assert vhost.count(CASCADE.orphans) == 1
 
 
 def test_a_mistyped_prefix_is_said(vhost: Vhost, serve: Serve) -> None:

@@ -26,3 +26,12 @@ def test_without_celery_none_of_it_is_imported(code: str) -> None:
 def test_the_transport_is_imported_only_with_a_connection() -> None:
     assert "celery_rabbit_delay.amqp.transport" not in imported_by("import celery_rabbit_delay")
     assert "celery_rabbit_delay.amqp.transport" in imported_by(KOMBU)
+
+
+def test_a_lock_is_that_of_green_threads_if_they_come_later() -> None:
+    code = (
+        "import threading, celery_rabbit_delay.amqp.transport as t; "
+        "green = type('Green', (), {}); threading.Lock = green; "
+        "assert isinstance(t.DelayConnection().write_lock, green)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

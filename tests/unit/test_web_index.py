@@ -339,7 +339,8 @@ def test_a_name_is_not_taken_for_another_after_an_error(streams: Streams, monkey
 def test_a_search_finds_any_number_of_names(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_NAMES", 5)
     monkeypatch.setattr(search, "_NEAR", 0)
-    streams.tell(*(record(n, NOW - 1, task=f"shop.gone{n}") for n in range(20)))
+    streams.tell(*(record(n, NOW + n + 1, task=f"shop.t{n:02}") for n in range(20)))
+    streams.index.prune(NOW + 20)  # their names stay
     streams.tell(*(record(n, NOW + n, f"x{n}", task=f"shop.t{n:02}") for n in range(20, 32)))
     wanted = [f"x{n}" for n in range(20, 32)]
     assert streams.found(text="shop.t") == wanted

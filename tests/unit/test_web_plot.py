@@ -39,6 +39,12 @@ def test_each_day_has_its_label_also_behind_a_change_of_the_clock(month: int) ->
     assert [label.label[4:6] for label in drawn.labels] == ["25", "26", "27", "28", "29", "30", "31"]
 
 
+def test_the_hour_that_comes_twice_has_its_labels_twice() -> None:
+    range_, now = plot.RANGES["hour"], int(datetime(2026, 10, 25, 0, 35, tzinfo=timezone.utc).timestamp() * 1000)
+    drawn = plot.plot(range_, plot.edges(range_, now, BERLIN), [0] * range_.bars, BERLIN)
+    assert [label.label for label in drawn.labels] == ["02:40", "02:50", "02:00", "02:10", "02:20", "02:30"]
+
+
 @given(st.lists(st.integers(0, 10**7), min_size=60, max_size=60))
 def test_bars_are_as_high_as_they_count_and_within_the_plot(counts: list[int]) -> None:
     range_ = plot.RANGES["hour"]
