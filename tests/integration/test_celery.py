@@ -16,8 +16,11 @@ from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 from freezegun import freeze_time
 
-from celery_rabbit_delay import DestinationNotFound, InvalidDelay
+from celery_rabbit_delay import DestinationNotFound, InvalidDelay, NotPermitted
 from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp.confirms import NotStored
+from celery_rabbit_delay.amqp.publisher import DelayedPublisher
+from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.core import routing_key
 from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import Vhost, lead, take
@@ -220,3 +223,22 @@ def test_an_app_that_lost_its_connection_publishes_again(vhost: Vhost, make_app:
         vhost.broker.api("DELETE", f"/connections/{kombu.utils.url.quote(name, safe='')}")
     app.send_task("t", countdown=0.05)
     assert len(vhost.take("celery", 2)) == 2
+
+
+@pytest.mark.parametrize("error", [NotStored(), NotPermitted("write access")], ids=["not stored", "not permitted"])
+def test_a_consumer_goes_on_where_it_cannot_create_the_cascade(
+    vhost: Vhost,
+    make_app: MakeApp,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    def refuse(publisher: DelayedPublisher, destination: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(DelayedPublisher, "lead_back", refuse)
+    monkeypatch.setattr(consumers, "_refused", set())
+    app = make_app()
+    with app.connection_for_read() as connection, caplog.at_level(logging.WARNING):
+        app.amqp.TaskConsumer(connection.default_channel).consume()
+    assert "This worker cannot create the cascade or bind it to 'celery'" in caplog.text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay.app.handing_on import Report, due_of, has_waited
+from celery_rabbit_delay.app.handing_on import HandingOn, Report, due_of, has_waited
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
 
@@ -68,3 +68,10 @@ def test_a_task_that_came_out_of_the_cascade_is_not_sent_round_again_by_a_worker
 
 def test_a_worker_that_has_never_had_a_connection_stops() -> None:
     Report(SimpleNamespace()).stop(SimpleNamespace())
+
+
+def test_a_consumer_whose_connection_is_lost_waits_for_no_answers() -> None:
+    consumer: Any = SimpleNamespace(channel=SimpleNamespace(connection=None))
+    handing_on = HandingOn(consumer)
+    handing_on._unanswered = 1
+    handing_on.finish()
