@@ -87,8 +87,8 @@ def test_commands_tell_of_an_earlier_layout(vhost: Vhost, command: str) -> None:
 
 def test_what_waits_in_an_earlier_layout_can_be_moved_and_the_rest_removed(vhost: Vhost) -> None:
     vhost.declare("q")
-    due = time.time() + 16
-    declare_layout_1(vhost, 20, 16)
+    due = time.time() + 30
+    declare_layout_1(vhost, 20, 30)
     url = vhost.url("amqp")
     refused = run(url, "teardown", "--layout", "1", "--yes")
     assert (refused.code, "--layout needs --management-url" in refused.err) == (2, True)
