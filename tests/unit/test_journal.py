@@ -379,3 +379,13 @@ def test_a_message_that_is_cut_short_does_not_say_when_it_was_published() -> Non
     assert journal.published(whole) == 5
     for length in range(len(whole)):
         assert journal.published(whole[:length]) is None
+
+
+def test_a_key_is_known_once_a_message_of_it_was_sent_also_from_before_the_last_days() -> None:
+    now = [0.0]
+    keys = Keys(lambda: now[0])
+    keys.apply(changes.last_of_key("report-42", 1))
+    assert ("report-42" in keys, "report-43" in keys) == (True, False)
+    now[0] = 2.0 * streams.MAX_KEYED_DELAY
+    keys.apply(changes.last_of_key("report-43", 2))
+    assert ("report-42" in keys, "report-43" in keys, "report-44" in keys) == (True, True, False)
