@@ -214,7 +214,9 @@ def test_nothing_is_lost_when_workers_are_killed(make_shop: MakeShop) -> None:
 def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
     with own_node(advanced=dead_letters_again(5)) as vhost:
         node = vhost.broker.node
-        shop, others = Shop(vhost, tmp_path, QUICK, {}), Shop(vhost, tmp_path, None, {})
+        # A node that is killed may lose what it has not confirmed.
+        confirming = {"broker_transport_options": {"confirm_publish": True}}
+        shop, others = Shop(vhost, tmp_path, QUICK, {}), Shop(vhost, tmp_path, None, confirming)
         try:
             shop.send("note", "first", countdown=6)
             wait_until(lambda: node.has_registered(".out.+celery"), "the node has written down what it has")
