@@ -140,6 +140,9 @@ class DelayedPublisher:
     def bind(self, destination: Destination) -> None:
         """Create the cascade and bind it to a destination; with `declare="passive"` check both. Once per connection."""
         self._read_refusals()
+        self._bind(destination)
+
+    def _bind(self, destination: Destination) -> None:
         if self.is_bound(destination):
             return
         with self._exclusively(), self._reset_on_error():
@@ -207,7 +210,7 @@ class DelayedPublisher:
         return patiently(lambda: self._publish_once(pending))
 
     def _publish_once(self, pending: PendingMessage) -> Messages:
-        self.bind(pending.destination)
+        self._bind(pending.destination)
         messages = {None: pending}
         unrecorded = self._send(messages)
         if messages:
