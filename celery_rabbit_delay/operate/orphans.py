@@ -26,7 +26,7 @@ class Orphan(NamedTuple):
     task: str | None  # Celery's name of the task, and its id
     task_id: str | None
     size: int  # bytes of the body
-    digest: str  # of all that its consumer would receive
+    digest: str  # of all this, and of all that its consumer would receive
 
 
 def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
@@ -85,8 +85,9 @@ def purge(connection: kombu.Connection) -> int:
 def _orphan(message: Message) -> Orphan:
     headers = message.headers or {}
     copy, exchange, routing_key = waiting.original(message)
-    received = repr((copy.properties, copy.body)).encode(errors="replace")
     state = read_state(headers)
     task, task_id = (None if headers.get(name) is None else str(headers[name]) for name in ("task", "id"))
+    due = state.due if state else None
+    received = repr((exchange, routing_key, due, copy.properties, copy.body)).encode(errors="replace")
     digest = hashlib.blake2b(received, digest_size=12).hexdigest()
-    return Orphan(exchange, routing_key, state.due if state else None, task, task_id, len(message.body), digest)
+    return Orphan(exchange, routing_key, due, task, task_id, len(message.body), digest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -185,9 +184,8 @@ def _marker() -> Callable[[Orphan], str]:
     seen = Counter[str]()
 
     def mark(orphan: Orphan) -> str:
-        digest = hashlib.blake2b(repr(tuple(orphan)).encode(errors="replace"), digest_size=12).hexdigest()
-        seen[digest] += 1
-        return f"{digest}-{seen[digest]}"
+        seen[orphan.digest] += 1
+        return f"{orphan.digest}-{seen[orphan.digest]}"
 
     return mark
 
