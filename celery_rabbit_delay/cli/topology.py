@@ -225,12 +225,12 @@ def _require_empty(
     if earlier:
         queue = earlier[0].orphans
         waiting = operate.count_earlier(connection, earlier, management) or 0
+        orphans = operate.message_count(connection, queue) or 0
     else:
         wanted = operate.existing(connection)
         queue = wanted[0].orphans
         found = operate.status(connection, wanted, management)
-        waiting = found.waiting + found.stuck
-    orphans = operate.message_count(connection, queue) or 0
+        waiting, orphans = found.waiting + found.stuck, found.orphans or 0
     if management:  # whoever lists orphans, such as the page, holds them for a moment
         orphans = max(orphans, int(management.queues().get(queue, {}).get("messages") or 0))
     if waiting or orphans:

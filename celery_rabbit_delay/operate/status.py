@@ -223,7 +223,7 @@ def count_earlier(
         for level in reversed(cascade.levels):  # down, as messages go
             ready = declare.message_count(channel, level.queue)
             if ready is not None:
-                found = (found or 0) + ready + (unsettled(rows[level.queue]) if level.queue in rows else 0)
+                found = (found or 0) + ready + unsettled(rows.get(level.queue, {}))
     return found
 
 
