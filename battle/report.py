@@ -26,7 +26,7 @@ COUNTS = {
     "duplicated": "ran twice, by a fault",
     "unexplained": "other duplicates",
     "cancelled": "cancelled",
-    "revoked": "ran all the same",
+    "revoked": "ran anyway",
     "moved": "moved",
 }
 LATENESS = ("p50", "p99", "p100")
@@ -100,7 +100,7 @@ def answers(results: Results, loads: Results) -> str:
             f"- **Does a task run twice?** {twice:,} of them did ({share:.1f} %), each because a fault struck "
             f"while it was on its way; {unexplained:,} without a fault.",
             "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
-            f"Half of them, and the last: {crashes}; in parentheses native delayed delivery.",
+            f"The median and the maximum: {crashes}; in parentheses native delayed delivery.",
             f"- **And the others?** Native delayed delivery: {lost(NATIVE)}. Plain `eta`: {lost(PLAIN)}, mostly "
             "because two scenarios delete the queue in which all of them wait, and because the worker's clock decides "
             f"when they run. This package with classic queues: {lost(CLASSIC)}.",

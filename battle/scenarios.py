@@ -95,7 +95,7 @@ def connection_cut(stage: Stage) -> None:
 
 
 def alarm(stage: Stage) -> None:
-    """The broker runs out of memory and of disk: whoever publishes has to wait."""
+    """The broker runs out of memory and of disk: publishers have to wait."""
     for _ in range(stage.rounds):
         for broken, mended in (
             (("set_vm_memory_high_watermark", "absolute", "1"), ("set_vm_memory_high_watermark", "0.4")),
@@ -124,7 +124,7 @@ def everything(stage: Stage) -> None:
 
 
 def cancelling(stage: Stage) -> None:
-    """Every third task is cancelled and every twelfth moved, while nodes, workers and whoever does so are killed."""
+    """Every third task is cancelled and every twelfth moved, while nodes, workers and those processes are killed."""
     for number in range(2 * stage.rounds):
         stage.arena.cancel()
         stage.arena.wait(4)
@@ -220,7 +220,7 @@ FORGED = (("@.>^5", "@.^5>^9"), ("@.>^3", "@.^3>x"), ("@.>^6", "@.^6>^2", "@.^2>
 
 
 def forged_keys(stage: Stage) -> None:
-    """Somebody who may write to ingest publishes routing keys that he made up."""
+    """A user who may write to ingest publishes forged routing keys."""
     with ours(stage) as connection:
         if connection is not None:
             cascade = connection.transport.delay_options.cascade
@@ -234,14 +234,14 @@ def forged_keys(stage: Stage) -> None:
 
 
 def node_killed(stage: Stage) -> None:
-    """One node of three after the other is killed."""
+    """The three nodes are killed, one after the other."""
     for number in range(2 * stage.rounds):
         stage.arena.wait(6)
         crash(stage, stage.nodes[number % 3])
 
 
 def options_changed(stage: Stage) -> None:
-    """Publishers come and go, each with other lanes and another number of shards, and nodes are killed."""
+    """Publishers come and go, each with different lanes and a different number of shards, and nodes are killed."""
     for number in range(4 * stage.rounds):
         stage.arena.publish(6 * RATE, RATE, options=OTHERS[number % len(OTHERS)])
         stage.arena.wait(3)
@@ -251,7 +251,7 @@ def options_changed(stage: Stage) -> None:
 
 
 def node_partitioned(stage: Stage) -> None:
-    """One node of three after the other stops answering, for longer than the others wait for it."""
+    """The three nodes stop answering, one after the other, for longer than the others wait."""
     for number in range(2 * stage.rounds):
         stage.arena.wait(6)
         node = stage.nodes[number % 3]
@@ -283,7 +283,7 @@ def is_whole(node: Node) -> bool:
 
 
 def rolling_restart(stage: Stage) -> None:
-    """Node after node is stopped in order and started again."""
+    """The nodes are stopped cleanly and started again, one after the other."""
     for node in stage.nodes * stage.rounds:
         stage.arena.wait(4)
         with stage.arena.fault("node restarted"):
@@ -292,7 +292,7 @@ def rolling_restart(stage: Stage) -> None:
 
 
 def level_full(stage: Stage) -> None:
-    """A policy leaves levels room for a few messages: no more may enter, from publishers or from levels above."""
+    """A policy limits levels to a few messages: no more may enter, from publishers or from levels above."""
     for _ in range(2 * stage.rounds):
         stage.arena.wait(3)
         with stage.arena.fault("levels full"):
@@ -307,7 +307,7 @@ def level_full(stage: Stage) -> None:
 
 
 def peace(stage: Stage) -> None:
-    """Nothing happens; clocks may be wrong all the while."""
+    """No fault occurs; clocks may be wrong throughout."""
 
 
 class Scenario(NamedTuple):

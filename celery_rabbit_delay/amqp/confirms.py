@@ -235,7 +235,7 @@ class ConfirmedChannel:
         # which clears them.
         answers = [(answered, self._returned.get(route)) for route, answered in self._pop(delivery_tag, multiple)]
         for answered, reason in answers:
-            answered(None if reason is None else NotRouted(f"no level of the cascade took the message: {reason}"))
+            answered(None if reason is None else NotRouted(f"no level of the cascade accepted the message: {reason}"))
 
     def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
         for _, answered in self._pop(delivery_tag, multiple):
@@ -249,7 +249,7 @@ class ConfirmedChannel:
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[exchange, key] = str(exc.reply_text)
         if not self._confirm:  # no caller waits for the answer
-            what = "a delayed message, it" if message.headers else "the record of a delayed message, which"
+            what = "a delayed message, which" if message.headers else "the record of a delayed message, which"
             logger.error("RabbitMQ returned %s is lost: %s, %r", what, exc.reply_text, message.headers)
 
 

@@ -44,7 +44,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self._errors: deque[AMQPError] = deque()
         #: Whether the broker has last not answered in time, as during an alarm. Then nothing waits for it to close.
         self.is_silent = False
-        self._exclusive: ConfirmedChannel | None = None
+        self._exclusive: tuple[ConfirmedChannel, ...] = ()  # of the blocks of `exclusively` that are running
         self._deadline: float | None = None
 
     @property
@@ -87,7 +87,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def drain_events(self, timeout: float | None = None) -> Any:
         if self._deliveries.flush():  # deliveries that are left after a consumer raised an error
             return None
-        if self._exclusive is None:
+        if not self._exclusive:
             if self._errors:
                 raise self._errors.popleft()
             if self._deadline is None:
@@ -105,7 +105,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
                 self.seconds_left()  # raises an error that names possible causes
                 raise
             except AMQPError as exc:
-                if self._exclusive is None or self._exclusive.owns(getattr(exc, "channel", self._exclusive.current)):
+                channel = getattr(exc, "channel", None)
+                if not self._exclusive or channel is None or any(own.owns(channel) for own in self._exclusive):
                     raise
                 self.raise_later(exc)
                 return  # py-amqp has reopened that channel, and may have read the answer in the meantime
@@ -134,8 +135,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def exclusively(self, channel: ConfirmedChannel, seconds: float | None) -> Exclusively:
         """Process only answers to one channel in a `with` block, and limit its total time.
 
-        Deliveries are deferred. Errors with which the broker closes other channels are raised at the next read after
-        the block. Raises `TimeoutError`.
+        In nested blocks, the channels are those of all of them. Deliveries are deferred. Errors with which the broker
+        closes other channels are raised at the next read after the block. Raises `TimeoutError`.
         """
         return Exclusively(self, channel, seconds)
 
@@ -201,13 +202,12 @@ class Exclusively(Within):
         super().__enter__()
         connection = self._connection
         connection._deliveries.__enter__()
-        self._outer_channel = connection._exclusive
-        if connection._exclusive is None:
-            connection._exclusive = self._channel
+        self._outer_channels = connection._exclusive
+        connection._exclusive = (*self._outer_channels, self._channel)
 
     def __exit__(self, *exc_info: object) -> None:
         super().__exit__()
-        self._connection._exclusive = self._outer_channel
+        self._connection._exclusive = self._outer_channels
         self._connection._deliveries.__exit__()  # calls consumers
 
 

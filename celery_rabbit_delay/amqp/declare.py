@@ -47,7 +47,7 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
             'which declare="passive" does not create: run `celery -A APP delay setup` of this release; `celery -A APP '
             f"delay migrate --from-layout {newest}` then moves what waits"
             if newest < LAYOUT
-            else "for it is older: upgrade this process"
+            else "because it is older: upgrade this process"
         )
         raise LayoutMismatch(
             f"the broker has layout {newest} of the cascade {cascade.prefix!r}, and this release of "

@@ -66,7 +66,7 @@ class Journal:
             upstream.set_serialized(message, properties)
             record = Record(entry.due, entry.number, entry.id, entry.key or "", properties, body)
             if record.size > _LARGEST:
-                logger.warning("The message %r is sent without being recorded: it is too large for that", entry.id)
+                logger.warning("The message %r is sent without being recorded: it is too large to record", entry.id)
                 continue
             lists = packs.setdefault(entry.stream, [])
             if not lists or len(lists[-1]) >= _MAX_RECORDS or sizes[entry.stream] + record.size > _MAX_BYTES:
@@ -114,7 +114,7 @@ class Journal:
             is_first = name not in client.paused_streams
             if is_first:
                 logger.warning(
-                    "Delayed messages are sent without being recorded, so that they cannot be listed or moved: "
+                    "Delayed messages are sent without being recorded, so they cannot be listed or moved: "
                     "the stream %r does not work: %s",
                     name,
                     reason,

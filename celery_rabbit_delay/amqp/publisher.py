@@ -198,7 +198,7 @@ class DelayedPublisher:
             if channel is None or not self._channel.owns(channel):
                 self._connection.raise_later(exc)
                 return
-            logger.error("RabbitMQ has refused a delayed message, and lost those that were sent after it: %s", exc)
+            logger.error("RabbitMQ has refused a delayed message, and those sent after it are lost: %s", exc)
             self._reset()
             if isinstance(exc, NotFound) and self.options.declare == "auto":
                 self.repair()
@@ -216,7 +216,7 @@ class DelayedPublisher:
         if messages:
             self._reset()
             returned = self._channel.refusal(self._sent.exchange, self._sent.key)
-            raise NotRouted(f"no level of the cascade took the message: {returned}")
+            raise NotRouted(f"no level of the cascade accepted the message: {returned}")
         return unrecorded
 
     def _send(self, messages: dict[Any, PendingMessage]) -> Messages:

@@ -45,8 +45,9 @@ def is_dropped(connection: Any, message: Any) -> bool:
     """
     headers, state = message.headers, state_of(message)
     if state is None:
-        # Undelayed messages are not filtered, except for retries: their task may have been delayed before.
-        if not headers or not headers.get("retries"):
+        # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
+        # before. Undelayed messages are not filtered.
+        if not headers or not (headers.get("eta") or headers.get("retries")):
             return False
         client = client_of(connection.client)
         if client.on_cancelled is not None:
@@ -67,7 +68,7 @@ def is_dropped(connection: Any, message: Any) -> bool:
             _follow_once(connection, options, streams.keys(options.cascade), keys.apply)
             if keys.replaces(number):
                 logger.info(
-                    "A message of the key %r is dropped, for another was sent later: %s", key, headers.get("id")
+                    "A message with the key %r is dropped, because another was sent later: %s", key, headers.get("id")
                 )
                 return True
     return _is_cancelled(client, message)
@@ -109,14 +110,14 @@ def _follow_once(connection: Any, options: Options, stream: Stream, apply: Calla
             catch_up(connection, stream, apply, PATIENCE, options=options)
         except DelayError as exc:
             logger.warning(
-                "Messages that were moved, cancelled or replaced may be delivered all the same, until the next attempt "
-                "to learn of them succeeds: %s",
+                "Messages that were moved, cancelled or replaced may still be delivered, until the next attempt "
+                "to read the changes succeeds: %s",
                 exc,
             )
     elif until <= time.monotonic():
         try:
             if catch_up(connection, stream, apply, patience=0, silence=SILENCE, options=options):
-                logger.info("What the stream %r says is known from now on", stream.name)
+                logger.info("The contents of the stream %r are known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
 
@@ -133,9 +134,13 @@ def _has_room(followed: dict[str, float]) -> bool:
 
 
 def learn(client: kombu.Connection) -> None:
-    """Read which messages were cancelled, moved or replaced so far. Raises `StreamUnavailable`, `NotPermitted`."""
+    """Read which messages were cancelled, moved or replaced so far. Raises `StreamUnavailable`, `NotPermitted`.
+
+    Each message that the client takes from then on is dropped if it was cancelled in the meantime.
+    """
     cascade = client.transport.delay_options.cascade
     known = client_of(client)
+    known.on_cancelled = known.on_cancelled or (lambda id_: False)
     with StreamReader(client) as reader:
         for stream, apply in (
             (streams.changes(cascade), known.changes.apply),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,8 +13,8 @@ from amqp import Message
 
 from ..core import changes
 from ..core import headers as headers_
-from ..core.due import x_delay_until
-from ..core.errors import DelayError, InvalidDestination, NotWaiting, TooLate
+from ..core.due import parse_eta, x_delay_until
+from ..core.errors import DelayError, InvalidDelay, InvalidDestination, NotWaiting, TooLate
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import OPTIONS, Options
@@ -75,6 +75,7 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
                     "of them: none was moved; send each with its own id, or cancel them all"
                 )
             message, exchange, routing_key = copy
+            _check_expires(first.id, message.headers, max(due, moment), options)
             if refused := allowed.refuses(exchange, routing_key, message.headers):
                 raise InvalidDestination(f"{first.id!r} was not moved: {refused}: use --any-queue to allow any queue")
             target.default_channel.basic_publish(message, exchange, routing_key)
@@ -101,7 +102,24 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
     return message, delivery.exchange, delivery.routing_key
 
 
+def _check_expires(id_: str, headers: Mapping[str, Any], due: datetime, options: Options) -> None:
+    """Raise `InvalidDelay` if a task expires before it would be due: Celery's worker would discard it."""
+    if "task" not in headers or not headers.get("expires"):
+        return
+    try:
+        expires = parse_eta(headers["expires"])
+    except InvalidDelay:  # Celery reports the error
+        return
+    expires = expires if expires.tzinfo else expires.replace(tzinfo=options.naive_timezone)
+    if expires <= due:
+        raise InvalidDelay(
+            f"{id_!r} was not moved: it expires at {expires.isoformat()}, before its new due time. Choose an earlier "
+            "one, or cancel the task and send it again"
+        )
+
+
 def _content(copy: tuple[Message, str, str]) -> tuple[Any, ...]:
     """Return everything that a consumer receives with a message."""
     message, exchange, routing_key = copy
-    return message.body, message.properties, exchange, routing_key
+    headers = {**message.headers, headers_.X_DELAY_SENT: None}  # each attempt to publish a message has its own
+    return message.body, {**message.properties, "application_headers": headers}, exchange, routing_key

@@ -120,7 +120,7 @@ class HandingOn:
         """Log how many tasks were handed on since the last report."""
         stored, self._stored = self._stored, 0
         if stored:
-            logger.info("%d tasks came before they were due: handed on, they wait in RabbitMQ", stored)
+            logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
 
     def _submit(self, task: _HandedOn, again: bool) -> None:
         task.publisher.submit(task.pending, partial(self._answered, task, again))
@@ -167,7 +167,7 @@ class HandingOn:
         if type(refusal) not in self._warned:
             self._warned.add(type(refusal))
             logger.warning(
-                "A task came from %r before it is due, and this worker cannot hand it on, so it holds such tasks "
+                "A task came from %r before it was due, and this worker cannot hand it on, so it holds such tasks "
                 "itself, as Celery does: %s",
                 queue.name,
                 refusal,

@@ -132,7 +132,8 @@ class DelayedAMQP:
         transport_options = {**(kwargs.pop("transport_options", None) or {})}
         if OPTIONS in transport_options:
             raise InvalidOption(
-                f"broker_transport_options[{OPTIONS!r}] has no effect beside install(): give it the options"
+                f"broker_transport_options[{OPTIONS!r}] has no effect together with install(): pass the options to "
+                "install()"
             )
         transport_options[OPTIONS] = options.to_dict()
         connection = kombu.Connection(url, *args, transport=ours, transport_options=transport_options, **kwargs)
@@ -152,7 +153,7 @@ def needs_no_broker(settings: Any, url: Any, transport: Any = None) -> bool:
 def _say_there_is_no_broker(app: Celery) -> None:
     if app not in _told:
         _told.add(app)
-        logger.info("%s has no broker: Celery runs its delayed tasks, celery-rabbit-delay does nothing", app)
+        logger.info("%s has no broker: Celery runs its delayed tasks; celery-rabbit-delay does nothing", app)
 
 
 def check_protocol(task_protocol: Any) -> None:

@@ -207,7 +207,7 @@ management_option = click.option(
     f"the password out of `ps`. For https, {MANAGEMENT_CA} may name a file of certificate authorities.",
 )
 limit_option = click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of orphans."
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Handle at most this many orphans."
 )
 
 any_queue_option = click.option(

@@ -59,7 +59,7 @@ class _Standalone(click.Group):
 @click.option("--queue-type", type=click.Choice(["quorum", "classic"]), help="Set the type of the level queues.")
 @click.option("--journal", metavar="SECONDS", type=float, help="Set the shortest delay that is recorded.")
 @click.option(
-    "--confirm-timeout", metavar="SECONDS", type=float, help="How long the broker may take to store a message."
+    "--confirm-timeout", metavar="SECONDS", type=float, help="Set how long the broker may take to store a message."
 )
 @click.option(
     "--queue",

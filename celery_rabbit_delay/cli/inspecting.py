@@ -46,7 +46,7 @@ def status(
     """Show how many messages wait, level by level, and how many could not be delivered.
 
     Exits with 3 if a level is blocked or missing, if there are orphans, or, with --management-url, if a destination
-    takes nothing and the cause is known.
+    accepts nothing and the cause is known.
     """
     from .. import operate
 

@@ -34,7 +34,7 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("list")
 @_filters
-@click.option("--limit", type=click.IntRange(1), help="Maximum number of tasks.")
+@click.option("--limit", type=click.IntRange(1), help="List at most this many tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 @click.pass_obj
 def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any) -> None:

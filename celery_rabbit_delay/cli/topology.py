@@ -63,7 +63,7 @@ def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | 
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
         if prune and management:
-            click.echo(f"{len(operate.prune(connection, management)):,} outboxes deleted that led nowhere")
+            click.echo(f"{len(operate.prune(connection, management)):,} outboxes deleted, because they led nowhere")
         _report_earlier(connection)
 
 
@@ -211,8 +211,8 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
         click.echo(f"{deleted:,} exchanges and queues deleted" if deleted or kept else "there is no such cascade")
         if kept:
             click.echo(
-                f"{len(kept):,} outboxes stay, for AMQP does not show whether tasks are stuck in them: `teardown` with "
-                "--management-url deletes them if they are empty, with --delete-messages whatever they hold"
+                f"{len(kept):,} outboxes stay, because AMQP does not show whether tasks are stuck in them: `teardown` "
+                "with --management-url deletes them if they are empty, with --delete-messages whatever they hold"
             )
 
 

@@ -2,7 +2,7 @@
 
 
 class DelayError(Exception):
-    """Base of all errors of this package. Where one is raised, nothing was sent, with two exceptions.
+    """Base of all errors of this package. If one is raised, nothing was sent, with two exceptions.
 
     `BatchFailed` names the messages that may not have been sent. A message with an `x-delay-key` may have been stored
     although `CascadeConflict`, `CascadeMissing`, `NotPermitted` or `StreamUnavailable` is raised, because its key is

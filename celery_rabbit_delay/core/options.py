@@ -95,7 +95,7 @@ class Options:
         if not _is_name(self.prefix):
             raise InvalidOption(f"prefix={self.prefix!r}: use a name of 1 to {_MAX_PREFIX} bytes of UTF-8")
         if f"{self.prefix}.".startswith("amq."):
-            raise InvalidOption(f"prefix={self.prefix!r}: RabbitMQ reserves 'amq.', use another name")
+            raise InvalidOption(f"prefix={self.prefix!r}: RabbitMQ reserves 'amq.'; use another name")
         if not _is_number(self.tick) or not 0.001 <= self.tick <= 3600 or not _is_whole(self.tick * 1000):
             raise InvalidOption(f"tick={self.tick!r}: use seconds, 0.001 to 3600, a whole number of milliseconds")
         if not _is_number(self.max_delay) or not self.tick <= self.max_delay <= TEN_YEARS:
@@ -124,7 +124,7 @@ class Options:
         if not isinstance(self.lanes, (tuple, list)):
             raise InvalidOption(f"lanes={self.lanes!r}: use a list of seconds, such as [60, 3600]")
         if len(self.lanes) > _MOST_LANES:
-            raise InvalidOption(f"lanes: {len(self.lanes)} are too many, use at most {_MOST_LANES}")
+            raise InvalidOption(f"lanes: {len(self.lanes)} are too many; use at most {_MOST_LANES}")
         for lane in self.lanes:
             if not _is_number(lane) or not (0 < lane <= self.max_delay or lane in DEFAULT_LANES):
                 raise InvalidOption(f"lanes={lane!r}: use seconds above 0, up to max_delay={self.max_delay:.0f}")

@@ -114,7 +114,7 @@ class Management:
         except HTTPError as exc:
             exc.close()
             raise NotPermitted(
-                f"the management API at {self._place} refused it ({exc}): it wants a user with the tag {tag!r} "
+                f"the management API at {self._place} refused it ({exc}): it requires a user with the tag {tag!r} "
                 "and permissions on the virtual host"
             ) from exc
         except (URLError, HTTPException, OSError, ValueError) as exc:

@@ -73,7 +73,7 @@ def add_guard(site: Flask, setting: Setting) -> None:
 def _check_post(setting: Setting) -> None:
     expected = session.get("token")
     if not expected or not safety.same(request.form.get("token", ""), expected):
-        abort(403, "This form is out of date: go back, load the page again, and repeat it.")
+        abort(403, "This form is out of date: go back, reload the page, and try again.")
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
         abort(403, "Another site sent this form.")
     if setting.read_only and request.endpoint not in ("enter", "logout"):

@@ -192,7 +192,7 @@ def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on
     assert worker.stop() == 0
     handed_on = waiting(shop.vhost)
     assert handed_on + shop.vhost.count("celery") == 3000
-    assert f"{handed_on} tasks came before they were due: handed on" in worker.output()
+    assert f"{handed_on} tasks came before they were due: they were handed on" in worker.output()
 
 
 @pytest.mark.long

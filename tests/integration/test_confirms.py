@@ -111,7 +111,7 @@ def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pyte
         vhost.delete_queue(vhost.cascade.levels[1].queue)
         producer.publish("lost", routing_key="q", headers=DELAY)
         wait_until(lambda: connection.drain_events(timeout=5) or caplog.records, "the broker returned it")
-    assert "RabbitMQ returned a delayed message, it is lost: NO_ROUTE" in caplog.text
+    assert "RabbitMQ returned a delayed message, which is lost: NO_ROUTE" in caplog.text
 
 
 def test_without_confirm_a_publisher_goes_on_after_the_cascade_was_deleted(

@@ -21,7 +21,7 @@ from celery_rabbit_delay import UnsupportedConfiguration, install
 from testkit.node import free_port
 
 ROOT = Path(__file__).parents[2]
-TOLD = "has no broker: Celery runs its delayed tasks, celery-rabbit-delay does nothing"
+TOLD = "has no broker: Celery runs its delayed tasks; celery-rabbit-delay does nothing"
 
 
 def app_with(**conf: Any) -> Celery:

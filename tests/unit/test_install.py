@@ -203,7 +203,7 @@ def test_a_second_install_with_the_same_options_does_nothing() -> None:
 def test_options_in_two_places_are_an_error() -> None:
     app = app_with(broker_url=AMQP_URL, broker_transport_options={"rabbit_delay": {"tick": 0.5}})
     install(app)
-    with pytest.raises(InvalidOption, match=r"has no effect beside install\(\): give it the options"):
+    with pytest.raises(InvalidOption, match=r"has no effect together with install\(\): pass the options"):
         app.connection()
 
 

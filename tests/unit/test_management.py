@@ -160,7 +160,7 @@ def test_a_server_that_is_no_management_api_is_an_error_that_names_its_place(ans
 def test_a_server_that_refuses_the_user_says_what_it_wants() -> None:
     with answering(b"HTTP/1.1 401 Unauthorized\r\n\r\n") as port:
         api = Management(f"http://me:secret@127.0.0.1:{port}", "/")
-        with pytest.raises(NotPermitted, match="it wants a user with the tag 'management'"):
+        with pytest.raises(NotPermitted, match="it requires a user with the tag 'management'"):
             api.queues()
 
 

@@ -51,7 +51,7 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"lanes": [float("nan")]}, "lanes=nan"),
         ({"lanes": [61], "max_delay": 60}, "lanes=61: use seconds above 0, up to max_delay=60"),
         ({"lanes": range(1, 99)}, "lanes=range(1, 99)"),
-        ({"lanes": list(range(1, 66))}, "65 are too many, use at most 64"),
+        ({"lanes": list(range(1, 66))}, "65 are too many; use at most 64"),
         ({"shards": 0}, "shards=0: use a whole number, 1 to 32"),
         ({"shards": True}, "shards=True"),
         ({"shards": 2.0}, "shards=2.0"),

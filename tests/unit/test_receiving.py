@@ -47,8 +47,8 @@ def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_agai
     assert [receiving.is_dropped(connection, message) for message in messages] == [False, False]
     assert (
         caplog.messages.count(
-            "Messages that were moved, cancelled or replaced may be delivered all the same, until the next attempt to "
-            "learn of them succeeds: its node is down"
+            "Messages that were moved, cancelled or replaced may still be delivered, until the next attempt to "
+            "read the changes succeeds: its node is down"
         )
         == 1
     )
