@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import AMQPError, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
 from kombu.exceptions import KombuError
 
 from ..core.errors import DelayError, DestinationNotFound, InvalidDestination, NotPermitted, UnsupportedConfiguration
@@ -50,16 +50,15 @@ class Batch:
         self.max_size = max_size
         self._serial = itertools.count()
         self._pending: dict[int, PendingMessage] = {}
-        self._unreachable: set[int] = set()  # those of them that wait for `flush` to say why
+        self._refused: set[int] = set()  # those of them that wait for `flush` to say why
 
     def add(self, connection: Any, pending: PendingMessage) -> None:
         """Add a message; first send the messages of a full batch.
 
-        Raises the same errors as `flush`, except those about other messages' destinations; the message is not added
-        then.
+        Raises the same errors as `flush`, except those about single messages; the message is not added then.
         """
-        if len(self._pending) - len(self._unreachable) >= self.max_size:
-            self._send(connection, {n: one for n, one in self._pending.items() if n not in self._unreachable})
+        if len(self._pending) - len(self._refused) >= self.max_size:
+            self._send(connection, {n: one for n, one in self._pending.items() if n not in self._refused})
         self._pending[next(self._serial)] = pending
 
     def flush(self, connection: Any) -> None:
@@ -67,18 +66,18 @@ class Batch:
 
         Raises the same errors as publishing one by one.
         """
-        self._unreachable.clear()
+        self._refused.clear()
         if failed := self._send(connection, self._pending):
             raise failed
 
-    def _send(self, connection: Any, some: Mapping[int, PendingMessage]) -> DelayError | None:
-        """Send some of the messages; return why others have no way to their destination. Raises as `flush`."""
+    def _send(self, connection: Any, some: Mapping[int, PendingMessage]) -> Exception | None:
+        """Send some of the messages; return why others cannot be sent, if there are any. Raises as `flush`."""
         if connection is None:
             raise RecoverableConnectionError("the connection was lost")
         publishers: dict[DelayedPublisher, dict[int, PendingMessage]] = {}
         for name, pending in some.items():
             publishers.setdefault(connection.publisher_for(pending.priority), {})[name] = pending
-        failed: DelayError | None = None
+        failed: Exception | None = None
         for publisher, messages in publishers.items():
             unreachable = set()
             for destination in {pending.destination for pending in messages.values()}:
@@ -88,24 +87,29 @@ class Batch:
                     failed = exc
                     unreachable.add(destination)
             reachable = {name: pending for name, pending in messages.items() if pending.destination not in unreachable}
-            self._unreachable |= messages.keys() - reachable.keys()
+            self._refused |= messages.keys() - reachable.keys()
             if not reachable:
                 continue
             unsent = dict(reachable)
             try:
-                with suppress(DelayError):
+                with suppress(DelayError, ChannelError):
                     publisher.publish_all(unsent)
             finally:
                 self._forget(reachable.keys() - unsent.keys())
             for name, pending in unsent.items():  # refused messages and keys: repairs the cascade, or raises the reason
-                publisher.publish(pending)
-                self._forget([name])
+                try:
+                    publisher.publish(pending)
+                except ChannelError as exc:  # it concerns that message alone, such as its size or its user_id
+                    failed = exc
+                    self._refused.add(name)
+                else:
+                    self._forget([name])
         return failed
 
     def discard(self) -> None:
         """Drop all messages that are not sent yet."""
         self._pending.clear()
-        self._unreachable.clear()
+        self._refused.clear()
 
     @property
     def ids(self) -> list[str | None]:

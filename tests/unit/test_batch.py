@@ -8,7 +8,7 @@ from typing import Any
 import kombu
 import pytest
 from amqp import Message
-from amqp.exceptions import RecoverableConnectionError
+from amqp.exceptions import PreconditionFailed, RecoverableConnectionError
 
 from celery_rabbit_delay import (
     BatchFailed,
@@ -52,6 +52,7 @@ class Publisher:
             del messages[name]
 
     def publish(self, one: PendingMessage) -> None:
+        self.before_each(one.message.body)
         self.stored.append(f"{one.message.body} alone")
 
 
@@ -114,7 +115,8 @@ def test_what_the_broker_refuses_is_sent_again_alone_to_repair_the_cascade_or_le
     publisher = connection.publishers[False]
 
     def refuse(name: str) -> None:
-        if name == "b":
+        if name == "b" and publisher.rounds < 2:
+            publisher.rounds += 1
             raise NotRouted
 
     publisher.before_each = refuse
@@ -144,6 +146,26 @@ def test_a_destination_that_cannot_be_led_to_is_told_last_and_keeps_nothing_else
     publisher.unreachable.clear()
     batch.flush(connection)
     assert publisher.stored[4:] == ["a", "b", "d"]
+
+
+def test_a_message_that_the_broker_refuses_is_told_last_and_keeps_no_other_from_being_sent(
+    connection: Connection,
+) -> None:
+    publisher = connection.publishers[False]
+
+    def refuse(name: str) -> None:
+        if name == "b":
+            raise PreconditionFailed("the user_id is that of somebody else")
+
+    publisher.before_each = refuse
+    batch = Batch(max_size=3)
+    for name in "abcdef":
+        batch.add(connection, pending(name))
+    assert publisher.stored == ["a", "c alone"]
+    with pytest.raises(BatchFailed, match=r"1 delayed messages are not stored, .*user_id") as failed, batch.failing():
+        batch.flush(connection)
+    assert failed.value.ids == ["b"]
+    assert publisher.stored == ["a", "c alone", "d alone", "e alone", "f alone"]
 
 
 def test_a_lost_connection_is_an_error_after_which_the_batch_is_as_it_was() -> None:
