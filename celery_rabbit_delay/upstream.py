@@ -82,7 +82,9 @@ class EncodesProperties:
 
 
 class NamesItsErrors:
-    """Set `channel` on the error with which the broker closes an `amqp.Channel` or returns a message. A mixin.
+    """Set `channel` on the errors that an `amqp.Channel` raises for what the broker sends unasked. A mixin.
+
+    The broker closes the channel, cancels a consumer, or returns a message.
 
     py-amqp raises the error at the next read of the connection, perhaps while another channel waits for its answer.
     """
@@ -100,6 +102,10 @@ class NamesItsErrors:
             return
         with self._named():
             super()._on_close(*args)  # type: ignore[misc]
+
+    def _on_basic_cancel(self, *args: Any) -> None:
+        with self._named():
+            super()._on_basic_cancel(*args)  # type: ignore[misc]
 
     def _on_basic_return(self, *args: Any) -> None:
         with self._named():

@@ -277,8 +277,10 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
             "bind it to your own exchange, and send the message there"
         ) from exc
     except NotFound as exc:
-        if f"'{cascade.prefix}." in exc.reply_text:
-            raise CascadeMissing(f"a part of the cascade is gone ({exc.reply_text})") from exc
+        if f"'{cascade.root}." in exc.reply_text or f"'{cascade.root}'" in exc.reply_text:
+            raise CascadeMissing(
+                f"a part of the cascade is gone ({exc.reply_text}): run `celery -A APP delay setup`"
+            ) from exc
         raise DestinationNotFound(
             f"the destination does not exist ({exc.reply_text}): declare it before you publish"
         ) from exc

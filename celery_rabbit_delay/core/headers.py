@@ -215,7 +215,7 @@ def read_state(headers: Headers) -> State | None:
         return None
     get = ours.get
     prefix, exchange, due, deaths, number = get("prefix"), get("exchange"), get("due"), get("deaths"), get("n")
-    if not isinstance(prefix, str) or not isinstance(exchange, str) or not isinstance(due, int):
+    if not isinstance(prefix, str) or not isinstance(exchange, str) or not isinstance(due, int) or due < 0:
         return None
     routing_key = get("routing_key")
     try:
@@ -226,7 +226,7 @@ def read_state(headers: Headers) -> State | None:
             deaths if isinstance(deaths, Mapping) else {},
             routing_key if isinstance(routing_key, str) else None,
             tuple(_items(get("CC"))),
-            number if isinstance(number, int) else None,
+            number if isinstance(number, int) and 0 <= number < 1 << 63 else None,
         )
     except OverflowError:  # a year beyond 9999
         return None

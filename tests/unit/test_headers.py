@@ -217,10 +217,18 @@ def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> Non
         {"prefix": "p", "exchange": None, "due": 0},
         {"prefix": "p", "exchange": "", "due": "soon"},
         {"prefix": "p", "exchange": "", "due": 1 << 60},  # beyond the year 9999
+        {"prefix": "p", "exchange": "", "due": -1},
     ],
 )
 def test_a_header_that_this_package_did_not_write_tells_nothing(ours: Any) -> None:
     assert headers_.read_state({HEADER: ours}) is None
+
+
+@pytest.mark.parametrize(("number", "read"), [(0, 0), ((1 << 63) - 1, (1 << 63) - 1), (-1, None), (1 << 63, None)])
+def test_a_number_that_the_streams_cannot_hold_is_none(number: int, read: int | None) -> None:
+    state = headers_.read_state({HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": number}})
+    assert state is not None
+    assert state.number == read
 
 
 @pytest.mark.parametrize("deaths", [None, "text", {"x-death": []}])

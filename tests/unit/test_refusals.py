@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from amqp.exceptions import PreconditionFailed
+from amqp.exceptions import NotFound, PreconditionFailed
 
-from celery_rabbit_delay import CascadeConflict, Options
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, DestinationNotFound, Options
 from celery_rabbit_delay.amqp.declare import translate_errors
 
 
@@ -20,3 +20,17 @@ def test_a_message_that_is_too_large_is_not_taken_for_something_that_has_a_name_
         refused(text)
     with pytest.raises(CascadeConflict, match="something else has the name of a part"):
         refused("PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'x' in vhost '/'")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("shop.mails", DestinationNotFound),
+        ("shop.v2.125ms-of-mine", DestinationNotFound),
+        ("shop.v2.125ms", CascadeMissing),
+        ("shop.v2.125ms.ingest", CascadeMissing),
+    ],
+)
+def test_a_name_that_begins_with_the_prefix_is_ours_only_with_layout_and_tick(name: str, error: type) -> None:
+    with pytest.raises(error), translate_errors(Options(prefix="shop").cascade):
+        raise NotFound(f"NOT_FOUND - no queue '{name}' in vhost '/'")
