@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import kombu
 from kombu.common import Broadcast
 
-from ..core.destination import Destination
+from ..core.destination import Destination, is_match
 
 
 def is_lasting(durable: bool, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any] | None) -> bool:
@@ -16,20 +17,67 @@ def is_lasting(durable: bool, exclusive: bool, auto_delete: bool, arguments: Map
     return durable and not exclusive and not auto_delete and "x-expires" not in (arguments or {})
 
 
-def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
-    """Yield the destinations of messages for a queue: the queue itself, and its exchange.
+class Bound(NamedTuple):
+    """An exchange with a name, and the routing key and arguments with which a queue is bound to it."""
 
-    Yields nothing for an exclusive queue, which only its own connection may bind, and for a broadcast queue, whose name
-    changes each time.
+    exchange: kombu.Exchange
+    routing_key: str
+    arguments: Mapping[str, Any] | None
+
+
+def bindings_of(queue: kombu.Queue) -> Iterator[Bound]:
+    """Yield the bindings of a queue, except the one to the default exchange."""
+    own = Bound(queue.exchange, queue.routing_key, queue.binding_arguments)
+    for bound in (own, *(Bound(one.exchange, one.routing_key, one.arguments) for one in queue.bindings or ())):
+        if bound.exchange and bound.exchange.name:
+            yield bound
+
+
+def own_destination(queue: kombu.Queue) -> Destination | None:
+    """Return the destination that is the queue itself.
+
+    None for an exclusive queue, which only its own connection may bind, and for a broadcast queue, whose name changes
+    each time.
     """
     if queue.exclusive or isinstance(queue, Broadcast):
-        return
-    lasting = is_lasting(queue.durable, queue.exclusive, queue.auto_delete, queue.queue_arguments)
-    yield Destination("", (queue.name,), short_lived=not lasting)
-    exchange = queue.exchange
-    if exchange.name and exchange.type == "fanout":
-        yield Destination(exchange.name, fanout=True)
-    elif exchange.name:
-        yield Destination(exchange.name)
-        if lasting and not queue.binding_arguments:
-            yield Destination(exchange.name, key=queue.routing_key)
+        return None
+    return Destination("", (queue.name,), short_lived=not _lasts(queue))
+
+
+def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
+    """Yield the destinations of messages for a queue, each once: the queue itself, and its exchanges."""
+    own = own_destination(queue)
+    found = [own] if own else []
+    for exchange, key, arguments in bindings_of(queue):
+        if exchange.type == "fanout":
+            found.append(Destination(exchange.name, fanout=True))
+            continue
+        found.append(Destination(exchange.name))
+        if own and not own.short_lived and not arguments:
+            found.append(Destination(exchange.name, key=key))
+    yield from dict.fromkeys(found)
+
+
+class QueueNames:
+    """Finds the queues that an exchange and a routing key lead to, among some queues."""
+
+    def __init__(self, queues: Iterable[kombu.Queue] = ()) -> None:
+        bindings = [(queue.name, bound) for queue in queues for bound in bindings_of(queue)]
+        self._bindings = [(name, bound) for name, bound in bindings if not bound.arguments]
+        self._known = lru_cache(maxsize=1024)(self._names)
+
+    def name(self, exchange: str, routing_key: str, wanted: str | None = None) -> str:
+        """Return the name of a queue, `wanted` if it is one of several; the routing key if none is known."""
+        names = self._known(exchange, routing_key) or (routing_key,)
+        return wanted if wanted in names else names[0]
+
+    def _names(self, exchange: str, routing_key: str) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, bound in self._bindings
+            if bound.exchange.name == exchange and is_match(bound.exchange.type, bound.routing_key, routing_key)
+        )
+
+
+def _lasts(queue: kombu.Queue) -> bool:
+    return is_lasting(queue.durable, queue.exclusive, queue.auto_delete, queue.queue_arguments)

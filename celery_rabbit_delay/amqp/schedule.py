@@ -24,12 +24,10 @@ from ..core.journal import Record, TooOld
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clocks import utc_ms
+from .destinations import QueueNames
 from .streams import StreamReader
 
 logger = logging.getLogger(__name__)
-
-#: (exchange, routing key) -> the name of the queue that they lead to.
-QueueNames = Mapping[tuple[str, str], str]
 
 #: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
@@ -45,7 +43,7 @@ class Scheduled(NamedTuple):
     id: str
     #: Celery's name of the task; None for other messages.
     task: str | None
-    #: The queue that it goes to; the routing key if the app does not know the queue of its exchange.
+    #: The queue that it goes to, or one of them; the routing key if the app knows no queue that its exchange routes to.
     queue: str
     #: When it is due, in UTC.
     due: datetime
@@ -77,11 +75,14 @@ def to_message(record: Record) -> Message:
 
 
 @streams.reading
-def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames) -> Scheduled:
-    """Return a description of a waiting message, from its record and its headers. Raises `Unreadable`."""
+def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wanted: str | None = None) -> Scheduled:
+    """Return a description of a waiting message, from its record and its headers. Raises `Unreadable`.
+
+    If it goes to several queues, the description has only one of them, `wanted` if it is one of them.
+    """
     state = headers_.read_state(headers)
     exchange, routing_key = (state.exchange if state else ""), headers_.original_key(headers)
-    queue = queues.get((exchange, routing_key), routing_key)
+    queue = queues.name(exchange, routing_key, wanted)
     if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
         queue, routing_key = routing_key, state.routing_key
     texts = [None if headers.get(name) is None else str(headers[name]) for name in ("task", "argsrepr", "kwargsrepr")]
@@ -95,11 +96,6 @@ def _retries(headers: Mapping[str, Any]) -> int:
     """Return how often a task was retried; 0 if a sender wrote something else."""
     retries = headers.get("retries")
     return retries if isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries < 1 << 31 else 0
-
-
-def queue_names(queues: Iterable[kombu.Queue]) -> QueueNames:
-    """Return the names of queues by the exchanges and routing keys that lead to them."""
-    return {(queue.exchange.name, queue.routing_key): queue.name for queue in queues if queue.exchange.name}
 
 
 def scheduled(
@@ -119,7 +115,7 @@ def scheduled(
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit!r}: use 1 or more, or None for all that waits")
-    names = queues or {}
+    names = queues or QueueNames()
     latest: int | None = None
     if until is not None:
         zone = connection.transport.delay_options.naive_timezone
@@ -127,7 +123,7 @@ def scheduled(
 
     def shown(record: Record) -> Scheduled | None:
         try:
-            return describe(record, to_message(record).headers, names)
+            return describe(record, to_message(record).headers, names, queue)
         except Unreadable as exc:
             report(f"The record of message {record.number}, of the id {record.id!r}, is skipped: {exc}")
             return None

@@ -21,9 +21,12 @@ from . import declare
 from .confirms import ConfirmedChannel
 from .connecting import own_channel
 from .deliveries import is_unreadable, take_anything
+from .destinations import bindings_of
 
 #: Headers in which a quorum queue counts its deliveries of a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
+
+_ADVICE = "use --any-queue to allow any queue"
 
 
 def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False) -> Iterator[Message]:
@@ -77,17 +80,17 @@ class Allowed:
         """Allow queues and their exchanges, or with None any destination."""
         self._any = queues is None
         self._queues = {queue.name for queue in queues or ()}
-        self._exchanges = {queue.exchange.name for queue in queues or () if queue.exchange.name}
+        self._exchanges = {bound.exchange.name for queue in queues or () for bound in bindings_of(queue)}
 
     def refuses(self, exchange: str, routing_key: str, headers: Headers) -> str | None:
         """Return why a message may not go to an exchange with its keys; None if it may."""
         if self._any:
             return None
         if exchange:
-            return None if exchange in self._exchanges else f"exchange {exchange!r} is not allowed"
+            return None if exchange in self._exchanges else f"exchange {exchange!r} is not allowed: {_ADVICE}"
         keys = (routing_key, *cc_keys(headers, "CC"), *cc_keys(headers, "BCC"))
         others = [key for key in keys if key not in self._queues]
-        return f"queue {others[0]!r} is not one of the allowed queues" if others else None
+        return f"queue {others[0]!r} is not one of the allowed queues: {_ADVICE}" if others else None
 
 
 #: Allows any destination.

@@ -19,7 +19,7 @@ from celery.worker import state as worker_state
 from .. import upstream
 from ..amqp.clocks import monotonic_us
 from ..amqp.confirms import NotStored
-from ..amqp.destinations import destinations_of
+from ..amqp.destinations import own_destination
 from ..amqp.journal import entry_for
 from ..amqp.pending import PendingMessage
 from ..amqp.publisher import DelayedPublisher
@@ -79,8 +79,8 @@ class HandingOn:
         queue = self._queue_of(message)
         if queue is None or queue.no_ack or queue.name in self._refused:
             return False
-        destination = next(destinations_of(queue), None)
-        if destination is None:  # an exclusive queue or a broadcast queue
+        destination = own_destination(queue)
+        if destination is None:
             return False
         try:
             options.check_delay(delay)

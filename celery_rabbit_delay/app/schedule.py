@@ -12,6 +12,7 @@ from celery import Celery
 from ..amqp import reschedule as amqp_reschedule
 from ..amqp import schedule
 from ..amqp.connecting import closing
+from ..amqp.destinations import QueueNames
 from ..amqp.schedule import Scheduled
 from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
@@ -38,7 +39,7 @@ def scheduled(
     """
     with closing(app.connection_for_write()) as connection:
         _check(connection)
-        names = schedule.queue_names(app.amqp.queues.values())
+        names = QueueNames(app.amqp.queues.values())
         return schedule.scheduled(connection, task, queue, until, limit, names)
 
 

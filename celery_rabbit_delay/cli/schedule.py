@@ -55,8 +55,8 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
             click.echo("\n".join(many))
     if not found:
         click.echo(
-            "nothing is listed: the journal records only tasks that are sent after the option `journal` of install() "
-            "is set, and that have at least this delay",
+            "nothing is listed: no such task waits, or it has no record. The journal records only tasks that are sent "
+            "after the option `journal` of install() is set, and that have at least this delay",
             err=True,
         )
     _report(problems)
@@ -142,7 +142,7 @@ def _found(
 ) -> Iterator[Scheduled]:
     from .. import operate
 
-    names = operate.queue_names(target_of(obj).queues())
+    names = operate.QueueNames(target_of(obj).queues())
     with _progress() as progress:
         return operate.scheduled(connection, task, only_queue, until, limit, names, progress, report)
 

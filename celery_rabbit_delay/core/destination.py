@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -107,6 +107,21 @@ def is_short_lived(queue: str) -> bool:
     return queue.startswith("amq.") or bool(_UUID(queue))
 
 
+def is_match(kind: str, binding_key: str, routing_key: str) -> bool:
+    """Return whether an exchange of a type routes a routing key by a binding key (AMQP 0-9-1, clause 3.1.3)."""
+    if kind == "topic":
+        return _is_topic_match(binding_key.split("."), routing_key.split("."))
+    return kind == "fanout" or binding_key == routing_key
+
+
+def _is_topic_match(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    if not pattern:
+        return not words
+    if pattern[0] == "#":
+        return any(_is_topic_match(pattern[1:], words[skipped:]) for skipped in range(len(words) + 1))
+    return bool(words) and pattern[0] in ("*", words[0]) and _is_topic_match(pattern[1:], words[1:])
+
+
 class Declarations:
     """The declarations on a connection that decide which outbox a message takes."""
 
@@ -150,8 +165,10 @@ class Declarations:
         if exchange:
             if exchange in self._fanouts:
                 return Destination(exchange, fanout=True)
-            # One outbox per bound key, so that queues behind one exchange do not block each other.
-            return Destination(exchange, key=keys[0] if (exchange, keys[0]) in self._keys else None)
+            # One outbox per bound key, so that queues behind one exchange do not block each other. A message with more
+            # keys may be for several of them.
+            has_own = len(keys) == 1 and (exchange, keys[0]) in self._keys
+            return Destination(exchange, key=keys[0] if has_own else None)
         if not all(keys):
             raise InvalidDestination("the routing key is empty: for the default exchange it is the name of a queue")
         if passive:

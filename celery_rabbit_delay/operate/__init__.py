@@ -3,16 +3,15 @@
 Every function takes a `kombu.Connection` with our transport, whose options select the cascade.
 """
 
+from ..amqp.destinations import QueueNames
 from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark
 from ..amqp.reschedule import moving, reschedule
 from ..amqp.schedule import (
     Progress,
-    QueueNames,
     Report,
     Scheduled,
     cancel,
     describe,
-    queue_names,
     scheduled,
     to_message,
 )
@@ -73,7 +72,6 @@ __all__ = [
     "probe_streams",
     "prune",
     "purge",
-    "queue_names",
     "remove",
     "replay",
     "require",

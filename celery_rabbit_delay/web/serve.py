@@ -76,7 +76,7 @@ def _indexer(broker: Broker, path: Path | None) -> Iterator[tuple[Path, Indexer]
         file = path or Path(directory, "index.sqlite")
         index = Index(file, broker.name)
         try:
-            yield file, Indexer(index, broker.connect, operate.queue_names(broker.queues))
+            yield file, Indexer(index, broker.connect, operate.QueueNames(broker.queues))
         finally:
             index.close()
 

@@ -7,13 +7,16 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+import kombu
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import Scheduled, describe
 from celery_rabbit_delay.cli.schedule import _as_data, format_scheduled
 from celery_rabbit_delay.core import headers
+from celery_rabbit_delay.core.destination import is_match
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.streams import Unreadable
 
@@ -33,12 +36,13 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
+NAMES = QueueNames([kombu.Queue("Q", kombu.Exchange("orders"), routing_key="q")])
 names = ("task", "argsrepr", "kwargsrepr", "retries", "CC", headers.HEADER)
 
 
 def described(record: Record = RECORD, **forged: Any) -> Scheduled:
     of_task = {"task": "shop.review", "id": "my-id", "argsrepr": "(1,)", "kwargsrepr": "{}", "retries": 2}
-    return describe(record, {**headers.wrap(of_task, "root.", "orders", "q", DUE, 5), **forged}, {("orders", "q"): "Q"})
+    return describe(record, {**headers.wrap(of_task, "root.", "orders", "q", DUE, 5), **forged}, NAMES)
 
 
 def test_what_a_record_says_is_shown() -> None:
@@ -67,3 +71,41 @@ def test_whatever_somebody_made_up_is_shown_or_is_unreadable(record: Record, for
 def test_a_due_time_beyond_the_year_9999_is_unreadable(due: int) -> None:
     with pytest.raises(Unreadable, match="it is not what this package writes"):
         described(RECORD._replace(due=due))
+
+
+def test_the_queues_that_an_exchange_leads_to_are_found_by_the_type_of_the_exchange() -> None:
+    topic, fanout, direct = (kombu.Exchange(kind, kind) for kind in ("topic", "fanout", "direct"))
+    names = QueueNames(
+        [
+            kombu.Queue("mail", topic, routing_key="mail.#"),
+            kombu.Queue("new", topic, routing_key="*.new"),
+            kombu.Queue("news", fanout),
+            kombu.Queue("two", bindings=[kombu.binding(direct, "a"), kombu.binding(direct, "b")]),
+            kombu.Queue("by header", direct, routing_key="c", binding_arguments={"x-match": "all"}),
+            kombu.Queue("default"),
+        ]
+    )
+    assert names.name("topic", "mail.new") == names.name("topic", "mail") == "mail"
+    assert names.name("topic", "mail.new", wanted="new") == "new"
+    assert names.name("topic", "mail", wanted="new") == "mail"
+    assert names.name("topic", "else") == "else"
+    assert names.name("fanout", "any") == "news"
+    assert names.name("direct", "a") == names.name("direct", "b") == "two"
+    assert names.name("direct", "c") == "c"
+    assert names.name("", "default") == "default"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("#", ["", "a", "a.b"], []),
+        ("a.#", ["a", "a.b", "a.b.c"], ["b", "ab", ""]),
+        ("a.*", ["a.b"], ["a", "a.b.c"]),
+        ("#.z", ["z", "a.z", "a.b.z"], ["z.a"]),
+        ("a.#.z", ["a.z", "a.b.z", "a.b.c.z"], ["a", "z"]),
+        ("a.b", ["a.b"], ["a", "a.c"]),
+    ],
+)
+def test_topic_exchanges_route_by_words(pattern: str, matching: list[str], others: list[str]) -> None:
+    assert all(is_match("topic", pattern, key) for key in matching)
+    assert not any(is_match("topic", pattern, key) for key in others)

@@ -9,6 +9,7 @@ import pytest
 
 from celery_rabbit_delay.amqp.waiting import ANYWHERE, Allowed
 
+ADVICE = "use --any-queue to allow any queue"
 QUEUES = Allowed([kombu.Queue("q"), kombu.Queue("p", kombu.Exchange("orders"))])
 
 
@@ -23,9 +24,9 @@ def test_queues_that_were_named_may_be_sent_to(headers: dict[str, Any]) -> None:
     [("secret", {}), ("q", {"CC": ["secret"]}), ("q", {"BCC": ["secret"]}), ("q", {"CC": ["p"], "BCC": ["secret"]})],
 )
 def test_no_key_of_a_message_leads_elsewhere(key: str, headers: dict[str, Any]) -> None:
-    assert QUEUES.refuses("", key, headers) == "queue 'secret' is not one of the allowed queues"
+    assert QUEUES.refuses("", key, headers) == f"queue 'secret' is not one of the allowed queues: {ADVICE}"
     assert ANYWHERE.refuses("", key, headers) is None
 
 
 def test_other_exchanges_may_not_be_sent_to() -> None:
-    assert QUEUES.refuses("admin", "q", {}) == "exchange 'admin' is not allowed"
+    assert QUEUES.refuses("admin", "q", {}) == f"exchange 'admin' is not allowed: {ADVICE}"

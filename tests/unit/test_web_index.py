@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.streams import Entry
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.journal import Record
@@ -52,7 +53,7 @@ class Streams:
             packed = journal.pack_records([body], NOW) if isinstance(body, Record) else body
             entries.append(("stream", Entry(self.offset, packed)))
             self.offset += 1
-        self.index.apply(entries, {}, now)
+        self.index.apply(entries, QueueNames(), now)
 
     def found(self, now: int = NOW, **wanted: Any) -> list[str]:
         db = connect(self.path)
@@ -249,12 +250,12 @@ def test_an_index_goes_on_where_it_stopped_and_may_begin_anew(tmp_path: Path) ->
     streams.index.close()
     index = Index(path, "here")
     assert index.places()["stream"].offset == 1
-    index.apply([("stream", Entry(2, journal.pack_records([record(2), record(3)], NOW)))], {}, NOW)
+    index.apply([("stream", Entry(2, journal.pack_records([record(2), record(3)], NOW)))], QueueNames(), NOW)
     assert streams.found() == ["id-1", "id-3"]
     index.clear()
     assert index.places() == {}
     assert streams.found() == []
-    index.apply([("stream", Entry(0, journal.pack_records([record(2)], NOW)))], {}, NOW)
+    index.apply([("stream", Entry(0, journal.pack_records([record(2)], NOW)))], QueueNames(), NOW)
     assert streams.found(text="id-2") == ["id-2"]
     assert index.prune(NOW + 2 * MINUTE) == 1
     index.close()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import NotPermitted
+from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.web import indexer as indexer_
 from celery_rabbit_delay.web.index import Index
 from celery_rabbit_delay.web.indexer import Indexer
@@ -37,7 +38,7 @@ def test_attempts_that_leave_markers_become_rarer(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(indexer_, "ensure_connection", lambda connection: None)
     monkeypatch.setattr(indexer_, "closing", nullcontext)
     index = Index(tmp_path / "index.sqlite", "here")
-    indexer: Any = Indexer(index, lambda: SimpleNamespace(), {})
+    indexer: Any = Indexer(index, lambda: SimpleNamespace(), QueueNames())
     indexer._stopping = Waits(8)
     indexer._run()
     index.close()

@@ -13,6 +13,7 @@ from amqp import Message
 from kombu.utils import functional
 
 from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.streams import Entry
 from celery_rabbit_delay.core import headers, journal
 from celery_rabbit_delay.core.errors import UnsupportedConfiguration
@@ -42,8 +43,8 @@ def client(tmp_path: Path) -> Iterator[Any]:
     wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(moment + 90_000), 5)
     properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
     record = Record(moment + 90_000, 5, "my-id", "", properties, body)
-    index.apply([("s", Entry(0, journal.pack_records([record], moment)))], {}, moment)
-    indexer = Indexer(index, connect, {})
+    index.apply([("s", Entry(0, journal.pack_records([record], moment)))], QueueNames(), moment)
+    indexer = Indexer(index, connect, QueueNames())
     broker = Broker("here", connect, [], [], lambda connection: None)
     yield create(Setting(), broker, index.path, indexer).test_client()
     index.close()
@@ -58,7 +59,7 @@ def refused(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         return kombu.Connection("rabbit-delay://me:s3cret@127.0.0.1:1//")
 
     index = Index(tmp_path / "refused.sqlite", "here")
-    indexer = Indexer(index, connect, {})
+    indexer = Indexer(index, connect, QueueNames())
     yield create(Setting(), Broker("here", connect, [], [], lambda _: None), index.path, indexer).test_client(), indexer
     index.close()
 
