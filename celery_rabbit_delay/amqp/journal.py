@@ -75,7 +75,7 @@ class Journal:
             lists[-1].append(record)
             sizes[entry.stream] += record.size
         return {
-            (stream, number): self._outgoing(stream, _message(journal.pack_records(pack, utc_ms())))
+            (stream, number): self.outgoing(stream, journal.pack_records(pack, utc_ms()))
             for stream, lists in packs.items()
             for number, pack in enumerate(lists)
         }
@@ -150,15 +150,15 @@ class Journal:
 
         Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`.
         """
-        messages = [_message(body) for body in bodies]
+        messages = [self.outgoing(stream, body) for body in bodies]
         try:
             self._write(stream, messages)
         except CascadeMissing:
             self.ensure(stream)
             self._write(stream, messages)
 
-    def _write(self, stream: Stream, messages: Iterable[Message]) -> None:
-        unsent = {number: self._outgoing(stream, message) for number, message in enumerate(messages)}
+    def _write(self, stream: Stream, messages: Iterable[Outgoing]) -> None:
+        unsent = dict(enumerate(messages))
         with self._exclusively(), declare.translate_errors(self._cascade):
             try:
                 self._channel.publish_all(unsent)
@@ -179,9 +179,11 @@ class Journal:
         with self._exclusively():
             ensure_stream(self._channel, self._options.shards_of(self._cascade), stream)
 
-    def _outgoing(self, stream: Stream, message: Message) -> Outgoing:
-        # Only the first shard leads to streams.
-        return Outgoing(message, self._cascade.ingest, stream.routing_key)
+    def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
+        """Return a message for a stream."""
+        message = Message(body, delivery_mode=2)
+        upstream.set_serialized(message, _PERSISTENT)
+        return Outgoing(message, self._cascade.ingest, stream.routing_key)  # only the first shard leads to streams
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -213,9 +215,3 @@ def entry_for(
         return None
     number = streams.new_number() if number is None else number
     return Entry(number, headers_.milliseconds(due), headers_.message_id(properties, headers), stream, key)
-
-
-def _message(body: bytes) -> Message:
-    message = Message(body, delivery_mode=2)
-    upstream.set_serialized(message, _PERSISTENT)
-    return message

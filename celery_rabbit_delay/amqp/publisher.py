@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-from amqp.exceptions import AccessRefused, ChannelError, NotFound
+from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound
 
 from .. import upstream
+from ..core import changes, routing_key, streams
 from ..core import headers as headers_
-from ..core import routing_key
 from ..core.destination import Destination
 from ..core.errors import CascadeMissing, NotRouted
 from ..core.options import Options
@@ -97,6 +97,17 @@ class DelayedPublisher:
         """Store the record of a message, if it needs one, before the message is submitted. Log a warning on failure."""
         if pending.entry is not None:
             self.journal.store(self.journal.records([(pending.entry, self._routed(pending)[1])]))
+
+    def void(self, pending: PendingMessage) -> None:
+        """Mark the record of a refused message, if it has one, so that it is not listed. Does not wait for the broker.
+
+        Not for a message that is sent again with the same number, and not for one with a key: it may be stored.
+        """
+        entry = pending.entry
+        if entry and entry.stream and not pending.has_key:
+            change = self.journal.outgoing(streams.changes(self.cascade), changes.void(entry.number, entry.due))
+            with suppress(AMQPError, OSError), self._connection.within(self.options.confirm_timeout):
+                self._unawaited.send(*change, answered=lambda refusal: None)
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
         """Refuse all submitted messages if their channel was closed; return whether it was that channel."""

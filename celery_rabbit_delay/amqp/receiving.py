@@ -78,7 +78,8 @@ def _is_cancelled(client: Client, message: Any) -> bool:
     id_ = message_id(message.properties, message.headers)  # the same id as in a record, which `list` shows
     if not client.changes.cancels(id_, message.headers):
         return False
-    return client.on_cancelled is None or not client.on_cancelled(id_)
+    # Celery discards only tasks; a worker may have consumers of its own for other messages.
+    return client.on_cancelled is None or "task" not in message.headers or not client.on_cancelled(id_)
 
 
 def _other(connection: Any, root: str) -> Options | None:

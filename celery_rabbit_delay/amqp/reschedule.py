@@ -41,8 +41,8 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: A
     records = {record.number: record for record in waiting(connection) if record.id == id_}
     if not records:
         raise NotWaiting(
-            f"the journal has no waiting message with the id {id_!r}: it records only messages with a delay of at "
-            "least the option `journal`"
+            f"the journal has no waiting message with the id {id_!r}: it is due, was cancelled or replaced, waits in a "
+            "cascade of other options, or has a shorter delay than the option `journal` of its publisher: see `list`"
         )
     with moving(connection, allowed) as move:
         move(list(records.values()), due)
@@ -65,7 +65,8 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
             first = min(records, key=lambda record: record.due)
             if first.due < headers_.milliseconds(moment) + TOO_LATE:
                 raise TooLate(
-                    f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it"
+                    f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it, "
+                    "which is possible until 2 s before that"
                 )
             copy = _copy(first, due, moment)
             # Copies are equal if a message was published again after an error, or if its move was interrupted.
@@ -77,7 +78,7 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
             message, exchange, routing_key = copy
             _check_expires(first.id, message.headers, max(due, moment), options)
             if refused := allowed.refuses(exchange, routing_key, message.headers):
-                raise InvalidDestination(f"{first.id!r} was not moved: {refused}: use --any-queue to allow any queue")
+                raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
             target.default_channel.basic_publish(message, exchange, routing_key)
             # Only now: without the copy, the message would be lost.
             write_changes(target, [changes.void(record.number, record.due) for record in records])

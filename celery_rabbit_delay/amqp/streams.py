@@ -106,8 +106,7 @@ class StreamReader:
                 self._close()
                 if time.monotonic() > (deadline or math.inf):
                     raise StreamUnavailable(
-                        f"the stream {stream.name!r} cannot be read ({exc}): start the nodes that it is on. If that "
-                        "does not help, delete it: it is created again when needed, without its present contents"
+                        f"the stream {stream.name!r} cannot be read ({exc}): {_advice(exc)}"
                     ) from exc
                 time.sleep(0.2)
 
@@ -158,7 +157,7 @@ class StreamReader:
 def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entry], None]) -> None:
     """Make reads of an `amqp.Connection` call back for each message of a stream from an offset on.
 
-    If the stream is deleted, reading the connection raises `amqp.ConsumerCancelled`.
+    If the stream is deleted, or its node goes down, the next message of a consumer makes the connection read it again.
     """
     channel = connection.channel()
     last = -1
@@ -171,10 +170,24 @@ def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entr
         if entry.offset >= first:
             callback(entry)
 
+    def on_cancel(consumer_tag: str) -> None:
+        connection.followed[stream.name] = time.monotonic()
+        upstream.close_without_waiting(channel)
+
     # What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the
     # task itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection
     # that takes nothing for 15 s.
-    consume(channel, stream, first, on_message, prefetch=10_000)
+    consume(channel, stream, first, on_message, prefetch=10_000, on_cancel=on_cancel)
+
+
+def _advice(exc: Exception) -> str:
+    """Return what to do about a stream that cannot be read."""
+    if isinstance(exc, TimeoutError):  # an alarm lets no marker in, and says nothing of the stream
+        return "start the nodes that it is on, and wait until no memory or disk alarm blocks publishers"
+    return (
+        "start the nodes that it is on. If that does not help, its data is lost, because a node was killed just after "
+        "the stream was created: delete it, and it is created again when needed"
+    )
 
 
 def _received(connection: Any, silence: float = SILENCE) -> Iterator[Entry]:
@@ -195,16 +208,24 @@ def _parse_offset(properties: bytes) -> int:
 
 
 def consume(
-    channel: Any, stream: Stream, offset: int | str, callback: Callable[[Any], None] | None, prefetch: int
+    channel: Any,
+    stream: Stream,
+    offset: int | str,
+    callback: Callable[[Any], None] | None,
+    prefetch: int,
+    on_cancel: Callable[[str], None] | None = None,
 ) -> str:
     """Consume a stream from an offset on, and return the consumer's tag. Raises `StreamUnavailable`.
 
-    The broker sends `prefetch` messages ahead of their acknowledgements.
+    The broker sends `prefetch` messages ahead of their acknowledgements. If it ends the consumer, it calls `on_cancel`,
+    or a read of the connection raises `amqp.ConsumerCancelled`.
     """
     take_anything(channel)
     channel.basic_qos(0, prefetch, False)
     try:
-        tag: str = channel.basic_consume(stream.name, callback=callback, arguments={"x-stream-offset": offset})
+        tag: str = channel.basic_consume(
+            stream.name, callback=callback, arguments={"x-stream-offset": offset}, on_cancel=on_cancel
+        )
     except (NotFound, PreconditionFailed) as exc:  # a node that has just started has no running replica
         raise StreamUnavailable(exc.reply_text) from exc
     return tag

@@ -10,18 +10,19 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
+from amqp.exceptions import ChannelError, InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from .. import upstream
 from ..core import changes
 from ..core import headers as headers_
-from ..core.errors import InvalidDelay, InvalidDestination, UnsupportedConfiguration
+from ..core.errors import InvalidDelay, InvalidDestination, NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from .batch import PublishBatch
 from .clients import client_of
 from .clocks import monotonic_us
+from .confirms import NotStored
 from .connection import Connection, server_version
 from .deliveries import state_of
 from .destinations import is_lasting
@@ -106,8 +107,12 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         batches = client_of(self.connection.client).batches
         if batches:
             batches[-1].add(self.connection, pending)
-        else:
+            return
+        try:
             publisher.publish(pending)
+        except (NotStored, NotRouted, ChannelError):  # nothing is stored
+            publisher.void(pending)
+            raise
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         if self.connection is not None and self.connection.is_silent:

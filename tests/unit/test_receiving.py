@@ -116,3 +116,37 @@ def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, p
         for change in changes.cancelled([id_]):
             client_of(client).changes.apply(change)
         assert receiving.is_dropped(connection, message) is dropped
+
+
+@pytest.mark.parametrize(
+    ("headers", "dropped"), [({"eta": None}, False), ({"eta": "2030-01-01"}, True), ({"retries": 1}, True)]
+)
+def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
+    headers: Any, dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an orphan that was sent on, was sent without this package, or is a retry."""
+    read: list[Any] = []
+    monkeypatch.setattr(receiving, "catch_up", lambda connection, stream, *args, **kwargs: read.append(stream))
+    client = Client()
+    connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
+    client_of(client).on_cancelled = lambda id_: False
+    for change in changes.cancelled(["a"]):
+        client_of(client).changes.apply(change)
+    message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={})
+    assert receiving.is_dropped(connection, message) is dropped
+    assert bool(read) is dropped
+
+
+def test_only_tasks_are_left_to_celery() -> None:
+    client = Client()
+    connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
+    for change in changes.cancelled(["a"]):
+        client_of(client).changes.apply(change)
+    revoked: list[str] = []
+    known = client_of(client)
+    known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
+    connection.followed = {f"{Options().cascade.root}.changes": math.inf}
+    for more, dropped in (({"task": "t"}, False), ({}, True)):
+        message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={})
+        assert receiving.is_dropped(connection, message) is dropped
+    assert revoked == ["a"]
