@@ -62,19 +62,48 @@ def test_any_delay_of_the_default_cascade_arrives_once_on_time(ticks: int) -> No
 LANES = (3, 5, 6, 24, 100, 101, 201, 900)
 WITH_LANES = replace(CASCADE, lanes=LANES)
 
+DEFAULT = Options().cascade
+
 
 @pytest.mark.parametrize("slack", [0, 1, 9])
-def test_every_delay_arrives_once_through_lanes_with_as_few_hops_as_promised(slack: int) -> None:
+@pytest.mark.parametrize("shard", [1, 2])
+@pytest.mark.parametrize("high", [False, True])
+def test_every_delay_arrives_once_through_lanes_with_as_few_hops_as_promised(
+    slack: int, shard: int, high: bool
+) -> None:
     model = model_with_queues("shop", cascade=WITH_LANES)
+    for number, priority in ((2, False), (1, True), (2, True)):
+        model.add(replace(WITH_LANES, shard=number, high=priority))
     bind(model, SHOP, WITH_LANES)
-    for ticks in range(1, WITH_LANES.max_ticks + 1):
-        route = WITH_LANES.route(ticks, slack)
-        arrived, visited = model.publish(WITH_LANES.ingest, *keys_of(route, SHOP, "shop"))
+    bind(model, SHOP, replace(WITH_LANES, shard=2))
+    chosen = replace(WITH_LANES, shard=shard, high=high)
+    for ticks in range(1, chosen.max_ticks + 1):
+        route = chosen.route(ticks, slack)
+        arrived, visited = model.publish(chosen.ingest, *keys_of(route, SHOP, "shop"))
         [(after, queue)] = arrived
         assert queue == "shop"
         assert ticks * 10 <= after <= (ticks + slack) * 10
-        assert visited == [*(level.queue for level in route), WITH_LANES.outbox_name(SHOP)]
+        assert visited == [*(level.queue for level in route), chosen.outbox_name(SHOP)]
         assert len(route) <= len(CASCADE.route(ticks, slack))
+
+
+@pytest.fixture(scope="module")
+def default_model() -> BrokerModel:
+    model = model_with_queues("shop", cascade=DEFAULT)
+    bind(model, SHOP, DEFAULT)
+    return model
+
+
+@given(data=st.data())
+def test_any_delay_of_the_default_options_arrives_once_within_its_slack(
+    default_model: BrokerModel, data: st.DataObject
+) -> None:
+    ticks = data.draw(st.integers(1, DEFAULT.max_ticks))
+    route = DEFAULT.route(ticks, data.draw(st.integers(0, 8)))
+    arrived, visited = default_model.publish(DEFAULT.ingest, *keys_of(route, SHOP, "shop"))
+    [(after, _)] = arrived
+    assert ticks * 125 <= after <= (ticks + 8) * 125
+    assert visited == [*(level.queue for level in route), DEFAULT.outbox_name(SHOP)]
 
 
 lane_sets = st.sets(st.integers(1, 2047).filter(lambda n: n & (n - 1)), max_size=8).map(sorted).map(tuple)
