@@ -68,6 +68,34 @@ def test_a_task_that_is_cancelled_while_no_worker_is_up_does_not_run(make_shop: 
     assert not shop.runs("cancelled")
 
 
+def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: MakeShop) -> None:
+    """The first worker sends the orphan on to its queue, which another worker may read."""
+    shop = make_shop()
+    dead = shop.send("note", "cancelled", countdown=4)
+    shop.vhost.delete_queue("celery")
+    celery_rabbit_delay.cancel(shop.app, dead)
+    wait_until(lambda: shop.vhost.count("celery-rabbit-delay.v2.10ms.orphans") == 1, "it is an orphan")
+    workers = [shop.worker(name=name) for name in ("one", "two")]
+    shop.send("note", "stays", countdown=1)
+    shop.wait_for(1, "stays")
+    discarded = f"Discarding revoked task: tests.acceptance.shop.note[{dead}]"
+    wait_until(lambda: any(discarded in worker.output() for worker in workers), "discarded")
+    assert not shop.runs("cancelled")
+
+
+def test_a_cancelled_task_of_others_that_is_due_before_a_worker_comes_does_not_run(make_shop: MakeShop) -> None:
+    shop, others = make_shop(), make_shop(None)
+    others.send("note", "direct")
+    dead = others.send("note", "cancelled", countdown=2)
+    celery_rabbit_delay.cancel(shop.app, dead)
+    due = time.time() + 2
+    wait_until(lambda: time.time() > due, "it is due")
+    worker = shop.worker()
+    shop.wait_for(1, "direct")
+    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
+    assert not shop.runs("cancelled")
+
+
 def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_shop: MakeShop, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     shop = make_shop(result_backend=f"file://{tmp_path}/results", task_track_started=True, worker_send_task_events=True)

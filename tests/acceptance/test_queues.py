@@ -48,6 +48,22 @@ def test_a_broadcast_task_runs_once_on_each_worker(make_shop: MakeShop) -> None:
     assert not [target for _, target, *_ in shop.vhost.bindings() - before if target.startswith("bcast")]
 
 
+def test_a_broadcast_that_is_due_while_no_worker_is_up_is_dropped_as_without_a_delay(make_shop: MakeShop) -> None:
+    """Celery declares no `Broadcast` before it publishes: only a worker that was up before knows what it is."""
+    shop = make_shop(queues="broadcast")
+    shop.worker("-Q", "news").stop()
+    for _ in range(40):
+        shop.send("note", "nobody", countdown=0.3, queue="news")
+    shop.send("note", "ordinary", countdown=0.5)
+    wait_until(lambda: shop.vhost.count("celery") == 1, "they are due")
+    worker = shop.worker("-Q", "celery,news")
+    shop.send("note", "news", countdown=0.3, queue="news")
+    shop.wait_for(1, "news")
+    shop.wait_for(1, "ordinary")
+    assert not shop.runs("nobody")
+    assert_nothing_went_wrong(shop, worker)
+
+
 def test_an_exclusive_queue_is_reached_through_its_exchange(make_shop: MakeShop) -> None:
     shop = make_shop(queues="exclusive")
     worker = shop.worker("-Q", "own")

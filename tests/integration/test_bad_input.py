@@ -6,13 +6,16 @@ import json
 import re
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import kombu
 import pytest
 from amqp import Message
+from amqp.exceptions import ConsumerCancelled
 
-from celery_rabbit_delay import upstream
+from celery_rabbit_delay import BatchFailed, batch, upstream
 from celery_rabbit_delay.amqp.deliveries import is_unreadable, take_anything
 from celery_rabbit_delay.amqp.following import Follower, entry_at
 from celery_rabbit_delay.amqp.receiving import catch_up
@@ -21,7 +24,7 @@ from celery_rabbit_delay.amqp.streams import Entry, StreamReader
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import QUICK, Vhost
+from testkit.broker import QUICK, Vhost, publish, take
 from testkit.commands import CASCADE, celery, make_orphans, management, run
 from testkit.wait import wait_until
 
@@ -33,6 +36,7 @@ ODD: list[dict[str, Any]] = [
     {HEADER: {"prefix": CASCADE.root, "exchange": "", "due": 0}, "CC": ["x" * 300, "@.=+q"]},
     {HEADER: {"prefix": CASCADE.root, "exchange": "orders", "due": 0}, "CC": ["x" * 300, "@.+orders"]},
     {HEADER: {"prefix": CASCADE.root, "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "BCC": ["x" * 300]},
+    {HEADER: {"prefix": CASCADE.root, "exchange": "", "due": -1, "n": -1}, "CC": ["q", "@.+q"]},
     {"task": b"\xff", "id": b"\xfe", "CC": ["q"]},
     {"task": "\x1b]0;owned\x07", "id": "1"},
 ]
@@ -301,3 +305,44 @@ def test_what_nobody_can_read_stays_with_the_orphans_and_in_levels(vhost: Vhost)
     moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new")
     assert (moved.code, moved.out.count("its properties cannot be read")) == (3, 1)
     assert f"0 moved, {amount} left" in moved.out
+
+
+def publish_all(connection: kombu.Connection, messages: Iterable[dict[str, Any]]) -> None:
+    producer = connection.Producer()
+    with batch(producer):
+        for options in messages:
+            producer.publish("x", headers={"x-delay": 2000}, **options)
+
+
+def test_a_missing_queue_named_with_the_prefix_is_not_taken_for_a_part_of_the_cascade(vhost: Vhost) -> None:
+    vhost.declare("q")
+    assert run(vhost.url("amqp"), "--prefix", "shop", "--queue", "shop.mails", "--queue", "q", "setup").code == 0
+    with vhost.connection(prefix="shop") as connection:
+        messages = [{"routing_key": name, "correlation_id": name} for name in ("q", "shop.mails", "q")]
+        with pytest.raises(BatchFailed, match=r"no queue 'shop\.mails'") as failed:
+            publish_all(connection, messages)
+        assert failed.value.ids == ["shop.mails"]
+        assert len(take(connection, "q", 2)) == 2
+
+
+def test_a_message_that_is_refused_is_the_only_one_of_its_batch_that_is_not_sent(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        messages: list[dict[str, Any]] = [{"routing_key": "q", "correlation_id": name} for name in "1234"]
+        messages[1]["user_id"] = "somebody else"
+        with pytest.raises(BatchFailed, match="user_id") as failed:
+            publish_all(connection, messages)
+        assert failed.value.ids == ["2"]
+        assert {one.properties["correlation_id"] for one in take(connection, "q", 3)} == {"1", "3", "4"}
+
+
+def test_a_consumer_that_is_cancelled_meanwhile_is_not_the_error_of_a_delayed_message(vhost: Vhost) -> None:
+    vhost.declare("q", "x")
+    with vhost.connection() as connection:
+        publish(connection, 0.01)
+        connection.default_channel.basic_consume("x", callback=lambda message: None)
+        vhost.delete_queue("x")
+        wait_until(lambda: upstream.has_input(connection.connection.transport), "the broker has cancelled it")
+        publish(connection, 0.01)
+        with pytest.raises(ConsumerCancelled):
+            connection.drain_events(timeout=5)

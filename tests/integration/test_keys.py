@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
@@ -48,6 +49,22 @@ def test_only_the_last_of_a_key_is_delivered_also_when_it_is_due_before_an_earli
         publish(connection, "another", 7.5, key="report-43")
         publish(connection, "without", 8.5, key=None)
         assert sorted(arriving(connection)) == ["another", "third", "without"]
+
+
+def test_the_brokers_order_decides_and_not_the_clocks_of_publishers(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(seconds=30)
+
+    vhost.declare("q")
+    with vhost.connection() as one, vhost.connection() as behind:
+        publish(one, "first", 4)
+        monkeypatch.setattr("celery_rabbit_delay.amqp.transport.datetime", Behind)
+        publish(behind, "last", 4)
+        assert arriving(one) == ["last"]
 
 
 def test_publishers_share_keys(vhost: Vhost) -> None:
@@ -185,3 +202,17 @@ def test_a_key_that_somebody_made_up_does_not_stop_a_migration(vhost: Vhost) -> 
         refused = [one.refused for one in operate.migrate(connection, target, [cascade], Allowed(None))]
         assert [reason is None for reason in refused] == [True, False]
         assert "x-delay-key" in str(refused[1])
+
+
+def test_a_consumer_goes_on_after_the_streams_were_deleted(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection, vhost.connection() as sender:
+        publish(sender, "first", 0.1)
+        assert [one.payload for one in take(connection, "q", 1)] == ["first"]
+        for name in vhost.names("queues"):
+            if name.endswith((".changes", ".keys")):
+                vhost.delete_queue(name)
+        for name in ("second", "third"):
+            publish(sender, name, 6)
+        assert [one.payload for one in take(connection, "q", 1)] == ["third"]
+    assert vhost.count("q") == 0

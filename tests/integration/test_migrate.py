@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -16,12 +17,13 @@ import pytest
 from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
+from celery_rabbit_delay.amqp.clients import client_of
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade
-from testkit.broker import QUICK, Vhost, lead, take
+from testkit.broker import QUICK, Vhost, lead, publish, take
 from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from testkit.wait import wait_until
 
@@ -157,6 +159,26 @@ def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> N
             moved = list(operate.migrate(source, target, operate.cascades(source), Allowed(None)))
             pause = max(0, pause + (0.0005 if moved else -0.0005))
             take(source, "q", 1)
+
+
+def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as source, vhost.connection(prefix="new") as target:
+        for id_ in ("a", "b", "c"):
+            publish(source, 60, correlation_id=id_)
+        moving = operate.migrate(source, target, operate.cascades(source), Allowed(None))
+        next(moving)
+        with vhost.connection() as other:
+            operate.cancel(other, ["a", "b", "c"])
+
+        def is_known() -> bool:
+            with suppress(TimeoutError):
+                source.drain_events(timeout=0.1)
+            return client_of(source).changes.cancels("c")
+
+        wait_until(is_known, "the source has learned of it")
+        assert list(moving) == []
+        assert waiting(vhost, target.transport.delay_options.cascade) == 1
 
 
 def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from amqp import Message, spec
+from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Exchange, Queue
 
@@ -625,3 +626,51 @@ def test_another_segment_can_be_begun_in_the_stream_with_the_largest(vhost: Vhos
     with vhost.connection() as connection:
         schedule._roll(connection, stream)
         assert sum(map(len, fillers(connection, stream))) > stream.segment
+
+
+def test_reading_tells_how_far_it_is(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        for _ in range(3):
+            publish(connection, 60)
+        told: list[tuple[int, int]] = []
+        assert len(list(operate.scheduled(connection, progress=lambda *far: told.append(far)))) == 3
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert told[-1][0] == told[-1][1] >= 3
+
+
+def test_a_task_is_not_moved_beyond_its_expiry(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options=RECORDED)
+    vhost.declare("celery")
+    waits = app.send_task("t", countdown=60, expires=120)
+    with pytest.raises(InvalidDelay, match=r"was not moved: it expires at .*Choose an earlier one"):
+        celery_rabbit_delay.reschedule(app, waits.id, countdown=3600)
+    assert [one.id for one in celery_rabbit_delay.scheduled(app)] == [waits.id]
+    celery_rabbit_delay.reschedule(app, waits.id, countdown=90)
+    [one] = celery_rabbit_delay.scheduled(app)
+    assert one.due - datetime.now(timezone.utc) > timedelta(seconds=80)
+
+
+def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, correlation_id="stays")
+        operate.cancel(connection, ["nobody"])  # the stream exists
+        with pytest.raises(PreconditionFailed):
+            publish(connection, 60, correlation_id="refused", user_id="somebody else")
+        wait_until(lambda: ids(vhost) == ["stays"], "the record of the refused one is void")
+
+
+def test_a_task_with_stamps_that_was_published_twice_is_moved_as_one(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app(options=RECORDED)
+    vhost.declare("celery")
+    stamps = {"stamped_headers": ["customer"], "stamps": {"customer": ["7"]}}
+    for seconds in (60, 60.1):
+        app.send_task("t", task_id="a", eta=_in(seconds), headers=stamps)
+        time.sleep(0.005)  # each says in milliseconds when it was sent
+    celery_rabbit_delay.reschedule(app, "a", countdown=30)
+    assert ids(vhost) == ["a"]
+
+
+def _in(seconds: float) -> datetime:
+    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
