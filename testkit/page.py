@@ -16,7 +16,8 @@ def machine(done: str, about: list[dict[str, Any]]) -> str:
     """Return a sentence, when and with what something was `done`, from what `testkit.meter.about` said each time."""
 
     def each(name: str) -> str:
-        return " and ".join(map(str, dict.fromkeys(one[name] for one in about)))
+        *most, last = map(str, dict.fromkeys(one[name] for one in about))
+        return f"{', '.join(most)} and {last}" if most else last
 
     first, last = min(one["date"] for one in about), max(one["date"] for one in about)
     when = f"on {last}" if first == last else f"from {first} to {last}"
