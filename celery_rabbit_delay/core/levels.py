@@ -54,8 +54,8 @@ class Level(NamedTuple):
 class Encoder:
     """Finds the fewest levels, out of powers of two up to 2^(powers - 1) ticks and lanes, that add up to a delay.
 
-    Of the delays up to an hour, one in seventy takes a level or two more, because the search looks at a limited number
-    of sums and remainders.
+    Of the delays up to an hour, one in seventy takes a level more, or rarely up to three, because the search looks at a
+    limited number of sums and remainders.
 
     A route is a few lanes and, for the remainder, the number with the fewest set bits. So the search computes the
     remainder for each sum of lanes: a loop over them takes 80 to 180 µs. Packed side by side into one integer they
