@@ -46,13 +46,21 @@ def require(connection: kombu.Connection) -> None:
 
 
 def existing(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
-    """Return the same as `cascades`, with all shards and levels that any process has declared."""
+    """Return the same as `cascades`, with all shards and levels that any process has declared.
+
+    Of a shard that only other processes ask for, only the levels that exist: they may use other lanes.
+    """
+    options: Options = connection.transport.delay_options
     shards = _shards(connection, priorities)
     recorded = _recorded(connection, shards)
-    return [
-        _with_levels_of(connection, shard, [one for one in recorded if one.base_name == shard.base_name])
-        for shard in shards
-    ]
+    found = []
+    for shard in shards:
+        others = [one for one in recorded if one.base_name == shard.base_name]
+        if shard.shard <= options.shards:
+            found.append(_with_levels_of(connection, shard, others))
+        else:
+            found.append(_with_levels_of(connection, replace(shard, powers=0, lanes=()), [shard, *others]))
+    return found
 
 
 def ever_declared(connection: kombu.Connection) -> list[Cascade]:
@@ -85,9 +93,7 @@ def _with_levels_of(connection: kombu.Connection, cascade: Cascade, others: Iter
     """Return a cascade, also with those levels of others that exist on the broker."""
     levels = {level for other in others for level in other.levels}.difference(cascade.levels)
     there = {level.ticks for level in levels if declare.queue_exists(connection.default_channel, level.queue)}
-    powers = cascade.powers
-    while 1 << powers in there:
-        powers += 1
+    powers = max((ticks.bit_length() for ticks in there if is_power_of_two(ticks)), default=cascade.powers)
     lanes = sorted({*cascade.lanes, *(ticks for ticks in there if not is_power_of_two(ticks))})
     return replace(cascade, powers=powers, lanes=tuple(lanes))
 

@@ -138,6 +138,12 @@ def test_verify_knows_lanes_and_shards_and_those_of_others(vhost: Vhost) -> None
     verified = run(url, *ours, "verify", *management(vhost))
     assert verified.code == 0, verified.text
     assert "probe: all messages on time" in verified.out
+    status = run(url, *ours, "status", "--json", "--shards")
+    assert status.code == 0, status.text
+    levels = json.loads(status.out)["levels"]
+    ttls = {shard: {level["ttl"] for level in levels if level["shard"] == shard} for shard in (1, 2, 3)}
+    assert {70, 500, 1000, 15_000, 30_000} <= ttls[1] == ttls[2]
+    assert ttls[1] - ttls[3] == {70, 500, 15_000}, "only other processes use the third"
 
 
 @pytest.mark.parametrize("kind", ["lane", "shared exchange", "second shard"])
