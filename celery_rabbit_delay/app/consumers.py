@@ -16,6 +16,7 @@ from ..amqp.clients import share
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import copy_of
 from ..amqp.destinations import destinations_of
+from ..amqp.only_reader import only_reader, wait_for_return
 from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
 from ..core.errors import DelayError, DestinationNotFound, NotPermitted
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 #: The maximum number of orphans that a worker reads when it starts.
 MAX_ORPHANS = 10_000
+
+#: The maximum time, in seconds, for which a worker waits for others that read the orphans.
+PATIENCE = 10.0
 
 #: Queues that this process may not bind to the cascade and has warned about; a reconnect creates a new consumer.
 _refused: set[str] = set()
@@ -81,6 +85,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         if publisher.options.declare == "passive":
             return
         refused: dict[str, Exception] = {}
+        led_to = []
         for queue in queues:
             try:
                 for destination in destinations_of(queue):
@@ -89,7 +94,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
             except (NotPermitted, NotStored) as exc:  # the worker can still consume
                 refused[queue.name] = exc
             else:
-                self._replay_orphans(queue, publisher.cascade)
+                led_to.append(queue)
         if not refused.keys() <= _refused:
             _refused.update(name for name, exc in refused.items() if isinstance(exc, NotPermitted))
             logger.warning(
@@ -97,25 +102,55 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
                 ", ".join(map(repr, refused)),
                 next(iter(refused.values())),
             )
+        if led_to:
+            self._replay_orphans(led_to, publisher.cascade)
 
-    def _replay_orphans(self, queue: kombu.Queue, cascade: Cascade) -> None:
-        """Send orphans that became due while the queue did not exist to the queue.
+    def _replay_orphans(self, queues: list[kombu.Queue], cascade: Cascade) -> None:
+        """Send orphans that became due while a queue did not exist to the queue.
+
+        Those that another worker is looking at do not count as ready, so this waits for it.
+        """
+        with (
+            suppress(AccessRefused),
+            closing(self.channel.connection.channel()) as channel,
+            only_reader(channel, cascade.orphans, PATIENCE) as alone,
+        ):
+            there = declare.message_count(channel, cascade.orphans) or 0
+            if there:
+                sent = self._replay_oldest(queues, cascade)
+                wait_for_return(channel, cascade.orphans, there - sent)
+            if there > MAX_ORPHANS:
+                logger.warning(
+                    "This worker has read only the oldest %d of %d orphans: `celery -A APP delay orphans replay "
+                    "--limit %d` sends the others to its queues, too",
+                    MAX_ORPHANS,
+                    there,
+                    there,
+                )
+            elif not alone:
+                logger.warning(
+                    "Others are still reading the orphans, so tasks that were due while a queue did not exist may stay "
+                    "there: `celery -A APP delay orphans replay` sends them to their queues"
+                )
+
+    def _replay_oldest(self, queues: list[kombu.Queue], cascade: Cascade) -> int:
+        """Send the oldest orphans for some queues there; return their number.
 
         Uses a separate connection: during an alarm RabbitMQ blocks connections that publish, and this one consumes.
         """
-        with suppress(NotPermitted, AccessRefused), closing(self.channel.connection.channel()) as channel:
-            if not declare.message_count(channel, cascade.orphans):
-                return
         connection = copy_of(self.connection)
         share(connection, self.connection)
+        sent = 0
         try:
-            results = [refused for _, refused in replay(connection.connection, cascade, Allowed([queue]), MAX_ORPHANS)]
+            for _, refused in replay(connection.connection, cascade, Allowed(queues), MAX_ORPHANS):
+                sent += refused is None
             connection.release()
-            if sent := results.count(None):
-                logger.info("%d delayed tasks that were due while %r did not exist are in it now", sent, queue.name)
         except (NotPermitted, AccessRefused):
             pass
         except (AMQPError, DelayError, OperationalError, OSError) as exc:
-            logger.warning("Tasks that were due while %r did not exist stay with the orphans: %s", queue.name, exc)
+            logger.warning("Tasks that were due while their queue did not exist stay with the orphans: %s", exc)
         finally:
             connection.collect()  # does not wait, because the broker may not answer
+        if sent:
+            logger.info("%d delayed tasks that were due while their queue did not exist are in it now", sent)
+        return sent

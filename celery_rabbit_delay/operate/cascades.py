@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import kombu
-from amqp.exceptions import AccessRefused, ResourceLocked
+from amqp.exceptions import AccessRefused
 
 from ..amqp import declare
+from ..amqp.only_reader import only_reader
 from ..amqp.waiting import look
 from ..core.errors import CascadeMissing
 from ..core.layouts import Layout1
@@ -110,29 +109,9 @@ def _recorded(connection: kombu.Connection, shards: Sequence[Cascade]) -> list[C
 
 def _records(connection: kombu.Connection, cascade: Cascade) -> list[str | bytes]:
     """Return the records of all sets of levels; none without permission to read them."""
-    with suppress(AccessRefused), _only_reader(connection.default_channel, f"{cascade.records}.reader"):
+    with suppress(AccessRefused), only_reader(connection.default_channel, cascade.records):
         return [message.body for message in look(connection, cascade.records)]
     return []
-
-
-@contextmanager
-def _only_reader(channel: Any, lock: str) -> Iterator[None]:
-    """Hold an exclusive queue as a lock: messages that one connection reads are invisible to others meanwhile."""
-    owned = any(_declare_exclusively(channel, lock) for _ in range(100))
-    try:
-        yield
-    finally:
-        if owned:
-            channel.queue_delete(lock)
-
-
-def _declare_exclusively(channel: Any, queue: str) -> bool:
-    try:
-        channel.queue_declare(queue, exclusive=True, auto_delete=True)
-    except ResourceLocked:
-        time.sleep(0.05)
-        return False
-    return True
 
 
 def earlier_layout(connection: kombu.Connection, layout: int, priorities: bool | None = None) -> list[Layout1]:

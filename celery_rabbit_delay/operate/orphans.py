@@ -12,6 +12,7 @@ from amqp import Message
 
 from ..amqp import declare, waiting
 from ..amqp.connecting import own_channel
+from ..amqp.only_reader import only_reader, wait_for_return
 from ..amqp.receiving import learn
 from ..core.headers import read_state
 from .cascades import require
@@ -30,10 +31,11 @@ class Orphan(NamedTuple):
 
 
 def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
-    """Return the oldest orphans, without removing them."""
+    """Return the oldest orphans, without removing them. Raises `CascadeMissing`."""
     require(connection)
     queue = connection.transport.delay_options.cascade.orphans
-    return [_orphan(message) for message in waiting.look(connection, queue, limit)]
+    with only_reader(connection.default_channel, queue):
+        return [_orphan(message) for message in waiting.look(connection, queue, limit)]
 
 
 #: Returns whether an orphan is selected.
@@ -50,7 +52,7 @@ def replay(
 ) -> Iterator[tuple[Orphan, str | None]]:
     """Send the chosen ones of the oldest orphans to their destinations, see `waiting.replay`.
 
-    Yields each with the reason why it stays, or None.
+    Yields each with the reason why it stays, or None. Raises `CascadeMissing`, and the same errors as `waiting.replay`.
     """
     require(connection)
     cascade = connection.transport.delay_options.cascade
@@ -59,24 +61,34 @@ def replay(
     def is_chosen(message: Message) -> bool:
         return chosen(_orphan(message))
 
-    for message, refused in waiting.replay(connection.connection, cascade, allowed, limit, is_chosen):
-        yield _orphan(message), refused
+    channel = connection.default_channel
+    sent = 0
+    with only_reader(channel, cascade.orphans):
+        there = declare.message_count(channel, cascade.orphans) or 0
+        for message, refused in waiting.replay(connection.connection, cascade, allowed, limit, is_chosen):
+            sent += refused is None
+            yield _orphan(message), refused
+        wait_for_return(channel, cascade.orphans, there - sent)
 
 
 def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
-    """Remove the chosen ones of the oldest orphans for good; return their number."""
+    """Remove the chosen ones of the oldest orphans for good; return their number. Raises `CascadeMissing`."""
     require(connection)
     removed = 0
-    with own_channel(connection) as channel:  # closing it returns the others to the queue
-        for message in waiting.take(channel, connection.transport.delay_options.cascade.orphans, limit):
-            if chosen(_orphan(message)):
-                channel.basic_ack(message.delivery_tag)
-                removed += 1
+    queue = connection.transport.delay_options.cascade.orphans
+    with only_reader(connection.default_channel, queue):
+        there = declare.message_count(connection.default_channel, queue) or 0
+        with own_channel(connection) as channel:  # closing it returns the others to the queue
+            for message in waiting.take(channel, queue, limit):
+                if chosen(_orphan(message)):
+                    channel.basic_ack(message.delivery_tag)
+                    removed += 1
+        wait_for_return(connection.default_channel, queue, there - removed)
     return removed
 
 
 def purge(connection: kombu.Connection) -> int:
-    """Remove all orphans for good; return their number."""
+    """Remove all orphans for good; return their number. Raises `CascadeMissing`, `NotPermitted`."""
     require(connection)
     with declare.translate_errors(connection.transport.delay_options.cascade):
         return int(connection.default_channel.queue_purge(connection.transport.delay_options.cascade.orphans))

@@ -148,7 +148,7 @@ def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: 
     wait_until(lambda: shop.vhost.count(shop.vhost.cascade.orphans) == 40, "all are orphans")
     worker = shop.worker()
     shop.wait_for(40)
-    assert "40 delayed tasks that were due while 'celery' did not exist are in it now" in worker.output()
+    assert "40 delayed tasks that were due while their queue did not exist are in it now" in worker.output()
 
 
 def test_a_worker_starts_beside_orphans_that_nothing_takes(make_shop: MakeShop) -> None:

@@ -1,0 +1,56 @@
+"""Makes readers of a whole queue wait for each other: what one connection reads is invisible to others meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from amqp.exceptions import AccessRefused, AMQPError, ResourceLocked
+
+from . import declare
+
+#: Seconds between two attempts.
+_PAUSE = 0.05
+
+
+@contextmanager
+def only_reader(channel: Any, queue: str, patience: float = 5) -> Iterator[bool]:
+    """Hold an exclusive queue as a lock on reading a queue; yield whether no other reader is known.
+
+    If another one still reads it after `patience` seconds, go on without the lock, as does a user who may not configure
+    it.
+    """
+    lock, deadline = f"{queue}.reader", time.monotonic() + patience
+    owned = known = False
+    with suppress(AccessRefused):
+        while not (owned := _declare_exclusively(channel, lock)):
+            if time.monotonic() > deadline:
+                known = True
+                break
+            time.sleep(_PAUSE)
+    try:
+        yield not known
+    finally:
+        if owned:
+            with suppress(AMQPError, OSError):  # the lock ends with its connection
+                channel.queue_delete(lock, nowait=True)
+
+
+def wait_for_return(channel: Any, queue: str, amount: int, patience: float = 2) -> None:
+    """Wait until a queue holds `amount` messages again: RabbitMQ closes their reader's channel before they return.
+
+    Not for longer than `patience` seconds, because another consumer may have taken some of them.
+    """
+    deadline = time.monotonic() + patience
+    while (declare.message_count(channel, queue) or 0) < amount and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _declare_exclusively(channel: Any, queue: str) -> bool:
+    try:
+        channel.queue_declare(queue, exclusive=True, auto_delete=True)
+    except ResourceLocked:
+        return False
+    return True
