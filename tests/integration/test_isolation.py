@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -11,14 +12,57 @@ from amqp import Message
 from amqp.exceptions import NotFound, PreconditionFailed
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
+from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import QUICK, Vhost, lead, take
+from testkit.commands import management, run
 from testkit.proxy import proxy
 from testkit.wait import wait_until
 
 SOON = {"x-delay": 200}
 SLOW = {"x-delay": 8000}
 REPLY = "reply-550e8400-e29b-41d4-a716-446655440000"
+
+
+def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhost: Vhost) -> None:
+    long, longer = "x" * 230, "y" * 255
+    vhost.declare("stranger", "q", long, longer, REPLY, "amq_gen")
+    vhost.declare("p", exchange="orders")
+    vhost.declare(exchange="news", kind="fanout")
+    destinations = [
+        *(Destination("", (queue,)) for queue in ("q", long, longer)),
+        *(Destination("", (queue,), short_lived=True) for queue in ("amq_gen", REPLY)),
+        Destination("", (REPLY,)),
+        Destination("", ("p", "q")),
+        Destination("orders"),
+        Destination("orders", key="p"),
+        Destination("orders", key=longer),
+        Destination("news", fanout=True),
+    ]
+    with vhost.connection(shards=2) as connection:
+        for destination in destinations:
+            for priority in (0, 9):
+                connection.connection.publisher_for(priority).bind(destination)
+    verified = run(vhost.url("amqp"), "verify", *management(vhost))
+    assert verified.code == 0, verified.text
+    cascade = vhost.cascade
+    second = f"{cascade.root}.s2"
+    strays = [
+        (cascade.done, "stranger", "@.+q"),
+        (f"{second}.done", "stranger", "@.!" + 64 * "0"),
+        (cascade.exit, "stranger", "@.+q"),
+        (cascade.exit, "stranger", "q"),  # the key that its publisher has sent it with
+        (cascade.exit, cascade.discard, "@.+q"),
+        (cascade.short_lived_exit, "stranger", "@.short-lived"),
+        (cascade.done, f"{cascade.root}.out.+q", "@.orders+"),
+        (f"{second}.delay.80.done", "stranger", "@.^3>^2"),
+    ]
+    with vhost.plain() as connection:
+        for source, queue, key in strays:
+            connection.default_channel.queue_bind(queue, source, key)
+    verified = run(vhost.url("amqp"), "verify", *management(vhost))
+    found = re.findall(r"^unexpected binding  (\S+) -> (\S+) \((.*)\): messages may", verified.out, re.MULTILINE)
+    assert (verified.code, sorted(found)) == (3, sorted(strays)), verified.text
 
 
 def full(vhost: Vhost, name: str, kind: str) -> dict[str, Any]:
