@@ -30,7 +30,7 @@ def cascades(connection: kombu.Connection, priorities: bool | None = None) -> li
     """
     options: Options = connection.transport.delay_options
     if priorities is None:
-        priorities = _ingest_exists(connection, options.high_cascade)
+        priorities = _exists(connection, options.high_cascade)
     return options.cascades(priorities)
 
 
@@ -75,15 +75,18 @@ def _shards(connection: kombu.Connection, priorities: bool | None) -> list[Casca
     for first in wanted:
         for number in itertools.count(1) if first.shard == 1 else ():
             shard = replace(first, shard=number)
-            if shard not in wanted and not _ingest_exists(connection, shard):
+            if shard not in wanted and not _exists(connection, shard):
                 break
             found.append(shard)
     return found
 
 
-def _ingest_exists(connection: kombu.Connection, cascade: Cascade) -> bool:
+def _exists(connection: kombu.Connection, shard: Cascade) -> bool:
+    """Return whether a shard exists. An interrupted `teardown` has deleted ingest, but not yet the shortest level."""
+    channel = connection.default_channel
     try:
-        return declare.exchange_exists(connection.default_channel, cascade.ingest)
+        ingest_exists = declare.exchange_exists(channel, shard.ingest)
+        return ingest_exists or declare.queue_exists(channel, shard.levels[0].queue)
     except AccessRefused:  # RabbitMQ 4.3 hides it; the next operation raises an error about the permission
         return False
 

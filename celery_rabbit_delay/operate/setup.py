@@ -66,22 +66,33 @@ def teardown(
     """Delete all cascades with their messages, except the queues `kept`; return the number of deleted parts.
 
     Deletes the outboxes of `destinations`, and with the management API all others, which AMQP cannot list. Raises
-    `NotPermitted`.
+    `NotPermitted`. After an interruption, call it again.
     """
     found = ever_declared(connection)
     topology = Topology.of(found, destinations, streams.all_streams(found[0]))
-    queues = dict.fromkeys(topology.queues)
+    # Last go those by which `ever_declared` finds all others: the shortest level of each shard, then the records.
+    queues = list(reversed(topology.queues))
     if management is not None:
-        queues |= dict.fromkeys(filter(found[0].outbox_of, management.queues()))
-    return _delete(connection, topology.exchanges, [name for name in queues if name not in kept])
+        queues = [*filter(found[0].outbox_of, management.queues()), *queues]
+    exchanges, records = [found[0].record, found[0].root], [found[0].records]
+    deleted = _delete(
+        connection,
+        [name for name in topology.exchanges if name not in exchanges],
+        [name for name in dict.fromkeys(queues) if name not in (*kept, *records)],
+    )
+    return deleted + _delete(connection, exchanges, records)
 
 
 def teardown_earlier(connection: kombu.Connection, earlier: Iterable[Layout1]) -> int:
-    """Delete cascades of an earlier layout with their messages; return the number of deleted queues and exchanges."""
-    return sum(_delete(connection, cascade.exchange_names(), cascade.queue_names()) for cascade in earlier)
+    """Delete cascades of an earlier layout with their messages; return the number of deleted queues and exchanges.
+
+    Raises `NotPermitted`.
+    """
+    return sum(_delete(connection, cascade.exchange_names(), [*cascade.queue_names()][::-1]) for cascade in earlier)
 
 
 def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iterable[str]) -> int:
+    """Delete exchanges and then queues, as far as they exist; return their number. Raises `NotPermitted`."""
     channel = connection.default_channel
     deleted = 0
     with declare.translate_errors(connection.transport.delay_options.cascade):

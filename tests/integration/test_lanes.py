@@ -101,6 +101,48 @@ def test_what_waits_in_lanes_and_shards_that_are_no_longer_used_is_seen_arrives_
         assert vhost.names("exchanges") == []
 
 
+def interrupt(connection: kombu.Connection, left: int) -> None:
+    """Let a connection delete only so many parts."""
+    channel = connection.default_channel
+    turns = iter(range(left))
+
+    def ending(delete: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if next(turns, None) is None:
+                raise OSError("interrupted")
+            return delete(*args, **kwargs)
+
+        return wrapper
+
+    channel.queue_delete, channel.exchange_delete = map(ending, (channel.queue_delete, channel.exchange_delete))
+
+
+def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_the_end(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(lanes=[60], shards=3) as connection:
+        operate.setup(connection, operate.cascades(connection, True), [Destination("", ("q",))])
+        for _ in range(3):
+            send(connection, 60_000)
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 60_000}, priority=9)
+    all_levels = {name for name in vhost.names("queues") if ".delay." in name}
+    interrupted = 0
+    finished = False
+    while not finished:
+        with vhost.connection(lanes=(), shards=1, max_delay=1) as connection:
+            interrupt(connection, 45)
+            try:
+                operate.teardown(connection, [Destination("", ("q",))])
+                finished = True
+            except OSError:
+                interrupted += 1
+        if all_levels <= {*vhost.names("queues")}:
+            with vhost.connection(lanes=(), shards=1, max_delay=1) as connection:
+                assert operate.status(connection, operate.existing(connection)).waiting == 4
+    assert interrupted > 3
+    wait_until(lambda: vhost.names("queues") == ["q"], "all queues are gone", 10)
+    assert vhost.names("exchanges") == []
+
+
 def test_what_waits_in_lanes_of_others_moves(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(lanes=[90], shards=2) as connection:
