@@ -44,7 +44,7 @@ def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
 @click.option(
     "--prune",
     is_flag=True,
-    help="Also delete empty outboxes whose queue or exchange is gone; needs --management-url, and takes 12 s.",
+    help="Also delete empty outboxes whose queue, exchange or binding is gone; needs --management-url, takes 12 s.",
 )
 @management_option
 @click.pass_obj

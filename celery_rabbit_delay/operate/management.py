@@ -70,9 +70,10 @@ class Management:
             if row["source"]
         }
 
-    def exchanges(self) -> set[str]:
-        """The names of all exchanges."""
-        return {row["name"] for row in self._get(f"/exchanges/{self._vhost}?columns=name")}
+    def exchanges(self) -> dict[str, dict[str, Any]]:
+        """Return the type, the arguments and the policy of each exchange, by its name."""
+        rows = self._get(f"/exchanges/{self._vhost}?columns=name,type,arguments,policy")
+        return {row["name"]: row for row in rows}
 
     def queues(self) -> dict[str, dict[str, Any]]:
         """Return the columns of each queue, by its name."""
