@@ -23,14 +23,14 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..operate import LevelStatus, Orphan, Status
+    from ..operate import LevelStatus, Orphan, OutboxStatus, Status
 
 
 @click.command(short_help="Show how many messages wait, level by level.")
 @priorities_option
 @management_option
 @click.option("--all", "show_all", is_flag=True, help="Show empty levels and streams as well.")
-@click.option("--shards", is_flag=True, help="Show each shard of a level by itself.")
+@click.option("--shards", is_flag=True, help="Show each shard of a level or a destination by itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @click.pass_obj
@@ -55,9 +55,13 @@ def status(
             wanted = operate.existing(connection, priorities)
             found = operate.status(connection, wanted, management_of(management_url, connection))
             levels = found.levels if shards else found.added_up
+            outboxes = found.outboxes if shards else found.outboxes_added_up
             if watch and not as_json:
                 click.clear()
-            click.echo(json.dumps(_as_data(found, levels)) if as_json else _as_text(found, levels, show_all))
+            if as_json:
+                click.echo(json.dumps(_as_data(found, levels, outboxes)))
+            else:
+                click.echo(_as_text(found, levels, outboxes, show_all))
             if not watch:
                 break
             time.sleep(2)
@@ -92,8 +96,8 @@ def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool
             else:
                 click.echo(format_orphan(orphan))
         if management := management_of(management_url, connection):
-            for outbox in operate.outboxes(operate.existing(connection), management):
-                click.echo(json.dumps(outbox._asdict()) if as_json else outbox)
+            for outbox in operate.add_up(operate.outboxes(operate.existing(connection), management)):
+                click.echo(json.dumps(_outbox_data(outbox)) if as_json else escape(str(outbox)))
     _tell_of_limit(len(found), limit)
 
 
@@ -155,7 +159,13 @@ def format_orphan(orphan: Orphan) -> str:
     return escape(f"{due}  {place} {orphan.routing_key!r}  {what}")
 
 
-def _as_data(found: Status, levels: list[LevelStatus]) -> dict[str, Any]:
+def _outbox_data(outbox: OutboxStatus) -> dict[str, Any]:
+    data = outbox._asdict()
+    del data["is_stuck"], data["text"]
+    return data
+
+
+def _as_data(found: Status, levels: list[LevelStatus], outboxes: list[OutboxStatus] | None) -> dict[str, Any]:
     return {
         "waiting": found.waiting,
         "orphans": found.orphans,
@@ -163,11 +173,11 @@ def _as_data(found: Status, levels: list[LevelStatus]) -> dict[str, Any]:
         "levels": [level._asdict() for level in levels],
         "streams": [stream._asdict() for stream in found.streams if stream.messages is not None],
         "destinations": found.destinations,
-        "stuck": None if found.outboxes is None else [outbox._asdict() for outbox in found.outboxes],
+        "stuck": None if outboxes is None else list(map(_outbox_data, outboxes)),
     }
 
 
-def _as_text(found: Status, levels: list[LevelStatus], show_all: bool) -> str:
+def _as_text(found: Status, levels: list[LevelStatus], outboxes: list[OutboxStatus] | None, show_all: bool) -> str:
     shown = [
         level
         for level in sorted(levels, key=lambda level: level.ttl)
@@ -184,8 +194,8 @@ def _as_text(found: Status, levels: list[LevelStatus], show_all: bool) -> str:
     lines.append(f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans"))
     for destination in found.destinations or ():
         lines.append(f"leads to {destination!r}")
-    for outbox in found.outboxes or ():
-        lines.append(str(outbox))
+    for outbox in outboxes or ():
+        lines.append(escape(str(outbox)))
     for level in found.blocked:
         lines.append(f"{level.queue} may be blocked; run `verify`")
     return "\n".join(lines)

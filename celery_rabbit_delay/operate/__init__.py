@@ -28,7 +28,7 @@ from .probe import probe, probe_streams
 from .pruning import prune, wait_for_counts
 from .settings import advice
 from .setup import opaque_outboxes, setup, teardown, teardown_earlier
-from .status import LevelStatus, OutboxStatus, Status, count_earlier, message_count, outboxes, status
+from .status import LevelStatus, OutboxStatus, Status, add_up, count_earlier, message_count, outboxes, status
 from .verify import can_try_out, compare, try_out
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "Scheduled",
     "Status",
     "StreamReplaced",
+    "add_up",
     "advice",
     "can_try_out",
     "cancel",

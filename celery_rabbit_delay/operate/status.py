@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import kombu
 
 from ..amqp import declare
 from ..core import streams
-from ..core.destination import SHORT_LIVED, Destination, decode
+from ..core.destination import SHORT_LIVED, Destination, decode, is_address
 from ..core.layouts import Layout1
 from ..core.routing_key import SENTINEL
 from ..core.topology import Binding, Cascade
@@ -21,6 +21,9 @@ Row = Mapping[str, Any]
 
 #: The reason for messages in an outbox if no problem is known.
 _PASSING = "it may be on its way"
+
+#: The maximum number of short-lived queues to name.
+_FEW = 5
 
 
 class LevelStatus(NamedTuple):
@@ -40,14 +43,11 @@ class OutboxStatus(NamedTuple):
     destination: str
     stuck: int
     reason: str  # as far as it can be known
+    is_stuck: bool  # whether the cause is known; otherwise the messages may be there only for a moment
+    text: str  # the part of the name that says what the destination is, the same in all shards
 
     def __str__(self) -> str:
         return f"{self.stuck:,} due for {self.destination}: {self.reason}"
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether the cause is known. Otherwise the messages may be in the outbox only for a moment."""
-        return not self.reason.startswith(_PASSING)
 
 
 class StreamStatus(NamedTuple):
@@ -64,6 +64,8 @@ class Status(NamedTuple):
     destinations: list[str] | None  # of the cascade; None: unknown
     outboxes: list[OutboxStatus] | None  # those that hold messages; None: unknown
     streams: list[StreamStatus]
+    #: The number of orphans some seconds ago, including those that somebody was looking at; 0 if unknown.
+    late_orphans: int = 0
 
     @property
     def waiting(self) -> int:
@@ -79,6 +81,11 @@ class Status(NamedTuple):
         """Whether something is missing, or takes what is due from nobody as far as it is known."""
         held_up = any(outbox.is_stuck for outbox in self.outboxes or ())
         return bool(self.blocked or self.orphans or held_up) or any(level.ready is None for level in self.levels)
+
+    @property
+    def outboxes_added_up(self) -> list[OutboxStatus] | None:
+        """Each destination once for each reason, with the sums of all shards."""
+        return None if self.outboxes is None else add_up(self.outboxes)
 
     @property
     def added_up(self) -> list[LevelStatus]:
@@ -127,8 +134,9 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
         return Status(levels, first_shard, orphans, None, None, beside)
     bindings = management.bindings()
     destinations = {binding.destination for binding in bindings if binding.source in wanted[0].exits}
-    held_up = _outboxes(wanted, rows, bindings)
-    return Status(levels, first_shard, orphans, sorted(destinations - {wanted[0].discard}), held_up, beside)
+    stuck = _outboxes(wanted, rows, bindings)
+    late = int(rows.get(wanted[0].orphans, {}).get("messages") or 0)
+    return Status(levels, first_shard, orphans, sorted(destinations - {wanted[0].discard}), stuck, beside, late)
 
 
 def outboxes(wanted: Iterable[Cascade], management: Management) -> list[OutboxStatus]:
@@ -136,10 +144,18 @@ def outboxes(wanted: Iterable[Cascade], management: Management) -> list[OutboxSt
     return _outboxes(wanted, management.queues(), management.bindings())
 
 
-def _outboxes(wanted: Iterable[Cascade], rows: Mapping[str, Row], bindings: Iterable[Binding]) -> list[OutboxStatus]:
+def add_up(outboxes: Iterable[OutboxStatus]) -> list[OutboxStatus]:
+    """Return each destination once for each reason, with the sums of all shards and the first shard's queue."""
+    shards: dict[tuple[str, str], list[OutboxStatus]] = {}
+    for outbox in outboxes:
+        shards.setdefault((outbox.text, outbox.reason), []).append(outbox)
+    return [same[0]._replace(stuck=sum(outbox.stuck for outbox in same)) for same in shards.values()]
+
+
+def _outboxes(wanted: Iterable[Cascade], rows: Mapping[str, Row], bindings: Collection[Binding]) -> list[OutboxStatus]:
     first = next(iter(wanted))
     return [
-        _outbox(row, text, rows, bindings)
+        _outbox(first, row, text, rows, bindings)
         for name, row in rows.items()
         if row.get("messages") and (text := first.outbox_of(name))
     ]
@@ -151,38 +167,59 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-def _outbox(row: Row, text: str, rows: Mapping[str, Row], bindings: Iterable[Binding]) -> OutboxStatus:
-    """Return the status of an outbox, with the cause that its name and the API show for its destination."""
-    names = decode(f"{SENTINEL}.{text}")
-    if names is not None and len(names) < 2:  # somebody else gave a queue such a name
-        names = None
+def _outbox(
+    cascade: Cascade, row: Row, text: str, rows: Mapping[str, Row], bindings: Collection[Binding]
+) -> OutboxStatus:
+    """Return the status of an outbox, with the cause that the API shows for its destination."""
     queues: Iterable[str] = ()
-    reason = _PASSING
-    if names is None:
-        shared = f"{SENTINEL}.{text}" == SHORT_LIVED
-        destination = "short-lived queues" if shared else "a destination with a long name"
-    elif names[0]:
-        exchange, key = names[0], names[1] or None
+    reason, is_stuck = _PASSING, False
+    exchange, *names = _names(cascade, row["name"], text, bindings) or ("",)
+    if f"{SENTINEL}.{text}" == SHORT_LIVED:
+        queues = sorted({b.destination for b in bindings if b.source == cascade.short_lived_exit})
+        destination = "short-lived queues"
+        if 0 < len(queues) <= _FEW:
+            destination += f" {', '.join(map(repr, queues))}"
+    elif not names:
+        destination = "a destination with a long name"
+    elif exchange:
+        key = names[0] or None
         destination = str(Destination(exchange, key=key))
         bound = [b for b in bindings if b.source == exchange and key in (None, b.routing_key)]
         queues = sorted(b.destination for b in bound if b.destination_type == "queue")
         if not bound:
-            reason = "no queue is bound for it: bind one"
+            reason, is_stuck = "no queue is bound for it: bind one", True
         elif key is None:  # the routing key is unknown, so the matching queue is unknown
             reason = f"{_PASSING}, or no queue is bound for its routing key: bind one"
     else:
-        destination, queues = str(Destination("", names[1:])), names[1:]
+        destination, queues = str(Destination("", tuple(names))), names
     for queue in queues:
         target = rows.get(queue, {})
         refuses_more = _refuses_more(target)
         if refuses_more:
-            reason = f"queue {queue!r} is full and refuses more: consume from it, or raise its limit"
+            reason, is_stuck = f"queue {queue!r} is full and refuses more: consume from it, or raise its limit", True
             break
         if refuses_more is False:
             reason = f"queue {queue!r} was full, and has room now: RabbitMQ tries again within six minutes"
+            is_stuck = True
         elif target and target.get("state") not in (None, "running", "flow"):
-            reason = f"queue {queue!r} is {target['state']}: start the node that it is on"
-    return OutboxStatus(row["name"], destination, int(row.get("messages") or 0), reason)
+            reason, is_stuck = f"queue {queue!r} is {target['state']}: start the node that it is on", True
+    return OutboxStatus(row["name"], destination, int(row.get("messages") or 0), reason, is_stuck, text)
+
+
+def _names(cascade: Cascade, outbox: str, text: str, bindings: Collection[Binding]) -> Sequence[str] | None:
+    """Return what the destination of an outbox is called: "" and queues, or an exchange and its routing key or "".
+
+    None if that cannot be seen: somebody else gave a queue such a name, or bindings of a hash are missing.
+    """
+    address = f"{SENTINEL}.{text}"
+    if text.startswith("!"):  # a hash of a long address, or of an address that is too long with the prefix
+        address = next(
+            (b.routing_key for b in bindings if b.destination == outbox and is_address(b.routing_key)), address
+        )
+    names = decode(address)
+    if names is None and address != SHORT_LIVED:
+        names = ("", *sorted(b.destination for b in bindings if (b.source, b.routing_key) == (cascade.exit, address)))
+    return names if names is not None and len(names) > 1 else None
 
 
 def _refuses_more(queue: Row) -> bool | None:

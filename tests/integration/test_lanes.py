@@ -171,6 +171,26 @@ def test_status_adds_up_shards_or_tells_them_apart(vhost: Vhost) -> None:
     assert "celery-rabbit-delay.v2.10ms.s2.delay.60000" in shown
 
 
+def test_status_adds_up_what_shards_hold_for_a_destination_or_tells_it_apart(vhost: Vhost) -> None:
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    with vhost.plain() as plain:
+        plain.default_channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
+    with vhost.connection(shards=3) as connection:
+        lead(connection, "q")
+        for _ in range(10):
+            send(connection, 30)
+    command = ("status", *management(vhost))
+    total = "9 due for queue 'q': queue 'q' is full and refuses more: consume from it, or raise its limit"
+    wait_until(lambda: total in run(vhost.url("amqp"), *command).out.splitlines(), "the management API has counted")
+    shown = run(vhost.url("amqp"), *command, "--shards")
+    assert (shown.code, shown.out.count(" due for queue 'q'")) == (3, 3), shown.text
+    for more, amount in (((), 1), (("--shards",), 3)):
+        stuck = json.loads(run(vhost.url("amqp"), *command, "--json", *more).out)["stuck"]
+        assert [sorted(one) for one in stuck] == [["destination", "queue", "reason", "stuck"]] * amount
+    assert total in run(vhost.url("amqp"), "verify", *management(vhost)).out.splitlines()
+    assert total in run(vhost.url("amqp"), "orphans", "list", *management(vhost)).out.splitlines()
+
+
 def test_verify_knows_lanes_and_shards_and_those_of_others(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     ours = ("--lanes", "0.07,0.5,15", "--shards", "2")

@@ -10,7 +10,7 @@ import pytest
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Binding
-from celery_rabbit_delay.operate.status import OutboxStatus, outboxes
+from celery_rabbit_delay.operate.status import OutboxStatus, add_up, outboxes
 
 CASCADE = Options().cascade
 QUEUE = Destination("", ("q",))
@@ -97,6 +97,59 @@ def test_the_status_of_other_outboxes_has_only_their_number_of_messages(destinat
     [outbox] = held_up(destination, {"q": {"arguments": REFUSING, "messages_ready": 1}})
     assert str(outbox) == f"4 due for {called}: {PASSING}"
     assert not outbox.is_stuck
+
+
+def exit_binding(destination: Destination) -> Binding:
+    return next(binding for binding in CASCADE.destination_bindings(destination) if binding.source in CASCADE.exits)
+
+
+def full_queue(name: str) -> str:
+    return FULL.replace("'q'", repr(name))
+
+
+SHORT_LIVED = [Destination("", (f"reply-{number}",), short_lived=True) for number in range(6)]
+
+
+def test_short_lived_queues_are_named_if_they_are_few_and_one_that_is_full_is_the_cause() -> None:
+    few = [exit_binding(destination) for destination in SHORT_LIVED[:2]]
+    [outbox] = held_up(SHORT_LIVED[0], {"reply-0": {}, "reply-1": {}}, *few)
+    assert str(outbox) == f"4 due for short-lived queues 'reply-0', 'reply-1': {PASSING}"
+    assert not outbox.is_stuck
+    full = {"arguments": REFUSING, "messages_ready": 1}
+    [outbox] = held_up(SHORT_LIVED[0], {"reply-0": {}, "reply-1": full}, *few)
+    assert outbox.reason == full_queue("reply-1")
+    assert outbox.is_stuck
+    many = [exit_binding(destination) for destination in SHORT_LIVED]
+    [outbox] = held_up(SHORT_LIVED[0], {"reply-5": full}, *many)
+    assert str(outbox) == f"4 due for short-lived queues: {full_queue('reply-5')}"
+
+
+@pytest.mark.parametrize("size", [230, 255], ids=["with its prefix", "by itself"])
+def test_bindings_name_a_queue_whose_name_is_too_long_for_its_outbox(size: int) -> None:
+    queue = "x" * size
+    destination = Destination("", (queue,))
+    full = {queue: {"arguments": REFUSING, "messages_ready": 1}}
+    [outbox] = held_up(destination, full, *CASCADE.destination_bindings(destination))
+    assert str(outbox) == f"4 due for queue {queue!r}: {full_queue(queue)}"
+    assert outbox.is_stuck
+
+
+def test_shards_of_a_destination_are_added_up_as_long_as_the_cause_is_the_same() -> None:
+    shards = [*Options(shards=3).shards_of(CASCADE)]
+    rows: dict[str, Any] = {
+        shard.outbox_name(destination): {"name": shard.outbox_name(destination), "messages": shard.shard}
+        for destination in (QUEUE, KEY, Destination("", ("y" * 255,)), Destination("", ("z" * 255,)))
+        for shard in shards
+    }
+    management: Any = SimpleNamespace(queues=lambda: rows, bindings=set)
+    found = add_up(outboxes(shards, management))
+    assert [(one.destination, one.stuck) for one in found] == [
+        ("queue 'q'", 6),
+        ("exchange 'orders' with the routing key 'new'", 6),
+        ("a destination with a long name", 6),
+        ("a destination with a long name", 6),
+    ]
+    assert found[0].queue == CASCADE.outbox_name(QUEUE)
 
 
 def test_an_outbox_of_a_shard_that_no_option_names_counts() -> None:
