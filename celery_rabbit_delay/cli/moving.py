@@ -100,7 +100,8 @@ def migrate(
         cascades, waiting = _source(source, from_layout, management_url)
         with closing(target):
             ensure_connection(target)
-            if options.cascade.root == current.cascade.root and to_broker and _is_same(source, target):
+            is_same_name = to_broker and not from_layout and options.cascade.root == current.cascade.root
+            if is_same_name and _is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
             with click.progressbar(length=waiting(), label="moving", file=sys.stderr) as bar:
@@ -130,13 +131,12 @@ def _source(
     """
     from .. import operate
 
+    management = management_of(management_url, source)
     if from_layout is None:
         operate.require(source)
         existing = operate.existing(source)
-        management = management_of(management_url, source)
         return existing, lambda: operate.status(source, existing, management).waiting
     earlier = operate.earlier_layout(source, int(from_layout))
-    management = management_of(management_url, source)
     if operate.count_earlier(source, earlier) is None:
         prefix = source.transport.delay_options.prefix
         raise click.ClickException(

@@ -127,10 +127,11 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
             click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
         click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
         earlier = _report_earlier(connection)
+        existing = operate.existing(connection, priorities) if probing and management else []
         stuck = False
-        if probing and management:
-            for outbox in operate.outboxes(operate.existing(connection, priorities), management):
-                click.echo(outbox)
+        if existing and management:
+            for outbox in operate.add_up(operate.outboxes(existing, management)):
+                click.echo(escape(str(outbox)))
                 stuck |= outbox.is_stuck
         lost: list[str] = []
         if probing and operate.can_try_out(wrong):
@@ -139,9 +140,9 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
                 lost.append(problem)
             if not lost:
                 click.echo("probe: all messages on time, in the levels of up to 2 s")
-        if probing and management:
-            for text in operate.advice(management, operate.cascades(connection, priorities)):
-                click.echo(text)
+        if existing and management:
+            for text in operate.advice(management, existing):
+                click.echo(escape(text))
     if (wrong or lost) and probing:
         click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
     if wrong or lost or earlier or stuck:
@@ -222,17 +223,16 @@ def _require_empty(
     """Show an error if messages wait in the cascade, or in that of an earlier layout, or if there are orphans."""
     from .. import operate
 
+    # Whoever lists orphans, such as the page, holds them for a moment: only the management API counts these.
     if earlier:
-        queue = earlier[0].orphans
         waiting = operate.count_earlier(connection, earlier, management) or 0
-        orphans = operate.message_count(connection, queue) or 0
+        orphans = operate.message_count(connection, earlier[0].orphans) or 0
+        if management:
+            orphans = max(orphans, int(management.queues().get(earlier[0].orphans, {}).get("messages") or 0))
     else:
-        wanted = operate.existing(connection)
-        queue = wanted[0].orphans
-        found = operate.status(connection, wanted, management)
-        waiting, orphans = found.waiting + found.stuck, found.orphans or 0
-    if management:  # whoever lists orphans, such as the page, holds them for a moment
-        orphans = max(orphans, int(management.queues().get(queue, {}).get("messages") or 0))
+        found = operate.status(connection, operate.existing(connection), management)
+        waiting = found.waiting + found.stuck
+        orphans = max(found.orphans or 0, found.late_orphans)
     if waiting or orphans:
         raise click.ClickException(
             f"{waiting:,} messages wait and {orphans:,} are orphans: "

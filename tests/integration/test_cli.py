@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
+from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from celery_rabbit_delay.operate import Management, pruning
 from testkit.broker import QUICK, Vhost
@@ -129,6 +132,31 @@ def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_pr
         operate.prune(connection, Management(management(vhost)[1], vhost.name))
     dropping = [key for source, queue, _, key in vhost.bindings() if (source, queue) == (CASCADE.exit, CASCADE.discard)]
     assert dropping == ["@.=news+"]
+
+
+def test_verify_asks_for_advice_about_all_shards_that_exist_and_prints_no_control_characters(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(vhost.url("amqp"), "--shards", "3", "setup").code == 0
+    asked: list[Cascade] = []
+
+    def advice(management: Management, wanted: list[Cascade]) -> list[str]:
+        asked.extend(wanted)
+        return ["most of them in \x1b[2J"]
+
+    monkeypatch.setattr(operate, "advice", advice)
+    command = ["--broker", vhost.url("amqp"), *QUICKLY, "verify", *management(vhost)]
+    verified = CliRunner().invoke(groups.standalone, command)
+    assert r"most of them in \x1b[2J" in verified.output.splitlines()
+    assert [cascade.shard for cascade in asked] == [1, 2, 3]
+
+
+def test_a_migration_from_an_earlier_layout_may_name_its_own_broker(vhost: Vhost) -> None:
+    with vhost.plain() as connection:
+        connection.default_channel.queue_declare(Layout1(CASCADE).levels[0].queue, durable=True, auto_delete=False)
+    url = vhost.url("amqp")
+    moved = run(url, "migrate", "--from-layout", "1", "--to-broker", url)
+    assert (moved.code, moved.out) == (0, "0 moved, 0 left\n"), moved.text
 
 
 def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
