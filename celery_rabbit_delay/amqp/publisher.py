@@ -189,7 +189,11 @@ class DelayedPublisher:
             self.bind(destination)
             return
         with self._exclusively(), self._reset_on_error():
-            declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
+            try:
+                declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
+            except CascadeMissing:
+                create_cascade(self._channel, self.shards)
+                declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
 
     def _read_refusals(self) -> None:
         """Read what the broker has sent since the last message, if no publish waits for it.

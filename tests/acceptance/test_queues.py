@@ -56,7 +56,7 @@ def test_a_broadcast_that_is_due_while_no_worker_is_up_is_dropped_as_without_a_d
         shop.send("note", "nobody", countdown=0.3, queue="news")
     shop.send("note", "ordinary", countdown=0.5)
     wait_until(lambda: shop.vhost.count("celery") == 1, "they are due")
-    worker = shop.worker("-Q", "celery,news")
+    worker = shop.worker("-Q", "celery,news", name="two")
     shop.send("note", "news", countdown=0.3, queue="news")
     shop.wait_for(1, "news")
     shop.wait_for(1, "ordinary")

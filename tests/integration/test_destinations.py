@@ -228,3 +228,23 @@ def test_a_message_with_the_history_of_an_earlier_dead_lettering_arrives(vhost: 
         connection.Producer().publish("x", routing_key="q", headers=headers | DELAY)
         [message] = take(connection, "q", 1)
     assert message.headers == headers
+
+
+def test_copies_for_a_full_queue_do_not_stop_messages_for_the_first_key_alone(vhost: Vhost) -> None:
+    soon = {"x-delay": 200}
+    with vhost.connection() as connection:
+        channel = connection.default_channel
+        channel.exchange_declare("orders", "direct", durable=True, auto_delete=False)
+        channel.queue_declare("good", durable=True, auto_delete=False)
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        channel.queue_declare("full", durable=True, auto_delete=False, arguments=full)
+        for queue in ("good", "full"):
+            channel.queue_bind(queue, "orders", queue)
+        producer = connection.Producer()
+        for _ in range(40):
+            producer.publish("both", exchange="orders", routing_key="good", headers={**soon, "CC": ["full"]})
+        wait_until(lambda: vhost.count("full"), "the queue is full")
+        producer.publish("alone", exchange="orders", routing_key="good", headers=soon)
+        found: list[Any] = []
+        while "alone" not in found:
+            found += [message.payload for message in take(connection, "good", 1, timeout=20)]
