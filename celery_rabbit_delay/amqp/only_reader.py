@@ -11,8 +11,8 @@ from amqp.exceptions import AccessRefused, AMQPError, ResourceLocked
 
 from . import declare
 
-#: Seconds between two attempts.
-_PAUSE = 0.05
+#: Seconds: the first and the longest pause between two attempts. RabbitMQ logs each one.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 @contextmanager
@@ -22,14 +22,15 @@ def only_reader(channel: Any, queue: str, patience: float = 5) -> Iterator[bool]
     If another one still reads it after `patience` seconds, go on without the lock, as does a user who may not configure
     it.
     """
-    lock, deadline = f"{queue}.reader", time.monotonic() + patience
+    lock, deadline, pause = f"{queue}.reader", time.monotonic() + patience, _FIRST_PAUSE
     owned = known = False
     with suppress(AccessRefused):
         while not (owned := _declare_exclusively(channel, lock)):
             if time.monotonic() > deadline:
                 known = True
                 break
-            time.sleep(_PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
     try:
         yield not known
     finally:

@@ -232,7 +232,7 @@ def _require_empty(
     else:
         found = operate.status(connection, operate.existing(connection), management)
         waiting = found.waiting + found.stuck
-        orphans = max(found.orphans or 0, found.late_orphans)
+        orphans = max(found.orphans or 0, found.all_orphans)
     if waiting or orphans:
         raise click.ClickException(
             f"{waiting:,} messages wait and {orphans:,} are orphans: "

@@ -117,7 +117,7 @@ def _records(connection: kombu.Connection, cascade: Cascade) -> list[str | bytes
     return []
 
 
-def earlier_layout(connection: kombu.Connection, layout: int, priorities: bool | None = None) -> list[Layout1]:
+def earlier_layout(connection: kombu.Connection, layout: int) -> list[Layout1]:
     """Return the cascades of an earlier layout with all possible levels, even if they do not exist."""
     assert layout == Layout1.layout
     options: Options = connection.transport.delay_options

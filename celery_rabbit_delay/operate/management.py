@@ -90,7 +90,7 @@ class Management:
         return None if None in files else [file for found in files for file in found]
 
     def version(self) -> str:
-        """RabbitMQ's version, such as `4.3.6`."""
+        """Return RabbitMQ's version, such as `4.3.6`."""
         return str(self._get("/overview?columns=rabbitmq_version")["rabbitmq_version"])
 
     def set_policy(self, name: str, pattern: str, definition: dict[str, Any]) -> None:

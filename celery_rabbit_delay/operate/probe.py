@@ -37,7 +37,8 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     """Send messages through every level of at most `seconds`, and from each of these to each that may follow.
 
     Also sends some from the exchange behind the lanes, in place of longer lanes. Yields problems. The messages come
-    back to a queue that exists only for this connection; they may be `patience` seconds late.
+    back to a queue that exists only for this connection; they may be `patience` seconds late. Raises `NotPermitted`,
+    `CascadeMissing`, and `TimeoutError` if the broker does not confirm a message.
     """
     channel = connection.channel()
     queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue

@@ -58,6 +58,8 @@ class StreamStatus(NamedTuple):
 
 
 class Status(NamedTuple):
+    """The message counts of cascades and of what stands beside them."""
+
     levels: list[LevelStatus]
     first_shard: dict[str, str]  # a level's queue -> the queue of the same level in the first shard
     orphans: int | None  # None: the queue is missing
@@ -65,7 +67,7 @@ class Status(NamedTuple):
     outboxes: list[OutboxStatus] | None  # those that hold messages; None: unknown
     streams: list[StreamStatus]
     #: The number of orphans some seconds ago, including those that somebody was looking at; 0 if unknown.
-    late_orphans: int = 0
+    all_orphans: int = 0
 
     @property
     def waiting(self) -> int:
@@ -135,8 +137,8 @@ def status(connection: kombu.Connection, wanted: Iterable[Cascade], management: 
     bindings = management.bindings()
     destinations = {binding.destination for binding in bindings if binding.source in wanted[0].exits}
     stuck = _outboxes(wanted, rows, bindings)
-    late = int(rows.get(wanted[0].orphans, {}).get("messages") or 0)
-    return Status(levels, first_shard, orphans, sorted(destinations - {wanted[0].discard}), stuck, beside, late)
+    all_orphans = int(rows.get(wanted[0].orphans, {}).get("messages") or 0)
+    return Status(levels, first_shard, orphans, sorted(destinations - {wanted[0].discard}), stuck, beside, all_orphans)
 
 
 def outboxes(wanted: Iterable[Cascade], management: Management) -> list[OutboxStatus]:
@@ -144,10 +146,10 @@ def outboxes(wanted: Iterable[Cascade], management: Management) -> list[OutboxSt
     return _outboxes(wanted, management.queues(), management.bindings())
 
 
-def add_up(outboxes: Iterable[OutboxStatus]) -> list[OutboxStatus]:
+def add_up(found: Iterable[OutboxStatus]) -> list[OutboxStatus]:
     """Return each destination once for each reason, with the sums of all shards and the first shard's queue."""
     shards: dict[tuple[str, str], list[OutboxStatus]] = {}
-    for outbox in outboxes:
+    for outbox in found:
         shards.setdefault((outbox.text, outbox.reason), []).append(outbox)
     return [same[0]._replace(stuck=sum(outbox.stuck for outbox in same)) for same in shards.values()]
 

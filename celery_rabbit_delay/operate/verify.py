@@ -31,11 +31,10 @@ def compare(
     passive = connection.transport.delay_options.declare == "passive"
     # Otherwise a publisher creates the bindings to a destination on demand.
     needed = destinations if passive else ()
-    streams = _streams(connection, with_missing=passive or not existing_streams)
+    beside = _streams(connection, with_missing=passive or not existing_streams)
     wanted, known = cascades(connection, priorities), existing(connection, priorities)
-    return list(
-        diff(connection, wanted, needed, management, streams, known, on_demand=existing_streams and not passive)
-    )
+    on_demand = existing_streams and not passive
+    return list(diff(connection, wanted, needed, management, beside, known, on_demand))
 
 
 def can_try_out(findings: Iterable[Finding]) -> bool:
@@ -44,7 +43,7 @@ def can_try_out(findings: Iterable[Finding]) -> bool:
 
 
 def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Iterator[str]:
-    """Send test messages through the short levels and read the streams; yield problems."""
+    """Send test messages through the short levels and read the streams; yield problems. Raises as `probe`."""
     options: Options = connection.transport.delay_options
     for cascade in cascades(connection, priorities):
         yield from probe(connection, cascade)
