@@ -16,8 +16,7 @@ def machine(done: str, about: list[dict[str, Any]]) -> str:
     """Return a sentence, when and with what something was `done`, from what `testkit.meter.about` said each time."""
 
     def each(name: str) -> str:
-        *most, last = map(str, dict.fromkeys(one[name] for one in about))
-        return f"{', '.join(most)} and {last}" if most else last
+        return listed(dict.fromkeys(one[name] for one in about))
 
     first, last = min(one["date"] for one in about), max(one["date"] for one in about)
     when = f"on {last}" if first == last else f"from {first} to {last}"
@@ -26,6 +25,12 @@ def machine(done: str, about: list[dict[str, Any]]) -> str:
         f"{done} {when} on RabbitMQ {each('rabbitmq')}, Celery {each('celery')}, Kombu {each('kombu')}, py-amqp "
         f"{each('amqp')} and Python {each('python')}, on a machine with {cpus} CPUs."
     )
+
+
+def listed(items: Iterable[object]) -> str:
+    """Return items as an enumeration: `a, b and c`."""
+    *most, last = map(str, items)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
