@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from amqp import Message
 
 from ..core.errors import CascadeMissing
+from ..core.options import Options
 from ..core.topology import Cascade, Stream
 from . import declare
 from .confirms import ConfirmedChannel, patiently
@@ -33,12 +34,18 @@ def create_cascade(channel: ConfirmedChannel, shards: Sequence[Cascade], timeout
         declare.declare_markers(amqp, shards)
 
 
-def ensure_stream(
-    channel: ConfirmedChannel, shards: Sequence[Cascade], stream: Stream, timeout: float | None = None
-) -> None:
-    """Create a stream, and the cascade if it is missing, and bind the stream to ingest. Raises as `create_cascade`."""
+def ensure_stream(channel: ConfirmedChannel, options: Options, cascade: Cascade, stream: Stream) -> None:
+    """Create a stream, and its cascade if that is missing, and bind the stream to ingest.
+
+    Raises `CascadeMissing` with `declare="passive"`, and the errors of `create_cascade` and `declare.bind_stream`.
+    """
+    if options.declare == "passive":
+        raise CascadeMissing(
+            f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery -A APP delay setup`'
+        )
+    shards = options.shards_of(cascade)
     try:
         declare.bind_stream(channel.get_channel(), shards[0], stream)
     except CascadeMissing:
-        create_cascade(channel, shards, timeout)
+        create_cascade(channel, shards, options.confirm_timeout)
         declare.bind_stream(channel.get_channel(), shards[0], stream)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+from amqp.exceptions import AccessRefused, InternalError, NotFound, PreconditionFailed, ResourceLocked
 
 from ..core.destination import Destination
 from ..core.errors import (
@@ -20,6 +20,7 @@ from ..core.errors import (
     InvalidDestination,
     LayoutMismatch,
     NotPermitted,
+    UnsupportedConfiguration,
 )
 from ..core.layouts import Layout1
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream, Topology
@@ -170,10 +171,20 @@ def bind_destination(channel: Channel, shards: Sequence[Cascade], destination: D
 
 
 def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
-    """Create a stream and bind it to ingest: one round trip. Raises `CascadeMissing`, `NotPermitted`."""
+    """Create a stream and bind it to ingest: one round trip.
+
+    Raises `CascadeMissing`, `NotPermitted`; `UnsupportedConfiguration` if the broker cannot create streams, for which
+    it closes the connection.
+    """
     with translate_errors(cascade):
-        declare_queue(channel, stream.queue, nowait=True)
-        bind(channel, cascade.stream_binding(stream))
+        try:
+            declare_queue(channel, stream.queue, nowait=True)
+            bind(channel, cascade.stream_binding(stream))
+        except InternalError as exc:
+            raise UnsupportedConfiguration(
+                f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, as Amazon MQ, then "
+                "delayed tasks work, but not the option `journal`, x-delay-key, and revoke of tasks that wait"
+            ) from exc
 
 
 def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:

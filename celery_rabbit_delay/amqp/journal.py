@@ -171,13 +171,9 @@ class Journal:
             raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down")
 
     def ensure(self, stream: Stream) -> None:
-        """Create a stream that is missing. Raises `CascadeMissing`, `NotPermitted`, `CascadeConflict`."""
-        if self._options.declare == "passive":
-            raise CascadeMissing(
-                f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery -A APP delay setup`'
-            )
+        """Create a stream that is missing. Raises the errors of `ensure_stream`."""
         with self._exclusively():
-            ensure_stream(self._channel, self._options.shards_of(self._cascade), stream)
+            ensure_stream(self._channel, self._options, self._cascade, stream)
 
     def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
         """Return a message for a stream."""

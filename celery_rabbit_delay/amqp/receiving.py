@@ -195,6 +195,6 @@ def _catch_up(
                 break
             if options is not connection.delay_options:
                 return False
-            connection.publisher_for().journal.ensure(stream)
+            reader.create(stream)
     follow(connection, stream, following, partial(apply_readable, apply, stream))
     return True

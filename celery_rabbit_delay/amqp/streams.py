@@ -81,6 +81,15 @@ class StreamReader:
             return declare.message_count(self._connect().channel(), stream.name) or 0
         return 0
 
+    def create(self, stream: Stream) -> None:
+        """Create a stream that is missing. Raises the errors of `ensure_stream`.
+
+        A broker without streams closes this reader's connection, and not that of the consumer.
+        """
+        connection = self._connect()
+        with connection.within(self._silence):
+            ensure_stream(ConfirmedChannel(connection), self._options, self._options.cascade, stream)
+
     def _connect(self) -> Any:
         if self._connection is None:
             self._connection = copy_of(self._client)
@@ -150,7 +159,7 @@ class StreamReader:
                 raise StreamUnavailable(exc.reply_text) from exc
         if self._options.declare == "passive":
             raise CascadeMissing(f"the stream {stream.name!r} is no longer bound: run `celery -A APP delay setup`")
-        ensure_stream(channel, self._options.shards_of(cascade), stream, self._options.confirm_timeout)
+        ensure_stream(channel, self._options, cascade, stream)
         raise StreamUnavailable("it was not bound")
 
 

@@ -27,7 +27,7 @@ class InvalidDestination(DelayError, ValueError):
 
 
 class UnsupportedConfiguration(DelayError):
-    """The app's broker is not RabbitMQ over AMQP 0-9-1, or `task_protocol = 1` hides the eta in the body."""
+    """The app's broker is not RabbitMQ over AMQP 0-9-1, or too old, or has no streams; or `task_protocol` is 1."""
 
 
 class CascadeConflict(DelayError):

@@ -24,20 +24,22 @@ def setup(
 ) -> list[Destination]:
     """Create cascades and their streams, and bind them to destinations; return the destinations that do not exist.
 
-    Raises `CascadeConflict`, `NotPermitted`, `InvalidDestination`.
+    The streams come last, because a broker without streams closes the connection. Raises `CascadeConflict`,
+    `NotPermitted`, `InvalidDestination`, `UnsupportedConfiguration`.
     """
     options: Options = connection.transport.delay_options
+    wanted = [cascade for cascade in wanted if cascade.shard == 1]
     for cascade in wanted:
-        if cascade.shard == 1:
-            create_cascade(ConfirmedChannel(connection.connection), options.shards_of(cascade), options.confirm_timeout)
-            for stream in options.streams:
-                declare.bind_stream(connection.default_channel, cascade, stream)
+        create_cascade(ConfirmedChannel(connection.connection), options.shards_of(cascade), options.confirm_timeout)
     lacking = []
     for destination in destinations:
         try:
             declare.bind_destination(connection.default_channel, options.shards_of(options.cascade), destination)
         except DestinationNotFound:
             lacking.append(destination)
+    for cascade in wanted:
+        for stream in options.streams:
+            declare.bind_stream(connection.default_channel, cascade, stream)
     return lacking
 
 
