@@ -341,6 +341,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "forged keys": Scenario(forged_keys, again=DEFAULT_AGAIN, patience=30),
     "a node of three killed": Scenario(node_killed, 30, nodes=3),
+    "a node of three killed, RabbitMQ's own settings": Scenario(node_killed, 30, nodes=3, again=DEFAULT_AGAIN),
     "a node of three killed, three shards": Scenario(node_killed, 30, nodes=3, options={"shards": 3}),
     "lanes and shards changed": Scenario(options_changed, 20, options={"shards": 2}),
     "lanes and shards of three nodes changed": Scenario(options_changed, 30, nodes=3, options={"shards": 3}),
