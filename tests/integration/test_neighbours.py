@@ -87,7 +87,7 @@ def test_long_delays_are_as_long_as_they_say(vhost: Vhost, delay: timedelta) -> 
     vhost.declare("q")
     options = Options(max_delay=3.1e8, slack=0)
     now = datetime.now(timezone.utc)
-    with vhost.connection(tick=options.tick, max_delay=options.max_delay, slack=0) as connection:
+    with vhost.connection(**options.to_dict()) as connection:
         lead(connection, "q")
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": delay // timedelta(milliseconds=1)})
     level = options.route(options.cascade, delay // timedelta(microseconds=1))[0]
