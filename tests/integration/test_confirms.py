@@ -8,7 +8,7 @@ from typing import Any
 import kombu
 import pytest
 from amqp import Message
-from amqp.exceptions import ChannelError, MessageNacked
+from amqp.exceptions import ChannelError, MessageNacked, NotFound
 
 import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
@@ -192,3 +192,14 @@ def test_a_message_of_the_user_that_is_returned_is_no_error_of_a_delayed_one(vho
         with pytest.raises(ChannelError, match="NO_ROUTE"):
             take(connection, "q", 2)
         assert len(take(connection, "q", 2)) == 2
+
+
+def test_an_error_of_an_inner_block_is_raised_at_once(vhost: Vhost) -> None:
+    """As when a publish waits for its confirm, and the answer to another message makes it declare something."""
+    with vhost.connection() as connection:
+        amqp = connection.connection
+        outer, inner = confirms.ConfirmedChannel(amqp), confirms.ConfirmedChannel(amqp)
+        with amqp.exclusively(outer, 30), amqp.exclusively(inner, 30), pytest.raises(NotFound):
+            inner.get_channel().queue_declare("missing", passive=True)
+        with amqp.exclusively(outer, 30), pytest.raises(NotFound):
+            outer.get_channel().queue_declare("missing", passive=True)
