@@ -5,26 +5,11 @@ On a virtual clock, so that every delay can be tried. https://www.rabbitmq.com/t
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Iterable
 
+from celery_rabbit_delay.core.destination import is_match
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue
-
-
-@functools.cache
-def topic_matches(pattern: str, key: str) -> bool:
-    """Return whether a key matches a pattern: `*` is exactly one word, `#` any number of words."""
-    return _words_match(tuple(pattern.split(".")), tuple(key.split(".")))
-
-
-@functools.cache
-def _words_match(pattern: tuple[str, ...], key: tuple[str, ...]) -> bool:
-    if not pattern:
-        return not key
-    if pattern[0] == "#":
-        return _words_match(pattern[1:], key) or (bool(key) and _words_match(pattern, key[1:]))
-    return bool(key) and pattern[0] in ("*", key[0]) and _words_match(pattern[1:], key[1:])
 
 
 class BrokerModel:
@@ -57,7 +42,8 @@ class BrokerModel:
         seen, todo = {exchange}, [exchange]
         while todo:
             source = self.exchanges[todo.pop()]
-            targets = [b for b in self.bindings[source.name] if any(self._matches(source, b, key) for key in keys)]
+            bindings = self.bindings[source.name]
+            targets = [b for b in bindings if any(is_match(source.type, b.routing_key, key) for key in keys)]
             queues |= {b.destination for b in targets if b.destination_type == "queue"}
             onward = {b.destination for b in targets if b.destination_type == "exchange"}
             alternate = source.arguments.get("alternate-exchange")
@@ -66,12 +52,6 @@ class BrokerModel:
             todo += onward - seen
             seen |= onward
         return queues
-
-    @staticmethod
-    def _matches(source: Exchange, binding: Binding, key: str) -> bool:
-        if source.type == "topic":
-            return topic_matches(binding.routing_key, key)
-        return source.type == "fanout" or binding.routing_key == key
 
     def publish(self, exchange: str, *keys: str) -> tuple[list[tuple[int, str]], list[str]]:
         """Return (milliseconds, queue) of every copy that stays somewhere, and the levels that copies went through."""

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import routing_key
-from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination
+from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination, is_match
 from celery_rabbit_delay.core.levels import Level
 from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
-from testkit.broker_model import BrokerModel, topic_matches
+from testkit.broker_model import BrokerModel
 
 CASCADE = Cascade("t", timedelta(milliseconds=10), powers=11)
 LONG = Cascade("t", timedelta(milliseconds=10), powers=49)
@@ -422,4 +422,4 @@ def test_a_cascade_with_a_longer_maximum_adds_levels_and_changes_none() -> None:
     [("a.*", "a.b", True), ("a.*", "a", False), ("#", "", True), ("a.#.c", "a.c", True), ("a.#", "b", False)],
 )
 def test_the_model_matches_topics_as_rabbitmq_does(pattern: str, key: str, matches: bool) -> None:
-    assert topic_matches(pattern, key) is matches
+    assert is_match("topic", pattern, key) is matches
