@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import kombu
 from kombu.common import Broadcast
@@ -17,20 +17,10 @@ def is_lasting(durable: bool, exclusive: bool, auto_delete: bool, arguments: Map
     return durable and not exclusive and not auto_delete and "x-expires" not in (arguments or {})
 
 
-class Bound(NamedTuple):
-    """An exchange with a name, and the routing key and arguments with which a queue is bound to it."""
-
-    exchange: kombu.Exchange
-    routing_key: str
-    arguments: Mapping[str, Any] | None
-
-
-def bindings_of(queue: kombu.Queue) -> Iterator[Bound]:
+def bindings_of(queue: kombu.Queue) -> Iterator[kombu.binding]:
     """Yield the bindings of a queue, except the one to the default exchange."""
-    own = Bound(queue.exchange, queue.routing_key, queue.binding_arguments)
-    for bound in (own, *(Bound(one.exchange, one.routing_key, one.arguments) for one in queue.bindings or ())):
-        if bound.exchange and bound.exchange.name:
-            yield bound
+    own = kombu.binding(queue.exchange, queue.routing_key, queue.binding_arguments)
+    return (bound for bound in (own, *queue.bindings) if bound.exchange and bound.exchange.name)
 
 
 def own_destination(queue: kombu.Queue) -> Destination | None:
@@ -48,13 +38,14 @@ def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
     """Yield the destinations of messages for a queue, each once: the queue itself, and its exchanges."""
     own = own_destination(queue)
     found = [own] if own else []
-    for exchange, key, arguments in bindings_of(queue):
+    for bound in bindings_of(queue):
+        exchange = bound.exchange
         if exchange.type == "fanout":
             found.append(Destination(exchange.name, fanout=True))
             continue
         found.append(Destination(exchange.name))
-        if own and not own.short_lived and not arguments:
-            found.append(Destination(exchange.name, key=key))
+        if own and not own.short_lived and not bound.arguments:
+            found.append(Destination(exchange.name, key=bound.routing_key))
     yield from dict.fromkeys(found)
 
 
