@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import kombu
@@ -11,8 +11,11 @@ import kombu
 from ..amqp import declare
 from ..core.destination import decode
 from ..core.routing_key import SENTINEL
-from ..core.topology import Cascade
+from ..core.topology import Binding, Cascade
 from .management import Management
+
+#: What the management API says of queues or exchanges, by their names.
+Rows = Mapping[str, Mapping[str, Any]]
 
 #: Seconds after which the counts of the management API, which are five late, show what was on its way.
 QUIET = 12
@@ -33,16 +36,17 @@ def prune(connection: kombu.Connection, management: Management) -> list[str]:
     cascade = connection.transport.delay_options.cascade
     channel = connection.default_channel
     with declare.translate_errors(cascade):
-        _keep_messages_of_lost_fanouts(channel, cascade, management)
-        unused = _unused(cascade, management)
+        existing, exchanges = management.bindings(), management.exchanges()
+        _keep_messages_of_lost_fanouts(channel, cascade, existing, exchanges)
+        unused = _unused(cascade, management.queues(), existing, exchanges)
         if not unused:
             return []
         # An interrupted run has unbound them already.
-        bindings = [binding for binding in management.bindings() if binding.destination in unused]
+        bindings = [binding for binding in existing if binding.destination in unused]
         for binding in bindings:
             channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
         wait_for_counts()
-        still_unused = unused & _unused(cascade, management)
+        still_unused = unused & _unused(cascade, management.queues(), management.bindings(), management.exchanges())
         for name in still_unused:
             channel.queue_delete(name)
         for binding in bindings:
@@ -51,9 +55,10 @@ def prune(connection: kombu.Connection, management: Management) -> list[str]:
         return sorted(still_unused)
 
 
-def _keep_messages_of_lost_fanouts(channel: Any, cascade: Cascade, management: Management) -> None:
+def _keep_messages_of_lost_fanouts(
+    channel: Any, cascade: Cascade, bindings: Iterable[Binding], exchanges: Collection[str]
+) -> None:
     """Delete the bindings that drop messages for fanout exchanges without queues, where the exchange is gone."""
-    bindings, exchanges = management.bindings(), management.exchanges()
     for binding in bindings:
         if (binding.source, binding.destination) == (cascade.exit, cascade.discard):
             exchange, *_ = decode(binding.routing_key) or ("",)
@@ -61,10 +66,9 @@ def _keep_messages_of_lost_fanouts(channel: Any, cascade: Cascade, management: M
                 channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
 
 
-def _unused(cascade: Cascade, management: Management) -> set[str]:
+def _unused(cascade: Cascade, rows: Rows, bindings: Iterable[Binding], exchanges: Rows) -> set[str]:
     """Return the outboxes that are empty and lead nowhere."""
-    rows, exchanges = management.queues(), management.exchanges()
-    bound = {(binding.source, binding.routing_key) for binding in management.bindings()}
+    bound = {(binding.source, binding.routing_key) for binding in bindings}
     found = set()
     for name, row in rows.items():
         text = cascade.outbox_of(name)
