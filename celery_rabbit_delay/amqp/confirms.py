@@ -249,8 +249,8 @@ class ConfirmedChannel:
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[exchange, key] = str(exc.reply_text)
         if not self._confirm:  # no caller waits for the answer
-            what = "a delayed message, which" if message.headers else "the record of a delayed message, which"
-            logger.error("RabbitMQ returned %s is lost: %s, %r", what, exc.reply_text, message.headers)
+            what = "a delayed message" if message.headers else "the record of a delayed message"
+            logger.error("RabbitMQ returned %s, which is lost: %s, %r", what, exc.reply_text, message.headers)
 
 
 def _forget_stored(messages: dict[Any, Any], name: Any, refusal: Exception | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -22,6 +21,7 @@ from .confirms import ConfirmedChannel
 from .connecting import own_channel
 from .deliveries import is_unreadable, take_anything
 from .destinations import bindings_of
+from .only_reader import wait_for_return
 
 #: Headers in which a quorum queue counts its deliveries of a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -54,10 +54,7 @@ def look(connection: kombu.Connection, queue: str, limit: int | None = None) -> 
     with own_channel(connection) as channel:
         there = declare.message_count(channel, queue) or 0
         found = list(take(channel, queue, limit, peek=True))
-    # The messages return to the queue now, but RabbitMQ answered before that.
-    deadline = time.monotonic() + 2  # another consumer may have taken some of them
-    while (declare.message_count(connection.default_channel, queue) or 0) < there and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_return(connection.default_channel, queue, there)
     return found
 
 
