@@ -80,12 +80,14 @@ class Batch:
         failed: Exception | None = None
         for publisher, messages in publishers.items():
             unreachable = set()
-            for destination in {pending.destination for pending in messages.values()}:
+            for pending in messages.values():
+                if pending.destination in unreachable:
+                    continue
                 try:
-                    publisher.bind(destination)
+                    publisher.prepare(pending)
                 except (DestinationNotFound, InvalidDestination, NotPermitted) as exc:  # send the others
                     failed = exc
-                    unreachable.add(destination)
+                    unreachable.add(pending.destination)
             reachable = {name: pending for name, pending in messages.items() if pending.destination not in unreachable}
             self._refused |= messages.keys() - reachable.keys()
             if not reachable:

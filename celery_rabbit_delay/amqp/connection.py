@@ -149,6 +149,10 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         options: Options = self.client.transport.delay_options
         return options
 
+    @cached_property
+    def server_version(self) -> tuple[Any, ...]:
+        return server_version(self)
+
     def on_declared(self, name: str) -> None:
         """Take note that a queue or exchange of that name may be a new one."""
         for publisher in self._publishers.values():
@@ -162,9 +166,9 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         """
         if self._is_inherited:  # parent and child would read each other's answers
             raise RecoverableConnectionError("the connection is that of the process that forked this one")
-        cascade = self.delay_options.cascade_for(priority)
+        cascade = self.delay_options.cascade_for(priority, self.server_version)
         if cascade.high not in self._publishers:
-            if cascade.queue_type == "quorum" and server_version(self) < (3, 10):
+            if cascade.queue_type == "quorum" and self.server_version < (3, 10):
                 raise UnsupportedConfiguration(
                     "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
                     f"This is {self.server_properties.get('version')}: upgrade it, or choose "

@@ -1,41 +1,28 @@
-"""Creates a cascade, and records its levels on the broker."""
+"""Creates a cascade, and the streams beside it."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-
-from amqp import Message
 
 from ..core.errors import CascadeMissing
 from ..core.options import Options
 from ..core.topology import Cascade, Stream
 from . import declare
-from .confirms import ConfirmedChannel, patiently
+from .confirms import ConfirmedChannel
 
 #: The broker processes the declarations of one channel one by one. More than four channels are barely faster.
 CHANNELS = 4
 
 
-def create_cascade(channel: ConfirmedChannel, shards: Sequence[Cascade], timeout: float | None = None) -> None:
-    """Declare all shards of a cascade, including the parts that exist already.
+def create_cascade(channel: ConfirmedChannel, cascade: Cascade) -> None:
+    """Declare a cascade, including the parts that exist already.
 
-    Safe in many processes at once. Records a new set of levels: without a record, levels cannot be found once no
-    process has options for them. Raises `CascadeConflict`, `NotPermitted`, `NotStored`.
+    Safe in many processes at once. Raises `CascadeConflict`, `NotPermitted`.
     """
-    first = shards[0]
-    amqp = channel.get_channel()
-    with declare.translate_errors(first):
-        is_new = not all(declare.exchange_exists(amqp, shard.marker) for shard in shards)
-        with channel.several(CHANNELS) as channels:
-            declare.declare_shards(channels, shards)
-        if is_new:
-            record = Message(first.levels_record(), delivery_mode=2)
-            patiently(lambda: channel.publish(record, first.record, "", confirm_timeout=timeout))
-        declare.declare_markers(amqp, shards)
+    with channel.several(CHANNELS) as channels:
+        declare.declare_cascade(channels, cascade)
 
 
 def ensure_stream(channel: ConfirmedChannel, options: Options, cascade: Cascade, stream: Stream) -> None:
-    """Create a stream, and its cascade if that is missing, and bind the stream to ingest.
+    """Create a stream, and its cascade if that is missing, and lead to the stream from ingest.
 
     Raises `CascadeMissing` with `declare="passive"`, and the errors of `create_cascade` and `declare.bind_stream`.
     """
@@ -43,9 +30,8 @@ def ensure_stream(channel: ConfirmedChannel, options: Options, cascade: Cascade,
         raise CascadeMissing(
             f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery -A APP delay setup`'
         )
-    shards = options.shards_of(cascade)
     try:
-        declare.bind_stream(channel.get_channel(), shards[0], stream)
+        declare.bind_stream(channel.get_channel(), cascade, stream)
     except CascadeMissing:
-        create_cascade(channel, shards, options.confirm_timeout)
-        declare.bind_stream(channel.get_channel(), shards[0], stream)
+        create_cascade(channel, cascade)
+        declare.bind_stream(channel.get_channel(), cascade, stream)

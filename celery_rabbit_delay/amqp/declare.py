@@ -6,7 +6,7 @@ Each function takes a channel. The broker may close it in its answer; py-amqp th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -22,8 +22,7 @@ from ..core.errors import (
     NotPermitted,
     UnsupportedConfiguration,
 )
-from ..core.layouts import Layout1
-from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream, Topology
+from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
 
 #: The documentation of the permissions.
 PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/operations.md#permissions"
@@ -45,8 +44,7 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
     if others := other_layouts(channel, cascade):
         newest = others[-1]
         advice = (
-            'which declare="passive" does not create: run `celery -A APP delay setup` of this release; `celery -A APP '
-            f"delay migrate --from-layout {newest}` then moves what waits"
+            'which declare="passive" does not create: run `celery -A APP delay setup` of this release'
             if newest < LAYOUT
             else "because it is older: upgrade this process"
         )
@@ -60,18 +58,17 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
     )
 
 
-def require_route(channel: Channel, shards: Sequence[Cascade], destination: Destination) -> None:
-    """Check by its outboxes and by the destination itself that a cascade leads to a destination.
+def require_route(channel: Channel, cascade: Cascade, destination: Destination) -> None:
+    """Check by its outbox without a delay and by the destination itself that a cascade leads to a destination.
 
     On RabbitMQ 4.3, a user without any permission on one of them cannot see it: then its check passes. Raises
     `DestinationNotFound`, `InvalidDestination` (an exclusive queue).
     """
     parts: list[tuple[Callable[[Channel, str], Any], str]]
-    parts = [(passive_declare_queue, shard.outbox_name(destination)) for shard in shards]
-    parts += [(passive_declare_queue, queue) for queue in destination.queues]
+    parts = [(passive_declare_queue, name) for name in (cascade.outbox_name(destination), *destination.queues)]
     if destination.exchange:
         parts.append((passive_declare, destination.exchange))
-    with translate_errors(shards[0]):
+    with translate_errors(cascade):
         for ask_for, name in parts:
             try:
                 with suppress(AccessRefused):
@@ -84,53 +81,56 @@ def require_route(channel: Channel, shards: Sequence[Cascade], destination: Dest
                     ) from exc
 
 
+def outbox_exists(channel: Channel, cascade: Cascade, destination: Destination, outbox: int) -> bool:
+    """Return whether a destination has an outbox with a delay in ticks, as far as this user may see it."""
+    try:
+        return queue_exists(channel, cascade.outbox_name(destination, outbox))
+    except AccessRefused:
+        return False
+
+
 def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
     """Return the layouts of other releases under the cascade's prefix, the oldest first, if this user may see them."""
-    names = {1: Layout1(cascade).ingest}
-    names |= {layout: cascade.root_of(layout) for layout in range(2, LAYOUT + 5) if layout != LAYOUT}
     found = []
-    for layout, name in names.items():
+    for layout in range(2, LAYOUT + 5):
         with suppress(AccessRefused):
-            if exchange_exists(channel, name):
+            if layout != LAYOUT and exchange_exists(channel, cascade.root_of(layout)):
                 found.append(layout)
     return found
 
 
-def ensure_route(channel: Channel, shards: Sequence[Cascade], destination: Destination, check: bool) -> None:
-    """Bind a cascade to a destination, and with `check` also check that the cascade exists, in one round trip.
+def ensure_route(
+    channel: Channel, cascade: Cascade, destination: Destination, outboxes: Iterable[int], check: bool
+) -> None:
+    """Lead to a destination, and with `check` also check that the cascade exists, in one round trip.
 
     Raises the same errors as `bind_destination`.
     """
     if check:  # the broker answers only if it fails, and before it answers to the binding
-        for shard in shards:
-            passive_declare(channel, shard.marker, nowait=True)
-    bind_destination(channel, shards, destination)
+        passive_declare(channel, cascade.marker, nowait=True)
+    bind_destination(channel, cascade, destination, outboxes)
 
 
-def declare_shards(channels: Sequence[Channel], shards: Sequence[Cascade]) -> None:
-    """Declare all parts of a cascade except the markers (`declare_markers`), including parts that exist already.
+def declare_cascade(channels: Sequence[Channel], cascade: Cascade) -> None:
+    """Declare all parts of a cascade, including parts that exist already.
 
     Safe in many processes at once, because declarations are idempotent. Raises `CascadeConflict`, `NotPermitted`.
     """
-    topology = Topology.of(shards)
-    with translate_errors(shards[0]):
+    with translate_errors(cascade):
         try:
-            _declare(channels, topology, shards)
+            _declare(channels, cascade)
         except NotFound:
             # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. If another connection creates
             # the queue in between, it reports a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
-            _declare(channels, topology, shards)
+            _declare(channels, cascade)
 
 
-def _declare(channels: Sequence[Channel], topology: Topology, shards: Sequence[Cascade]) -> None:
-    markers = {shard.marker for shard in shards}
-    exchanges = [exchange for exchange in topology.exchanges.values() if exchange.name not in markers]
+def _declare(channels: Sequence[Channel], cascade: Cascade) -> None:
+    *exchanges, marker = cascade.exchanges()
     _declare_all(channels[:1], exchanges, declare_exchange)
-    # Declared one after the other, the queues of one level in different shards get different leaders: a balanced queue
-    # goes to the node that leads the fewest.
-    by_ttl = sorted(topology.queues.values(), key=lambda queue: int(queue.arguments.get("x-message-ttl") or 1 << 62))
-    _declare_all(channels if len(shards) == 1 else channels[:1], by_ttl, declare_queue)
-    _declare_all(channels, list(topology.bindings), bind)
+    _declare_all(channels, list(cascade.queues()), declare_queue)
+    _declare_all(channels, list(cascade.bindings()), bind)
+    declare_exchange(channels[0], marker)  # it shows that all others are there
 
 
 def _declare_all(channels: Sequence[Channel], parts: Sequence[Any], declare: Callable[..., None]) -> None:
@@ -144,34 +144,25 @@ def _declare_all(channels: Sequence[Channel], parts: Sequence[Any], declare: Cal
             declare(channel, part)
 
 
-def declare_markers(channel: Channel, shards: Sequence[Cascade]) -> None:
-    """Declare the markers, which show that all shards are complete. Raises `CascadeConflict`, `NotPermitted`."""
-    with translate_errors(shards[0]):
-        for shard in shards:
-            declare_exchange(channel, next(exchange for exchange in shard.exchanges() if exchange.name == shard.marker))
-
-
-def bind_destination(channel: Channel, shards: Sequence[Cascade], destination: Destination) -> None:
-    """Create a destination's outboxes, and bind them and the destination to the cascade: one round trip.
+def bind_destination(
+    channel: Channel, cascade: Cascade, destination: Destination, outboxes: Iterable[int] = (0,)
+) -> None:
+    """Create outboxes of a destination, with delays in ticks, and lead through them to it: one round trip.
 
     Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
     """
-    *bindings, last = dict.fromkeys(binding for shard in shards for binding in shard.destination_bindings(destination))
-    with translate_errors(shards[0]):
-        exits = [binding for binding in bindings if binding.source in shards[0].exits]
-        for binding in exits:
-            bind(channel, binding, nowait=True)
-        # If the destination does not exist, the outboxes are not created: after an error the broker ignores the rest.
-        if not destination.short_lived:
-            for shard in shards:
-                declare_queue(channel, shard.outbox(destination), nowait=True)
-        for binding in bindings[len(exits) :]:
-            bind(channel, binding, nowait=True)
-        bind(channel, last)
+    # If the destination does not exist, no outbox is created: after an error the broker ignores the rest.
+    parts: list[tuple[Callable[..., None], Any]] = [(bind, one) for one in cascade.exit_bindings(destination)]
+    for ticks in outboxes if not destination.short_lived else ():
+        parts.append((declare_queue, cascade.outbox(destination, ticks)))
+        parts += [(bind, binding) for binding in cascade.outbox_bindings(destination, ticks)]
+    with translate_errors(cascade):
+        for number, (ask_for, part) in enumerate(parts, start=1):
+            ask_for(channel, part, nowait=number < len(parts))
 
 
 def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
-    """Create a stream and bind it to ingest: one round trip.
+    """Create a stream and lead to it from ingest: one round trip.
 
     Raises `CascadeMissing`, `NotPermitted`; `UnsupportedConfiguration` if the broker cannot create streams, for which
     it closes the connection.
@@ -190,9 +181,8 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
 def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:
     """Bind a destination to `exit` again, for the messages in its outboxes. Raises as `bind_destination`."""
     with translate_errors(cascade):
-        for binding in cascade.destination_bindings(destination):
-            if binding.source in cascade.exits:
-                bind(channel, binding)
+        for binding in cascade.exit_bindings(destination):
+            bind(channel, binding)
 
 
 def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:

@@ -179,7 +179,7 @@ class Journal:
         """Return a message for a stream."""
         message = Message(body, delivery_mode=2)
         upstream.set_serialized(message, _PERSISTENT)
-        return Outgoing(message, self._cascade.ingest, stream.routing_key)  # only the first shard leads to streams
+        return Outgoing(message, self._cascade.ingest, stream.routing_key)
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -206,7 +206,7 @@ def entry_for(
     """
     stream = None
     if options.records(delay):
-        stream = streams.journal_for(options.cascade_for(properties.get("priority")), delay / 1_000_000)
+        stream = streams.journal_for(options.cascade, delay / 1_000_000)
     if stream is None and key is None and number is None:
         return None
     number = streams.new_number() if number is None else number

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -12,10 +10,11 @@ from typing import Any
 from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound
 
 from .. import upstream
-from ..core import changes, routing_key, streams
+from ..core import changes, streams
 from ..core import headers as headers_
 from ..core.destination import Destination
 from ..core.errors import CascadeMissing, NotRouted
+from ..core.levels import Route
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
@@ -43,16 +42,14 @@ class DelayedPublisher:
     def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
         self.options = options
         self.cascade = cascade
-        self.shards = options.shards_of(cascade)
-        # Messages go to the shards in turn, from a random one on: many processes may publish only one message each.
-        self._turns = itertools.count(random.randrange(len(self.shards)))
         self._connection = connection
         self._channel = ConfirmedChannel(connection, options.confirm)
         self._unawaited = ConfirmedChannel(connection)
         self.journal = Journal(connection, cascade, options)
         self._sent: Outgoing
         self._ensured = False
-        self._bound: set[Destination] = set()
+        self._bound: dict[Destination, tuple[int, ...]] = {}  # the outboxes with a delay that are known to exist
+        self._usable: dict[Destination, tuple[int, ...]] = {}  # with `declare="passive"`, where some are missing
 
     def publish(self, pending: PendingMessage) -> None:
         """Send a message into the cascade; with `confirm`, return once the broker has stored it.
@@ -70,10 +67,11 @@ class DelayedPublisher:
             try:
                 unrecorded = self._publish(pending)
             except (CascadeMissing, NotRouted):
-                # A part of the cascade was deleted since the cascade was complete.
-                if self.options.declare == "passive":
+                # A part of the cascade, or an outbox, was deleted meanwhile.
+                if self.options.declare == "auto":
+                    self.repair()
+                elif not self._forget_outboxes(pending.destination):
                     raise
-                self.repair()
                 unrecorded = self._publish(pending)
         if pending.entry:
             self.journal.store(unrecorded)
@@ -81,11 +79,18 @@ class DelayedPublisher:
 
     def repair(self) -> None:
         """Declare the whole cascade again. Raises the same errors as `create_cascade`."""
+        self._forget_all()
         with self._exclusively(), self._reset_on_error():
-            create_cascade(self._channel, self.shards)
+            create_cascade(self._channel, self.cascade)
+
+    def _forget_outboxes(self, destination: Destination) -> bool:
+        """Do without the outboxes with a delay of a destination; return whether there were any."""
+        had_some = self._usable_outboxes(destination) != ()
+        self._usable[destination] = ()
+        return had_some
 
     def submit(self, pending: PendingMessage, answered: Answered) -> None:
-        """Send a message to a bound destination without waiting for the broker's answer.
+        """Send a message that was prepared, without waiting for the broker's answer.
 
         A later read of the connection calls `answered`: with None if the message is stored, or else with the error that
         `publish` would raise. The message is confirmed even without the option `confirm`.
@@ -96,7 +101,7 @@ class DelayedPublisher:
     def record(self, pending: PendingMessage) -> None:
         """Store the record of a message, if it needs one, before the message is submitted. Log a warning on failure."""
         if pending.entry is not None:
-            self.journal.store(self.journal.records([(pending.entry, self._routed(pending)[1])]))
+            self.journal.store(self.journal.records([(pending.entry, self._outgoing(pending).message)]))
 
     def void(self, pending: PendingMessage) -> None:
         """Mark the record of a refused message, if it has one, so that it is not listed. Does not wait for the broker.
@@ -122,7 +127,7 @@ class DelayedPublisher:
         return True
 
     def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
-        """Send all messages to bound destinations before waiting for any answer.
+        """Send all messages, which were prepared, before waiting for any answer.
 
         Removes stored messages from `messages`, also if it raises; a message with a key only once the key is stored,
         because until then an earlier message may be delivered in its place. The messages that are left were refused,
@@ -149,34 +154,60 @@ class DelayedPublisher:
         return destination in self._bound
 
     def bind(self, destination: Destination) -> None:
-        """Create the cascade and bind it to a destination; with `declare="passive"` check both. Once per connection."""
+        """Create the cascade and lead to a destination; with `declare="passive"` check both. Once per connection."""
         self._read_refusals()
         self._bind(destination)
 
-    def _bind(self, destination: Destination) -> None:
-        if self.is_bound(destination):
+    def prepare(self, pending: PendingMessage) -> None:
+        """Bind the destination of a message, and create the outbox with a delay that suits it. Once per connection.
+
+        With `declare="passive"`, look for that outbox, and do without it if it is missing.
+        """
+        self._read_refusals()
+        self._prepare(pending)
+
+    def _prepare(self, pending: PendingMessage) -> None:
+        self._bind(pending.destination, self._route(pending, self._usable_outboxes(pending.destination)).outbox)
+
+    def _usable_outboxes(self, destination: Destination) -> tuple[int, ...]:
+        if destination.short_lived or self.cascade.high:  # high priorities would hold up others in an outbox
+            return ()
+        return self._usable.get(destination, self.options.outbox_ticks)
+
+    def _route(self, pending: PendingMessage, outboxes: tuple[int, ...]) -> Route:
+        """Return the route for the remaining delay: declaring, or a batch, may have taken time."""
+        return self.options.route(self.cascade, pending.due - monotonic_us(), pending.delay, outboxes)
+
+    def _bind(self, destination: Destination, outbox: int = 0) -> None:
+        known = self._bound.get(destination)
+        if known is not None and (outbox == 0 or outbox in known):
             return
         with self._exclusively(), self._reset_on_error():
             channel = self._channel.get_channel()
             if self.options.declare == "auto":
+                outboxes = [0] * (known is None) + [outbox] * (outbox > 0)
                 try:
-                    declare.ensure_route(channel, self.shards, destination, check=not self._ensured)
+                    declare.ensure_route(channel, self.cascade, destination, outboxes, check=not self._ensured)
                 except CascadeMissing:
-                    create_cascade(self._channel, self.shards)
-                    declare.bind_destination(channel, self.shards, destination)
+                    create_cascade(self._channel, self.cascade)
+                    declare.bind_destination(channel, self.cascade, destination, outboxes)
             else:
                 if not self._ensured:
-                    for shard in self.shards:
-                        declare.require_cascade(channel, shard)
-                declare.require_route(channel, self.shards, destination)
+                    declare.require_cascade(channel, self.cascade)
+                if known is None:
+                    declare.require_route(channel, self.cascade, destination)
+                if outbox and not declare.outbox_exists(channel, self.cascade, destination, outbox):
+                    self._usable[destination] = tuple(n for n in self._usable_outboxes(destination) if n != outbox)
+                    outbox = 0
             self._ensured = True
             if len(self._bound) >= _MAX_BOUND:
-                self._bound.clear()
-            self._bound.add(destination)
+                self._forget_all()
+            self._bound[destination] = (known or ()) + ((outbox,) if outbox else ())
 
     def forget(self, name: str) -> None:
         """Lead to a queue or exchange again before the next message for it: a new one of that name has no bindings."""
-        self._bound -= {one for one in self._bound if name == one.exchange or name in one.queues}
+        for destination in [one for one in self._bound if name == one.exchange or name in one.queues]:
+            del self._bound[destination]
 
     def lead_back(self, destination: Destination) -> None:
         """Bind a destination again that may have been deleted with its bindings, for the messages that wait for it.
@@ -185,14 +216,14 @@ class DelayedPublisher:
         Raises as `bind`.
         """
         if not destination.exchange:
-            self._bound.discard(destination)
+            self._bound.pop(destination, None)
             self.bind(destination)
             return
         with self._exclusively(), self._reset_on_error():
             try:
                 declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
             except CascadeMissing:
-                create_cascade(self._channel, self.shards)
+                create_cascade(self._channel, self.cascade)
                 declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
 
     def _read_refusals(self) -> None:
@@ -225,7 +256,7 @@ class DelayedPublisher:
         return patiently(lambda: self._publish_once(pending))
 
     def _publish_once(self, pending: PendingMessage) -> Messages:
-        self._bind(pending.destination)
+        self._prepare(pending)
         messages = {None: pending}
         unrecorded = self._send(messages)
         if messages:
@@ -260,16 +291,11 @@ class DelayedPublisher:
         return {name: record for name, record in records.items() if name in unsent}
 
     def _outgoing(self, pending: PendingMessage) -> Outgoing:
-        shard = self.shards[next(self._turns) % len(self.shards)]
-        first, message = self._routed(pending)
-        return Outgoing(message, shard.ingest, first)
-
-    def _routed(self, pending: PendingMessage) -> tuple[str, Any]:
-        """Return the first key and the message for its remaining delay: declaring, or a batch, may have taken time."""
-        first, *later = routing_key.steps(self.options.route(self.cascade, pending.due - monotonic_us(), pending.delay))
-        message = with_headers(pending.message, headers_.addressed(pending.headers, pending.destination, later))
-        message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first level
-        return first, message
+        route = self._route(pending, self._bound.get(pending.destination, ()))
+        exchange, (key, *others) = self.cascade.entry(route, pending.destination)
+        message = with_headers(pending.message, headers_.addressed(pending.headers, others))
+        message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
+        return Outgoing(message, exchange, key)
 
     def _exclusively(self) -> AbstractContextManager[None]:
         exclusively: AbstractContextManager[None] = self._connection.exclusively(
@@ -296,5 +322,9 @@ class DelayedPublisher:
 
     def _reset(self) -> None:
         self._ensured = False
-        self._bound.clear()
+        self._forget_all()
         self._channel.reset()
+
+    def _forget_all(self) -> None:
+        self._bound.clear()
+        self._usable.clear()

@@ -102,8 +102,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         passive = self.connection.delay_options.declare == "passive"
         destination = self.connection.declarations.destination(exchange, keys, passive)
         publisher = self.connection.publisher_for(msg.properties.get("priority"))
-        publisher.bind(destination)
         pending = PendingMessage(msg, wrapped, moment + delay, delay, destination, timeout, confirm_timeout, entry)
+        publisher.prepare(pending)
         batches = client_of(self.connection.client).batches
         if batches:
             batches[-1].add(self.connection, pending)

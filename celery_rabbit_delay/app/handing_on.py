@@ -97,7 +97,7 @@ class HandingOn:
             )
             pending = PendingMessage(message.amqp_message, wrapped, moment + delay, delay, destination, entry=entry)
             publisher = connection.publisher_for(pending.priority)
-            publisher.bind(destination)
+            publisher.prepare(pending)
             publisher.record(pending)
         except (DelayError, NotStored) as exc:
             self._warn(queue, exc)
@@ -135,11 +135,13 @@ class HandingOn:
             self._repair()
 
     def _repair(self) -> None:
-        """Declare deleted parts of the cascade again, and repeat the messages that no level took."""
+        """Declare deleted parts of the cascade again, and repeat the messages that no queue took."""
         unrouted, self._unrouted = self._unrouted, []
         try:
             for publisher in {task.publisher for task in unrouted}:
                 publisher.repair()
+            for task in unrouted:
+                task.publisher.prepare(task.pending)
         except (DelayError, NotStored) as exc:
             for task in unrouted:
                 self._settle(task, exc)

@@ -1,15 +1,15 @@
 """The destination of a delayed message, and the addresses that lead the message there. Pure.
 
-    @.+celery         the outbox of the queue "celery", and the queue itself
+    @.+celery         the outbox of the queue "celery"
+    @.60s.+celery     the same with a delay of 60 s
     @.orders+         the outbox of the exchange "orders"
     @.orders+new      the outbox of the exchange "orders" for the routing key "new"
     @.short-lived     the outbox that short-lived queues share
+    @.=+celery        the queue "celery"
     @.=orders+        the exchange "orders"
-    @.=+amq.gen-1     a short-lived queue
 
-Addresses travel in a message's CC header beside the user's own keys: one leads it from `done` to an outbox, one from
-`exit` to its destination. They are equal if the destination has only one outbox. Otherwise they share no text, so that
-a message enters only one of several outboxes.
+Two addresses travel with a message beside the user's own keys: one leads it from `done` to an outbox, the other one
+from `exit` to its destination. They differ, so that a message enters one outbox alone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ from .routing_key import MAX_LENGTH, SENTINEL
 _MOST_QUEUES = 10_000
 
 SHORT_LIVED = f"{SENTINEL}.short-lived"
+
+#: Bytes of an address before its text, so that all addresses of a destination have the same one.
+_ROOM = len("@.9999999999999ms.")
+
+_ADDRESS = re.compile(r"@\.(=|[1-9]\d{0,12}m?s\.|)([^+!]*\+.*|!.*)", re.ASCII | re.DOTALL).fullmatch
 
 _UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", re.ASCII | re.IGNORECASE).search
 
@@ -51,19 +56,18 @@ class Destination(NamedTuple):
     @property
     def address(self) -> str:
         """The routing key from `exit` to the destination."""
-        return encode(self.exchange, *(self.queues or ("",)), mark="=" if self.exchange or self.short_lived else "")
+        return encode(self.exchange, *(self.queues or ("",)), mark="=")
 
     @property
     def by_name(self) -> Destination:
         """The same as publishers take it for that did not declare its queues: they go by the names."""
         return self._replace(short_lived=any(map(is_short_lived, self.queues)))
 
-    @property
-    def outbox_address(self) -> str:
-        """The routing key from `done` to the outbox."""
+    def outbox_address(self, delay: int = 0) -> str:
+        """Return the routing key from `done` to the outbox with a delay in milliseconds."""
         if self.short_lived:
             return SHORT_LIVED
-        return encode(self.exchange, *(self.queues or (self.key or "",)))
+        return encode(self.exchange, *(self.queues or (self.key or "",)), mark=_mark(delay))
 
     def __str__(self) -> str:
         if not self.exchange:
@@ -71,34 +75,55 @@ class Destination(NamedTuple):
         return f"exchange {self.exchange!r}" + (f" with the routing key {self.key!r}" if self.key is not None else "")
 
 
-@functools.lru_cache(maxsize=1024)
-def addresses(destination: Destination) -> tuple[str, ...]:
-    """Return what leads a message from `done` to its outbox, and from `exit` to its destination."""
-    return tuple(dict.fromkeys((destination.outbox_address, destination.address)))
+def _mark(delay: int) -> str:
+    """Return the word for the delay of an outbox in milliseconds; none without a delay."""
+    if not delay:
+        return ""
+    return f"{delay}ms." if delay % 1000 else f"{delay // 1000}s."
 
 
 @functools.lru_cache(maxsize=1024)
 def encode(*names: str, mark: str = "") -> str:
-    """Return an address for names: readable, injective, two words without `*` or `#`; a hash if too long.
+    """Return an address for names: readable, injective, without `*` or `#`; a hash if too long.
 
     An address is never just a name: the destination's exchange sees it, too, and a user's topic binding might match it.
     """
-    readable = f"{SENTINEL}.{mark}" + "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
-    if len(readable) <= MAX_LENGTH:
-        return readable
-    return f"{SENTINEL}.{mark}!{hashlib.sha256(readable.encode()).hexdigest()}"
+    text = "+".join(quote(name, safe="").replace(".", "%2E") for name in names)
+    if len(text) > MAX_LENGTH - _ROOM:
+        text = f"!{hashlib.sha256(text.encode()).hexdigest()}"
+    return f"{SENTINEL}.{mark}{text}"
+
+
+class Address(NamedTuple):
+    """What an address says."""
+
+    mark: str  # of the destination itself "=", of its outbox its delay as a word, or ""
+    names: tuple[str, ...] | None  # None: a hash
+
+    @property
+    def delay(self) -> int:
+        """The delay of the outbox, in milliseconds."""
+        number = self.mark.rstrip("ms.=")
+        return int(number or 0) * (1 if self.mark.endswith("ms.") else 1000)
+
+
+def read(address: str) -> Address | None:
+    """Return what an address says; None for `SHORT_LIVED`, and for what is no address."""
+    found = _ADDRESS(address)
+    if found is None:
+        return None
+    mark, text = found.groups()
+    return Address(mark, None if text.startswith("!") else tuple(map(unquote, text.split("+"))))
 
 
 def decode(address: str) -> tuple[str, ...] | None:
     """Return the names that an address stands for; None for a hash and for `SHORT_LIVED`."""
-    text = address.removeprefix(f"{SENTINEL}.").removeprefix("=")
-    if text.startswith("!") or address == SHORT_LIVED:
-        return None
-    return tuple(map(unquote, text.split("+")))
+    found = read(address)
+    return found and found.names
 
 
 def is_address(key: str) -> bool:
-    """Return whether a routing key has the form of an address. No key of a step between levels has this form."""
+    """Return whether a routing key has the form of an address. That of a delay does not have it."""
     return key.startswith(f"{SENTINEL}.") and not {"+", "!"}.isdisjoint(key)
 
 

@@ -1,6 +1,6 @@
 """The headers of a message in the cascade. Pure: dicts in, dicts out.
 
-The original routing key and the addresses of the destination travel in the CC header (sender-selected distribution,
+The original routing key and addresses of the destination travel in the CC header (sender-selected distribution,
 https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
 `x-dead-letter-routing-key` is set. The other values that `unwrap` needs travel in the header `HEADER`.
 """
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from . import wire
-from .destination import Destination, addresses, check_key, decode, encode, is_address
+from .destination import SHORT_LIVED, check_key, encode, read
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
@@ -182,12 +182,9 @@ def moment(milliseconds: int) -> datetime:
     return _EPOCH + milliseconds * _MILLISECOND
 
 
-def addressed(wrapped: Headers, destination: Destination, later: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the headers of a wrapped message with the keys of all steps to a destination except the first.
-
-    `later` are the keys of the levels.
-    """
-    return {**wrapped, "CC": wire.Texts((*wrapped["CC"], *addresses(destination), *later))}
+def addressed(wrapped: Headers, addresses: Iterable[str]) -> dict[str, Any]:
+    """Return the headers of a wrapped message with the addresses of its destination."""
+    return {**wrapped, "CC": wire.Texts((*wrapped["CC"], *addresses))}
 
 
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:
@@ -297,31 +294,27 @@ def _is_plausible(state: State, headers: Headers) -> bool:
     Otherwise the message is forged, and a retry would go to a destination of the forger's choice.
     """
     exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
-    cc = [key for key in _items(headers.get("CC")) if isinstance(key, str) and not _is_step(key)]
-    return _lead_to(exchange, tuple(cc))
-
-
-def _is_step(key: str) -> bool:
-    return key.startswith(f"{SENTINEL}.") and not is_address(key)
+    return _lead_to(exchange, tuple(key for key in _items(headers.get("CC")) if isinstance(key, str)))
 
 
 @lru_cache(maxsize=256)  # few destinations get most messages
 def _lead_to(exchange: str, cc: tuple[str, ...]) -> bool:
     """Return whether the addresses among routing keys all lead to an exchange and the other keys."""
     keys = [key for key in cc if not is_reserved(key)]
-    addresses = [key for key in cc if is_address(key)]
+    addresses = [key for key in cc if is_reserved(key) and key != SHORT_LIVED]
     if not keys or not addresses:
         return False
     for address in addresses:
-        mark = "=" if address.startswith(f"{SENTINEL}.=") else ""
-        names = decode(address)
-        if names is None:  # a hash
+        found = read(address)
+        if found is None:
+            return False
+        if found.names is None:  # a hash
             of_queues, of_exchange, of_key = (exchange, *keys), (exchange, ""), (exchange, *keys[:1])
-            plausible = address in [encode(*names, mark=mark) for names in (of_queues, of_exchange, of_key)]
+            plausible = address in [encode(*names, mark=found.mark) for names in (of_queues, of_exchange, of_key)]
         elif exchange:
-            plausible = names[0] == exchange
+            plausible = found.names[0] == exchange
         else:
-            plausible = names[0] == "" and set(keys) <= set(names[1:])  # BCC keys are gone by now
+            plausible = found.names[0] == "" and set(keys) <= set(found.names[1:])  # BCC keys are gone by now
         if not plausible:
             return False
     return True

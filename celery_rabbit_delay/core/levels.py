@@ -1,40 +1,32 @@
-"""The choice of levels for a delay. Pure.
+"""The route of a delay: levels for the powers of two, and the outbox for the rest. Pure.
 
-A level is a queue that holds every message for the same number of ticks. There is one level for each power of two, and
-additional levels, "lanes", of any number of ticks for everyday delays. A message visits the fewest levels that add up
-to its delay, or sometimes one more (see `Encoder`), each at most once: lanes first, then powers of two, the longest
-first in each group.
+A level is a queue that holds every message for 2^n ticks. An outbox is a queue of one destination, which every message
+passes last; it may hold messages for a round delay. A route has the fewest levels that one outbox leaves.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
-from itertools import combinations
-from math import comb
+from collections.abc import Collection
 from typing import NamedTuple
 
-#: Seconds, chosen for few mean hops of round delays and of evenly spread ones (docs/benchmarks.md). They include whole
-#: seconds up to 15 because `retry_backoff` picks these at random; 1, 2, 4 and 8 are powers of two.
-DEFAULT_LANES: tuple[float, ...] = (
-    *(3, 5, 6, 7, 9, 10, 11, 12, 13, 14),
-    *(15, 30, 60, 120, 300, 600, 900, 1800),
-    *(3600, 7200, 14400, 28800),
-    *(86400, 172800, 604800, 1209600, 2592000),
+#: Seconds: delays of outboxes. Each everyday delay of benchmarks/rows.py is among them.
+DEFAULT_OUTBOXES: tuple[float, ...] = (
+    # The first `MOST_COMBINED` are those which leave the fewest levels to delays spread evenly up to 15 s, a minute,
+    # 10 minutes, an hour, a day and a month (docs/benchmarks.md).
+    *(1, 3, 5, 10, 15, 20, 30, 45, 300, 600, 900, 1200, 2700, 21600, 43200),
+    *(2, 60, 120, 180, 1800),
+    *(3600, 7200, 10800, 14400, 28800),
+    *(86400, 172800, 259200, 604800, 1209600, 2592000),
 )
 
-#: The maximum number of lanes in a route.
-MAX_LANES = 3
-
-_MOST_SUMS = 896  # of lanes to choose a route from; limits the time
-_MOST_WAYS = 12_000  # to combine lanes; limits the memory to triples of 40 lanes, or pairs of 150
-_ONES = bytes(byte.bit_count() for byte in range(256))
+#: Outboxes that delays which are not round may end in: with the one without a delay, a destination gets 16 at most.
+MOST_COMBINED = 15
 
 
 class Level(NamedTuple):
     """One level of a cascade."""
 
-    ticks: int
+    ticks: int  # a power of two
     #: The minimum time that a message stays, in milliseconds.
     ttl: int
     queue: str
@@ -42,101 +34,42 @@ class Level(NamedTuple):
     done: str
 
     @property
-    def is_lane(self) -> bool:
-        return not is_power_of_two(self.ticks)
-
-    @property
     def word(self) -> str:
-        """The level's word in routing keys: `^3` for 2^3 ticks, `~120` for a lane of 120 ticks."""
-        return f"~{self.ticks}" if self.is_lane else f"^{self.ticks.bit_length() - 1}"
+        """The level's word in routing keys: `^3` for 2^3 ticks."""
+        return f"^{self.ticks.bit_length() - 1}"
 
 
-class Encoder:
-    """Finds the fewest levels, out of powers of two up to 2^(powers - 1) ticks and lanes, that add up to a delay.
+class Route(NamedTuple):
+    """The levels that a message visits, the longest first, and the delay of its outbox in ticks, 0 for none."""
 
-    Of the delays up to an hour, one in seventy takes a level more, or rarely up to three, because the search looks at a
-    limited number of sums and remainders.
+    levels: tuple[Level, ...]
+    outbox: int
 
-    A route is a few lanes and, for the remainder, the number with the fewest set bits. So the search computes the
-    remainder for each sum of lanes: a loop over them takes 80 to 180 µs. Packed side by side into one integer they
-    take 18 to 25 µs: one subtraction, a table of the set bits in a byte, and a few additions handle all sums at once.
+
+def split(ticks: int, slack: int, max_ticks: int, whole: Collection[int], combined: Collection[int]) -> tuple[int, int]:
+    """Return the delay of an outbox, and the number whose set bits are the levels before it.
+
+    They add up to a number in [ticks, ticks + slack]. An outbox in `whole` takes all of a delay, one in `combined` the
+    rest that leaves the fewest levels. 1 ≤ ticks ≤ max_ticks, the most that the levels add up to.
     """
+    round_ = [outbox for outbox in whole if ticks <= outbox <= ticks + slack]
+    if round_:
+        return min(round_), 0
 
-    def __init__(self, powers: int, lanes: Iterable[int] = ()) -> None:
-        self.max_ticks = (1 << powers) - 1
-        lanes = sorted(lanes, reverse=True)
-        ways: dict[int, tuple[int, ...]] = {}  # a sum -> its lanes, the fewest that make it
-        for count in range(1, MAX_LANES + 1):
-            if count > 1 and comb(len(lanes), count) > _MOST_WAYS:
-                break
-            for some in combinations(lanes, count):
-                if (total := sum(some)) <= self.max_ticks:
-                    ways.setdefault(total, some)
-        self._sums = sorted(ways)
-        self._ways = [ways[total] for total in self._sums]
-        self._size = 4 if powers <= 32 else 6  # bytes: ten years are less than 2^39 ms
-        self._packed = b"".join(total.to_bytes(self._size, "little") for total in self._sums)
-        self._counts = b"".join(len(some).to_bytes(self._size, "little") for some in self._ways)
+    def rest(outbox: int) -> int:
+        return fewest_set_bits(ticks - outbox, max(0, min(slack, max_ticks - ticks + outbox)))
 
-    def split(self, ticks: int, slack: int) -> tuple[tuple[int, ...], int]:
-        """Return lanes, the longest first, and the number whose set bits are the other levels.
-
-        They add up to a number in [ticks, ticks + slack], and to `max_ticks` at most. They are never more levels than
-        with powers of two alone. 1 ≤ ticks ≤ max_ticks.
-        """
-        slack = max(0, min(slack, self.max_ticks - ticks))
-        number = fewest_set_bits(ticks, slack)
-        hops = number.bit_count()
-        if hops == 1:
-            return (), number
-
-        # A sum within the slack leaves nothing. Otherwise, the remainder may be rounded up to a multiple of 2^bits; the
-        # slack contains one or two of these, and the search tries both if time allows. If there are too many sums, it
-        # tries those next to the delay: they leave the smallest remainders.
-        bits = (slack + 1).bit_length() - 1
-        first, last = ticks + (1 << bits) - 1, ticks + slack
-        end = bisect_right(self._sums, first)
-        start = max(0, end - _MOST_SUMS)
-        count = end - start
-        if not count:
-            return (), number
-        size = self._size
-        sums, used = self._packed[start * size : end * size], self._counts[start * size : end * size]
-        most = first.to_bytes(size, "little") * count
-        if last != first and count <= _MOST_SUMS // 2:
-            sums, used, most = sums * 2, used * 2, most + last.to_bytes(size, "little") * count
-        left = int.from_bytes(most, "little") - int.from_bytes(sums, "little")
-        if bits:
-            multiple = ((1 << 8 * size) - (1 << bits)).to_bytes(size, "little")
-            left &= int.from_bytes(multiple * (len(most) // size), "little")
-        ones = int.from_bytes(left.to_bytes(len(most), "little").translate(_ONES), "little")
-        ones += int.from_bytes(used, "little")
-        ones += ones >> 8  # the lowest byte for each sum becomes the total of its bytes
-        ones += ones >> 16 if size == 4 else (ones >> 16) + (ones >> 32)
-        totals = ones.to_bytes(len(most), "little")[::size]
-
-        alone = min((len(some) for some in self._ways[end : bisect_right(self._sums, last)]), default=hops)
-        for fewer in range(1, hops):
-            if fewer == alone:
-                return next(some for some in self._ways[end:] if len(some) == alone), 0
-            found = totals.rfind(fewer)
-            if found >= 0:
-                found = start + found % count
-                rest = ticks - self._sums[found]
-                return self._ways[found], fewest_set_bits(rest, slack) if rest > 0 else 0
-        return (), number
+    # Of several, the shortest: it is the one without a delay if that is as good, so that few outboxes are made.
+    outboxes = (0, *(outbox for outbox in combined if outbox < ticks))
+    chosen = min(outboxes, key=lambda outbox: (rest(outbox).bit_count(), outbox))
+    return chosen, rest(chosen)
 
 
 def fewest_set_bits(start: int, slack: int) -> int:
-    """Return the number in [start, start + slack] with the fewest set bits, each a hop; the smallest if several."""
+    """Return the number in [start, start + slack] with the fewest set bits, each a level; the smallest if several."""
     free = (start ^ (start + slack)).bit_length()  # start and start + slack agree above these bits
     low = start & ((1 << free) - 1)
     return start if low == 0 else start - low + (1 << (low - 1).bit_length())
-
-
-def is_power_of_two(ticks: int) -> bool:
-    """Return whether a positive number of ticks is that of a power of two, not of a lane."""
-    return not ticks & (ticks - 1)
 
 
 def powers_of_two(ticks: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta, timezone, tzinfo
 from functools import cached_property, lru_cache
@@ -15,7 +15,7 @@ from dateutil.tz import tzlocal
 from . import streams
 from .due import to_ticks
 from .errors import InvalidDelay, InvalidOption
-from .levels import DEFAULT_LANES, Level, is_power_of_two
+from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
 from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
 
 Declare = Literal["auto", "passive"]
@@ -32,10 +32,9 @@ _LONGEST_TIMEOUT = 24 * 3600
 #: RabbitMQ refuses a queue TTL over ten years.
 TEN_YEARS = 10 * 365 * 24 * 3600.0
 
-#: More shards do not make a broker faster.
-MAX_SHARDS = 32
+_YEAR = 365 * 24 * 3600.0
 
-_MOST_LANES = 64  # each is a queue, bound to all longer ones
+_MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
 _ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms(\.classic)?").fullmatch
@@ -46,7 +45,7 @@ class Options:
     """The options of `install`, checked and frozen.
 
     Apps that share a vhost and a prefix share a cascade if they use the same `tick` and `queue_type`; otherwise their
-    cascades stand side by side. Each declares the levels that its `max_delay`, `lanes` and `shards` need.
+    cascades stand side by side. Each declares the levels that its `max_delay` needs.
 
     Raises `InvalidOption`, which names the option.
     """
@@ -56,13 +55,12 @@ class Options:
     #: Seconds, a whole number of milliseconds: the shortest delay, and the most that rounding up may add.
     tick: float = 0.125
     #: Seconds: the longest delay. It decides how many levels, one queue each, the cascade has.
-    max_delay: float = 8 * 365 * 24 * 3600.0
+    max_delay: float = _YEAR
     #: Lateness that may be traded for fewer hops: (fraction of the delay, at most this many seconds), or a fraction.
     slack: float | tuple[float, float] = (0.001, 1.0)
-    #: Seconds: delays that take one hop instead of several; each costs one more queue. May differ between processes.
-    lanes: Sequence[float] = DEFAULT_LANES
-    #: Parallel sets of levels, 1 to 32, to which messages go in turn. May differ between processes.
-    shards: int = 1
+    #: Seconds: delays that each destination may have a queue for, which makes them one hop. Others end in one of the
+    #: first 15, or in the queue without a delay, which `()` leaves alone. May differ between processes.
+    outboxes: Sequence[float] = DEFAULT_OUTBOXES
     #: "quorum" loses nothing when a node crashes; "classic" may lose messages; on 3.10 it costs less.
     queue_type: QueueType = "quorum"
     #: Wait until the broker has stored each delayed message.
@@ -83,7 +81,7 @@ class Options:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.slack, tuple):
             values["slack"] = list(self.slack)
-        values["lanes"] = list(self.lanes)
+        values["outboxes"] = list(self.outboxes)
         if self.timezone is timezone.utc:
             values["timezone"] = "UTC"
         elif isinstance(self.timezone, ZoneInfo) and self.timezone.key:
@@ -103,9 +101,7 @@ class Options:
         pair = self._slack_pair
         if len(pair) != 2 or not all(_is_number(n) and n >= 0 for n in pair) or pair[0] >= 1:
             raise InvalidOption(f"slack={self.slack!r}: use a fraction below 1, or (fraction, maximum in seconds)")
-        self._check_lanes()
-        if not isinstance(self.shards, int) or isinstance(self.shards, bool) or not 1 <= self.shards <= MAX_SHARDS:
-            raise InvalidOption(f"shards={self.shards!r}: use a whole number, 1 to {MAX_SHARDS}")
+        self._check_outboxes()
         if self.queue_type not in known_types:
             raise InvalidOption(f"queue_type={self.queue_type!r}: use one of {', '.join(known_types)}")
         for name in ("confirm", "hand_on"):
@@ -120,14 +116,14 @@ class Options:
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(declares)}")
         _ = self.naive_timezone
 
-    def _check_lanes(self) -> None:
-        if not isinstance(self.lanes, (tuple, list)):
-            raise InvalidOption(f"lanes={self.lanes!r}: use a list of seconds, such as [60, 3600]")
-        if len(self.lanes) > _MOST_LANES:
-            raise InvalidOption(f"lanes: {len(self.lanes)} are too many; use at most {_MOST_LANES}")
-        for lane in self.lanes:
-            if not _is_number(lane) or not (0 < lane <= self.max_delay or lane in DEFAULT_LANES):
-                raise InvalidOption(f"lanes={lane!r}: use seconds above 0, up to max_delay={self.max_delay:.0f}")
+    def _check_outboxes(self) -> None:
+        if not isinstance(self.outboxes, (tuple, list)):
+            raise InvalidOption(f"outboxes={self.outboxes!r}: use a list of seconds, such as [60, 3600]")
+        if len(self.outboxes) > _MOST_OUTBOXES:
+            raise InvalidOption(f"outboxes: {len(self.outboxes)} are too many; use at most {_MOST_OUTBOXES}")
+        for outbox in self.outboxes:
+            if not _is_number(outbox) or not (0 < outbox <= self.max_delay or outbox in DEFAULT_OUTBOXES):
+                raise InvalidOption(f"outboxes={outbox!r}: use seconds above 0, up to max_delay={self.max_delay:.0f}")
 
     @classmethod
     def parse(cls, value: Options | Mapping[str, Any] | None) -> Options:
@@ -146,10 +142,13 @@ class Options:
     def cascade(self) -> Cascade:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
-        lanes = {-(-timedelta(seconds=lane) // tick) for lane in self.lanes if lane <= self.max_delay}
-        # A lane of 2^n ticks is the level of that power of two.
-        sorted_lanes = tuple(sorted(lane for lane in lanes if not is_power_of_two(lane)))
-        return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type, lanes=sorted_lanes)
+        return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type)
+
+    @cached_property
+    def outbox_ticks(self) -> tuple[int, ...]:
+        """The delays of outboxes, in ticks, in the order of the option."""
+        wanted = (outbox for outbox in self.outboxes if outbox <= self.max_delay)
+        return tuple(dict.fromkeys(-(-timedelta(seconds=outbox) // self.cascade.tick) for outbox in wanted))
 
     @cached_property
     def streams(self) -> list[Stream]:
@@ -161,19 +160,18 @@ class Options:
     def high_cascade(self) -> Cascade:
         return replace(self.cascade, high=True)
 
-    def cascade_for(self, priority: int | None) -> Cascade:
-        """Return the cascade for messages of a priority. Classic levels ignore priorities, so they need only one."""
-        mixed = self.queue_type == "classic" or (priority or 0) <= MAX_NORMAL_PRIORITY
-        return self.cascade if mixed else self.high_cascade
+    def cascade_for(self, priority: int | None, version: tuple[int, ...]) -> Cascade:
+        """Return the cascade for messages of a priority on RabbitMQ of a version.
+
+        Only 4.0 to 4.2 need two: 3.10's quorum queues and classic ones know no priorities, and 4.3 looks for expired
+        messages of each priority.
+        """
+        mixed = self.queue_type == "classic" or not (4, 0) <= version < (4, 3)
+        return self.cascade if mixed or (priority or 0) <= MAX_NORMAL_PRIORITY else self.high_cascade
 
     def cascades(self, priorities: bool) -> list[Cascade]:
-        """Return all shards of the normal cascade, and with `priorities` those of the one for priorities above 4."""
-        both = dict.fromkeys([self.cascade, self.cascade_for(9)] if priorities else [self.cascade])
-        return [shard for cascade in both for shard in self.shards_of(cascade)]
-
-    def shards_of(self, cascade: Cascade) -> tuple[Cascade, ...]:
-        """Return a cascade, which is the first shard, and all other shards."""
-        return tuple(replace(cascade, shard=shard) for shard in range(1, self.shards + 1))
+        """Return the normal cascade, and with `priorities` the one for priorities above 4."""
+        return [self.cascade, self.high_cascade] if priorities and self.queue_type != "classic" else [self.cascade]
 
     @cached_property
     def naive_timezone(self) -> tzinfo:
@@ -216,22 +214,34 @@ class Options:
         """Return whether a message with a delay in microseconds is recorded in the journal."""
         return self.journal is not None and delay >= self.journal * 1_000_000
 
-    def route(self, cascade: Cascade, delay: int, asked: int = 0) -> tuple[Level, ...]:
-        """Return the levels that keep a message for a delay in microseconds, at least one tick.
+    def route(self, cascade: Cascade, delay: int, asked: int = 0, outboxes: tuple[int, ...] | None = None) -> Route:
+        """Return the route that keeps a message for a delay in microseconds, at least one tick.
 
-        `asked` is the original delay. A message that has waited in a batch may take the levels of its original delay if
-        they are fewer, because everyday delays would otherwise lose their lanes. It is then late by the time that it
-        has waited, at most ten times the slack's fraction of the delay, and at most the slack's maximum. Raises
-        `InvalidDelay` beyond `max_delay`.
+        `outboxes` are those that may be used, in ticks; by default all. `asked` is the original delay: a message that
+        has waited in a batch may take its route if that is shorter, because everyday delays would otherwise lose their
+        outboxes. It is then late by the time that it has waited, at most ten times the slack's fraction of the delay,
+        and at most the slack's maximum. Raises `InvalidDelay` beyond `max_delay`.
         """
         self.check_delay(delay)
         fraction, most = self._slack
         delay = max(delay, 1)
-        route = cascade.route(to_ticks(delay, self._tick), int(min(delay * fraction, most)) // self._tick)
-        if len(route) > 1 and 0 < asked - delay <= min(10 * fraction * delay, most):
-            intended = cascade.route(to_ticks(asked, self._tick), 0)
-            return intended if len(intended) < len(route) else route
-        return route
+        usable = self.outbox_ticks if outboxes is None else outboxes
+        split = self._split(cascade.max_ticks, to_ticks(delay, self._tick), int(min(delay * fraction, most)), usable)
+        if split[1] and 0 < asked - delay <= min(10 * fraction * delay, most):
+            intended = self._split(cascade.max_ticks, to_ticks(asked, self._tick), 0, usable)
+            split = min(split, intended, key=lambda one: one[1].bit_count())
+        outbox, rest = split
+        return cascade.route(rest, outbox)
+
+    @cached_property
+    def _split(self) -> Callable[[int, int, int, tuple[int, ...]], tuple[int, int]]:
+        combined = frozenset(self.outbox_ticks[:MOST_COMBINED])
+
+        @lru_cache(maxsize=1024)
+        def known(max_ticks: int, ticks: int, slack: int, outboxes: tuple[int, ...]) -> tuple[int, int]:
+            return split(ticks, slack // self._tick, max_ticks, outboxes, combined.intersection(outboxes))
+
+        return known
 
 
 @lru_cache(maxsize=100)

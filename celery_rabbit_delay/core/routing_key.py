@@ -1,26 +1,24 @@
-"""Converts levels into the routing keys of a delayed message and of the bindings between the levels.
+"""Converts a delay into the routing key of a message, and levels into those of the bindings between them.
 
 Pure: may know AMQP's routing keys, must not know a broker, a clock or Celery.
 
-    @.~960                                  the lane of 960 ticks, and no other level
-    @.>^6  @.^6>^3  @.^3>                   2^6 and 2^3 ticks: into the first level, to the next, out of the last
-    @.>~960  @.~960>-  @.->^3  @.^3>        the lane of 960 ticks, and then 2^3
+    @.^9.^4.^0     the key of a message: 2^9 + 2^4 + 2^0 ticks
+    @.^9.#         from the exchange behind ingest into level 9
+    @.#.^9.^4.#    from level 9 to level 4
+    @.#.^0         out of level 0
 
-A message has one key per step: the first one is its routing key, and the others are in its CC header. Each exchange on
-the route has a binding for one of them. Between lanes and powers of two, a message passes through an exchange that all
-lanes share, so that a lane does not need a binding to each power. The sentinel `@` keeps a user's key from matching a
-step.
+A message has this key from ingest to the end of its last level. Each exchange on the way is a topic exchange, which
+compares the key with the patterns of its bindings; of those of one level exactly one matches. The sentinel `@` keeps a
+user's key from matching a level.
 
-The exchanges are direct exchanges. Topic exchanges with patterns would need one key instead of several, but RabbitMQ
-checks the user's permission on the keys of each message to a topic exchange, and caches twelve results (rabbit_channel,
-check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. Also, a starting node restores the bindings
-of direct exchanges several times as fast; messages that become due before it has finished are minutes late.
+RabbitMQ checks the user's permission on the key of each message that is published to a topic exchange, and caches twelve
+results (rabbit_channel, check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. It checks only the
+exchange that the user publishes to. So that one is a fanout exchange.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Iterable
 
 from .levels import Level
 
@@ -29,71 +27,27 @@ SENTINEL = "@"
 #: The most bytes of a routing key (AMQP 0-9-1 clause 4.2.5.3, short string).
 MAX_LENGTH = 255
 
-#: Between lanes and powers of two.
-_BETWEEN = "-"
 
-
-@lru_cache(maxsize=1024)
-def steps(levels: tuple[Level, ...]) -> tuple[str, ...]:
-    """Return the routing keys of a message that visits levels: lanes, then powers of two, each the longest first."""
-    if len(levels) == 1:
-        return (_alone(levels[0]),)
-    keys = [_first(levels[0])]
-    for level, lower in pairwise(levels):
-        if level.is_lane == lower.is_lane:
-            keys.append(next_key(level, lower))
-        else:
-            keys += powers_key(level), first_power_key(lower)
-    return (*keys, _last(levels[-1]))
-
-
-def after_lanes(level: Level) -> tuple[str, str]:
-    """Return the keys of a message that has passed its lanes and visits one more level, a power of two."""
-    return first_power_key(level), _last(level)
+def key(levels: Iterable[Level]) -> str:
+    """Return the routing key of a message that visits levels, the longest first."""
+    return ".".join((SENTINEL, *(level.word for level in levels)))
 
 
 def is_reserved(key: str) -> bool:
-    """Return whether a routing key begins with the sentinel, so that it could be a step."""
+    """Return whether a routing key begins with the sentinel, so that it could be that of a delay."""
     return key.split(".", 1)[0] == SENTINEL
 
 
-def entry_keys(level: Level) -> tuple[str, str]:
-    """Return the keys from ingest to the queue of `level`: for messages with one level, and with several."""
-    return _alone(level), _first(level)
+def entry_pattern(level: Level) -> str:
+    """Return the binding key from the exchange behind ingest to the queue of `level`."""
+    return f"{SENTINEL}.{level.word}.#"
 
 
-def next_key(level: Level, lower: Level) -> str:
-    """Return the key from `level` to the queue of `lower`. Both or none are lanes."""
-    return _step(level.word, lower.word)
+def next_pattern(level: Level, lower: Level) -> str:
+    """Return the binding key from `level` to the queue of `lower`."""
+    return f"{SENTINEL}.#.{level.word}.{lower.word}.#"
 
 
-def powers_key(lane: Level) -> str:
-    """Return the key from a lane to the exchange that leads to the powers of two."""
-    return _step(lane.word, _BETWEEN)
-
-
-def first_power_key(level: Level) -> str:
-    """Return the key from the exchange that leads to the powers of two to the queue of `level`."""
-    return _step(_BETWEEN, level.word)
-
-
-def exit_keys(level: Level) -> tuple[str, str]:
-    """Return the keys from `level` to the final done exchange: for messages with one level, and with several."""
-    return _alone(level), _last(level)
-
-
-def _step(source: str, target: str) -> str:
-    return f"{SENTINEL}.{source}>{target}"
-
-
-def _alone(level: Level) -> str:
-    # One key for both steps. A message with several levels must not have it, because ingest would route it twice.
-    return f"{SENTINEL}.{level.word}"
-
-
-def _first(level: Level) -> str:
-    return _step("", level.word)
-
-
-def _last(level: Level) -> str:
-    return _step(level.word, "")
+def exit_pattern(level: Level) -> str:
+    """Return the binding key from `level`, the last one, to the final done exchange."""
+    return f"{SENTINEL}.#.{level.word}"

@@ -1,37 +1,36 @@
 """A cascade as data: exchanges, queues and bindings, for all code that declares, verifies, draws or tests it.
 
-Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange. The
-bindings of that exchange lead straight to the queue of the next level in the message's keys; from lanes to powers of
-two they lead through an exchange that all lanes share. After the last level the message passes the final `done`
-exchange, the outbox of its destination, and an exit, which is an exchange that leads to destinations.
+Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange, which
+leads to the queue of the next level in the message's routing key. After the last level the message passes the final
+`done` exchange, an outbox of its destination, and an exit, which is an exchange that leads to destinations.
 
 At-least-once dead lettering allows 32 unsettled messages per queue. Without outboxes, a destination that accepts
-nothing would therefore block a level for everybody; with them it blocks only its outbox. A message that cannot be
-routed becomes an orphan.
+nothing would therefore block a level for everybody; with them it blocks only its outboxes. An outbox may hold messages
+for a round delay: a message with just this delay enters there, and passes no level. A message that cannot be routed
+becomes an orphan.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from . import routing_key
-from .destination import SHORT_LIVED, Destination
-from .levels import Encoder, Level, is_power_of_two, powers_of_two
+from .destination import SHORT_LIVED, Address, Destination, read
+from .levels import Level, Route, powers_of_two
 from .routing_key import MAX_LENGTH
 
 QueueType = Literal["quorum", "classic"]
 
 #: The version of the layout on a broker. Raise it with each change of names, arguments or keys, because a broker keeps
-#: the parts that an earlier release declared. Also describe the earlier layout in `layouts`, and write an upgrade note.
-LAYOUT = 2
+#: the parts that an earlier release declared (docs/how-it-works.md, A later layout).
+LAYOUT = 3
 
 #: The highest priority that is normal; quorum queues deliver messages of higher priorities first.
 MAX_NORMAL_PRIORITY = 4
@@ -41,15 +40,12 @@ EXPIRY_MARGIN_MS = 1
 
 _MILLISECOND = timedelta(milliseconds=1)
 
-#: The limits of `Options`. A record that exceeds them is forged.
-_LONGEST, _MOST_LANES = timedelta(days=10 * 365), 64
-
 
 class Exchange(NamedTuple):
-    """An exchange, usually a direct one, whose bindings route as soon as they exist.
+    """An exchange.
 
-    Not so for topic exchanges: while another connection creates a binding, RabbitMQ with Mnesia reports that it exists
-    before it routes messages, and a short delay may end before that.
+    The bindings of a direct one route as soon as they exist. Not so for topic exchanges: while another connection
+    creates a binding, RabbitMQ with Mnesia reports that it exists before it routes messages.
     """
 
     name: str
@@ -78,7 +74,7 @@ class Stream(NamedTuple):
     """A stream beside a cascade."""
 
     name: str
-    routing_key: str  # from ingest
+    routing_key: str  # from the exchange behind ingest
     max_age: int  # seconds
     segment: int  # bytes
 
@@ -94,20 +90,17 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True)
 class Cascade:
-    """Levels of 1, 2, 4, ... ticks, and lanes between them, under names that begin with `prefix`.
+    """Levels of 1, 2, 4, ... ticks, under names that begin with `prefix`, and the outboxes of their destinations.
 
     Names contain everything that decides how a part is declared: the version of the layout, the tick, and the type of
     classic queues. Cascades that differ in any of these exist side by side, and no release publishes into the layout of
-    another one. Only the name of `marker` contains the set of levels: cascades with different levels share the levels
-    that they have in common, and a message needs only the levels in its keys.
+    another one. Only the name of `marker` contains the number of levels: cascades with more or fewer levels share those
+    that they have in common, and a message needs only the levels in its key.
 
-    Shards are parallel sets of levels and outboxes (an outbox is also only one queue), which share everything from
-    `exit` on. The first shard has no number in its names.
-
-    Quorum queues of RabbitMQ 4.0 distinguish two priorities, up to 4 and above
+    Quorum queues of RabbitMQ 4.0 to 4.2 distinguish two priorities, up to 4 and above
     (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head. In a
     shared queue, normal messages would therefore wait for high ones. `high` stands for the levels of messages above
-    `MAX_NORMAL_PRIORITY`; both kinds share everything from `done` on.
+    `MAX_NORMAL_PRIORITY` there; both kinds share everything from `done` on.
     """
 
     prefix: str
@@ -115,46 +108,37 @@ class Cascade:
     powers: int  # levels of 2^0 to 2^(powers - 1) ticks
     queue_type: QueueType = "quorum"
     high: bool = False
-    lanes: tuple[int, ...] = ()  # ticks, the shortest first, none a power of two
-    shard: int = 1
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """Powers of two, then lanes, the shortest first in each group. Messages visit them in the opposite order."""
-        return tuple(map(self._level, (*(1 << power for power in range(self.powers)), *self.lanes)))
-
-    @cached_property
-    def _level_of_ticks(self) -> dict[int, Level]:
-        return {level.ticks: level for level in self.levels}
+        """The levels, the shortest first. Messages visit them in the opposite order."""
+        return tuple(self._level(1 << power) for power in range(self.powers))
 
     def _level(self, ticks: int) -> Level:
-        ttl = ticks * (self.tick // _MILLISECOND)
-        queue = f"{self.base_name}.delay.{ttl}"
-        return Level(ticks, ttl, queue, f"{queue}.done")
+        queue = f"{self.base_name}.delay.{self.milliseconds(ticks)}"
+        return Level(ticks, self.milliseconds(ticks), queue, f"{queue}.done")
+
+    def milliseconds(self, ticks: int) -> int:
+        return ticks * (self.tick // _MILLISECOND)
 
     @property
     def max_ticks(self) -> int:
         """The sum of all powers of two: the longest delay, in ticks."""
         return (1 << self.powers) - 1
 
-    @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self.powers, self.lanes)
+    def route(self, ticks: int, outbox: int) -> Route:
+        """Return the route through the levels that add up to `ticks`, and an outbox with a delay in ticks."""
+        return Route(tuple(self.levels[one.bit_length() - 1] for one in powers_of_two(ticks)), outbox)
 
-    def route(self, ticks: int, slack: int) -> tuple[Level, ...]:
-        """Return the fewest levels that add up to a number in [ticks, ticks + slack], in order; 1 ≤ ticks ≤ max_ticks.
+    def entry(self, route: Route, destination: Destination) -> tuple[str, tuple[str, ...]]:
+        """Return the exchange to publish to, and all keys for a route to a destination; the first is the routing key.
 
-        With lanes they may be more than the fewest possible, but never more than with powers of two alone.
+        Without a level, the message enters the outbox itself.
         """
-        return self._known_route(ticks, slack)
-
-    @cached_property
-    def _known_route(self) -> Callable[[int, int], tuple[Level, ...]]:
-        return lru_cache(maxsize=1024)(self._route)
-
-    def _route(self, ticks: int, slack: int) -> tuple[Level, ...]:
-        lanes, rest = self._encoder.split(ticks, slack)
-        return tuple(self._level_of_ticks[ticks] for ticks in (*lanes, *powers_of_two(rest)))
+        addresses = destination.outbox_address(self.milliseconds(route.outbox)), destination.address
+        if route.levels:
+            return self.ingest, (routing_key.key(route.levels), *addresses)
+        return self.outbox_ingest, addresses
 
     @cached_property
     def root(self) -> str:
@@ -167,32 +151,34 @@ class Cascade:
         return f"{self.prefix}.v{layout}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
 
     @property
-    def shard_name(self) -> str:
-        """The common prefix of all names of the shard."""
-        return self.root if self.shard == 1 else f"{self.root}.s{self.shard}"
-
-    @property
     def base_name(self) -> str:
         """The common prefix of the names of ingest and of the levels."""
-        return f"{self.shard_name}.high" if self.high else self.shard_name
+        return f"{self.root}.high" if self.high else self.root
 
     @cached_property
     def ingest(self) -> str:
         return f"{self.base_name}.ingest"
 
     @property
-    def lanes_done(self) -> str:
-        """The exchange through which messages go from lanes to powers of two."""
-        return f"{self.base_name}.lanes.done"
+    def behind_ingest(self) -> str:
+        """The exchange that leads from ingest to the levels and to the streams."""
+        return f"{self.base_name}.route"
+
+    @property
+    def outbox_ingest(self) -> str:
+        """The exchange for messages whose delay is that of an outbox.
+
+        It has no alternate exchange, unlike `done`: a message for an outbox that was deleted returns to its publisher.
+        """
+        return f"{self.root}.ingest.outboxes"
 
     @property
     def done(self) -> str:
-        return f"{self.shard_name}.done"
+        return f"{self.root}.done"
 
     @property
     def exit(self) -> str:
-        # Workers of layout 1 unwrap messages from exchanges with this prefix, so old and new workers can run together.
-        return f"{self.root}.delay.exit"
+        return f"{self.root}.exit"
 
     @property
     def short_lived_exit(self) -> str:
@@ -221,40 +207,6 @@ class Cascade:
         return f"{self.root}.discard"
 
     @property
-    def record(self) -> str:
-        """The exchange for records of sets of levels (`levels_record`)."""
-        return f"{self.root}.record"
-
-    @property
-    def records(self) -> str:
-        """The queue of the records of all sets of levels that were ever declared."""
-        return f"{self.root}.records"
-
-    def levels_record(self) -> str:
-        """Return a record, as JSON, for `with_recorded_levels`. Records exist because AMQP cannot list queues."""
-        return json.dumps({"powers": self.powers, "lanes": self.lanes})
-
-    def with_recorded_levels(self, record: str | bytes) -> Cascade | None:
-        """Return the cascade with the levels of a record instead of its own; None if the record is malformed.
-
-        Any user who may publish to the default exchange can write to the queue of the records.
-        """
-        try:
-            levels = json.loads(record)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(levels, dict):
-            return None
-        powers, lanes = levels.get("powers"), levels.get("lanes")
-        if type(powers) is not int or not 1 <= powers <= (-(-_LONGEST // self.tick)).bit_length():
-            return None
-        if not isinstance(lanes, list) or len(lanes) > _MOST_LANES:
-            return None
-        if not all(type(lane) is int and 0 < lane < 1 << powers and not is_power_of_two(lane) for lane in lanes):
-            return None
-        return replace(self, powers=powers, lanes=tuple(sorted(set(lanes))))
-
-    @property
     def marker(self) -> str:
         """The exchange that is declared last: if it exists, all levels and their bindings to each other exist.
 
@@ -262,33 +214,29 @@ class Cascade:
         (https://github.com/rabbitmq/rabbitmq-server/releases/tag/v4.3.1), hence a name that a publisher's permission
         to write to ingest can cover.
         """
-        if not self.lanes:
-            return f"{self.ingest}.{self.powers}"
-        return f"{self.ingest}.{self.powers}.{hashlib.sha256(repr(self.lanes).encode()).hexdigest()[:12]}"
+        return f"{self.ingest}.{self.powers}"
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
-        # Ingest has no alternate exchange, so that a message that no level takes returns to its publisher (mandatory).
-        yield Exchange(self.ingest)
+        # Without an alternate exchange, so that a message that no queue takes returns to its publisher (mandatory).
+        yield Exchange(self.ingest, "fanout")
+        yield Exchange(self.behind_ingest, "topic")
+        yield Exchange(self.outbox_ingest)
         way_out: dict[str, str] = {"alternate-exchange": self.lost}
         for level in self.levels:
-            yield Exchange(level.done, arguments=way_out)  # a forged key may lead to no other level
-        if self.lanes:
-            yield Exchange(self.lanes_done, arguments=way_out)
+            yield Exchange(level.done, "topic", way_out)  # a forged key may lead to no other level
         yield Exchange(self.lost, "fanout")
         yield Exchange(self.done, arguments=way_out)
         for name in self.exits:
             yield Exchange(name, arguments=way_out)
-        yield Exchange(self.record, "fanout")
         yield Exchange(self.root, "fanout")
         yield Exchange(self.marker, "fanout")
 
     def queues(self) -> Iterator[Queue]:
         for level in self.levels:
-            yield self._passing(level.queue, level.ttl + EXPIRY_MARGIN_MS, level.done)
+            yield self._passing(level.queue, level.ttl, level.done)
         yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.short_lived_exit)
         yield Queue(self.orphans, {"x-queue-type": self.queue_type, **self._kept})
-        yield Queue(self.records, {"x-queue-type": self.queue_type, **self._kept})
         yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
 
     @property
@@ -297,11 +245,11 @@ class Cascade:
         # (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
         return {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
 
-    def _passing(self, name: str, ttl: int, dead_letter_exchange: str) -> Queue:
-        """Return a queue that hands on each message after `ttl` milliseconds, and loses none."""
+    def _passing(self, name: str, delay: int, dead_letter_exchange: str) -> Queue:
+        """Return a queue that hands on each message after a delay in milliseconds, and loses none."""
         arguments: dict[str, str | int] = {
             "x-queue-type": self.queue_type,
-            "x-message-ttl": ttl,
+            "x-message-ttl": delay + EXPIRY_MARGIN_MS if delay else 0,
             "x-dead-letter-exchange": dead_letter_exchange,
         }
         if self.queue_type == "quorum":
@@ -312,57 +260,68 @@ class Cascade:
         return Queue(name, {**arguments, **self._kept})
 
     def bindings(self) -> Iterator[Binding]:
-        for levels in (self.levels[: self.powers], self.levels[self.powers :]):
-            for index, level in enumerate(levels):
-                for key in routing_key.entry_keys(level):
-                    yield Binding(self.ingest, level.queue, "queue", key)
-                for lower in levels[:index]:
-                    yield Binding(level.done, lower.queue, "queue", routing_key.next_key(level, lower))
-                if level.is_lane:
-                    yield Binding(level.done, self.lanes_done, "exchange", routing_key.powers_key(level))
-                elif self.lanes:
-                    yield Binding(self.lanes_done, level.queue, "queue", routing_key.first_power_key(level))
-                for key in routing_key.exit_keys(level):
-                    yield Binding(level.done, self.done, "exchange", key)
+        yield Binding(self.ingest, self.behind_ingest, "exchange", "")
+        for index, level in enumerate(self.levels):
+            yield Binding(self.behind_ingest, level.queue, "queue", routing_key.entry_pattern(level))
+            for lower in self.levels[:index]:
+                yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
+            yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
         yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
         yield Binding(self.lost, self.orphans, "queue", "")
-        yield Binding(self.record, self.records, "queue", "")
 
     def stream_binding(self, stream: Stream) -> Binding:
-        """Return the binding from ingest to a stream. Only the first shard has it."""
-        return Binding(self.ingest, stream.name, "queue", stream.routing_key)
+        """Return the binding that leads from ingest to a stream."""
+        return Binding(self.behind_ingest, stream.name, "queue", stream.routing_key)
 
     @property
     def outbox_prefix(self) -> str:
         """The common prefix of the names of outboxes."""
-        return f"{self.shard_name}.out."
+        return f"{self.root}.out."
 
-    def outbox_of(self, queue: str) -> str | None:
-        """Return what the name of an outbox, of any shard, says of its destination; None for other queues."""
-        found = re.fullmatch(rf"{re.escape(self.root)}(?:\.s\d+)?\.out\.(.*)", queue, re.DOTALL)
-        return found and found[1]
+    def outbox_address(self, queue: str) -> str | None:
+        """Return the address of an outbox by its name, as far as the name says it; None for other queues."""
+        if not queue.startswith(self.outbox_prefix):
+            return None
+        return f"{routing_key.SENTINEL}.{queue.removeprefix(self.outbox_prefix)}"
+
+    def outbox_of(self, queue: str) -> Address | None:
+        """Return what the name of an outbox says; None for other queues, and for that of the short-lived queues."""
+        address = self.outbox_address(queue)
+        return address and read(address)  # type: ignore[return-value]
 
     def _outbox_name(self, address: str) -> str:
         name = self.outbox_prefix + address.removeprefix(f"{routing_key.SENTINEL}.")
         if len(name.encode()) <= MAX_LENGTH:
             return name
-        return f"{self.outbox_prefix}!{hashlib.sha256(address.encode()).hexdigest()[:40]}"
+        found = read(address)
+        digest = hashlib.sha256(address.encode()).hexdigest()[:40]
+        return f"{self.outbox_prefix}{found.mark if found else ''}!{digest}"
 
-    def outbox_name(self, destination: Destination) -> str:
-        """Return the name of the queue in which due messages wait until their destination accepts them."""
-        return self._outbox_name(destination.outbox_address)
+    def outbox_name(self, destination: Destination, ticks: int = 0) -> str:
+        """Return the name of the queue in which messages wait for a delay, and until their destination accepts them."""
+        return self._outbox_name(destination.outbox_address(self.milliseconds(ticks)))
 
-    def outbox(self, destination: Destination) -> Queue:
-        """Return the outbox of a destination."""
-        return self._passing(self.outbox_name(destination), 0, self._exit_of(destination))
+    def outbox(self, destination: Destination, ticks: int = 0) -> Queue:
+        """Return the outbox of a destination with a delay."""
+        name = self.outbox_name(destination, ticks)
+        return self._passing(name, self.milliseconds(ticks), self._exit_of(destination))
+
+    def outbox_bindings(self, destination: Destination, ticks: int = 0) -> Iterator[Binding]:
+        """Yield the bindings to the outbox of a destination with a delay. The shared one is part of the cascade."""
+        if destination.short_lived:
+            return
+        name, address = self.outbox_name(destination, ticks), destination.outbox_address(self.milliseconds(ticks))
+        if ticks:
+            yield Binding(self.outbox_ingest, name, "queue", address)
+        yield Binding(self.done, name, "queue", address)
 
     def _exit_of(self, destination: Destination) -> str:
         return self.short_lived_exit if destination.short_lived else self.exit
 
-    def destination_bindings(self, destination: Destination) -> Iterator[Binding]:
-        """Yield the bindings from exits to a destination, and then the one from `done` to its outbox.
+    def exit_bindings(self, destination: Destination) -> Iterator[Binding]:
+        """Yield the bindings from exits to a destination.
 
-        A queue has both addresses that publishers may write: those that did not declare it go by its name.
+        Both exits lead to a queue that looks short-lived: publishers that did not declare it go by its name.
         """
         for taken_for in dict.fromkeys((destination, destination.by_name)):
             for queue in taken_for.queues:
@@ -372,8 +331,6 @@ class Cascade:
             yield Binding(self.exit, destination.exchange, "exchange", destination.address)
         if destination.fanout:
             yield Binding(self.exit, self.discard, "queue", destination.address)
-        if not destination.short_lived:
-            yield Binding(self.done, self.outbox_name(destination), "queue", destination.outbox_address)
 
 
 class Topology(NamedTuple):
@@ -385,18 +342,26 @@ class Topology(NamedTuple):
 
     @classmethod
     def of(
-        cls, cascades: Iterable[Cascade], destinations: Iterable[Destination] = (), streams: Iterable[Stream] = ()
+        cls,
+        cascades: Iterable[Cascade],
+        destinations: Iterable[Destination] = (),
+        streams: Iterable[Stream] = (),
+        outboxes: Iterable[int] = (),
     ) -> Topology:
+        """Return the parts of some cascades, with outboxes of so many ticks besides those without a delay."""
         topology = cls({}, {}, {})
-        destinations, streams = list(destinations), list(streams)
+        destinations, streams, outboxes = list(destinations), list(streams), list(outboxes)
         for cascade in cascades:
             topology.exchanges.update((exchange.name, exchange) for exchange in cascade.exchanges())
             topology.queues.update((queue.name, queue) for queue in cascade.queues())
             topology.bindings.update(dict.fromkeys(cascade.bindings()))
             for destination in destinations:
-                topology.queues[cascade.outbox_name(destination)] = cascade.outbox(destination)
-                topology.bindings.update(dict.fromkeys(cascade.destination_bindings(destination)))
-            for stream in streams if cascade.shard == 1 else ():
+                topology.bindings.update(dict.fromkeys(cascade.exit_bindings(destination)))
+                for ticks in (0, *outboxes) if not destination.short_lived else ():
+                    outbox = cascade.outbox(destination, ticks)
+                    topology.queues[outbox.name] = outbox
+                    topology.bindings.update(dict.fromkeys(cascade.outbox_bindings(destination, ticks)))
+            for stream in streams:
                 topology.queues[stream.name] = stream.queue
                 topology.bindings[cascade.stream_binding(stream)] = None
         return topology
