@@ -1,0 +1,147 @@
+"""The names of a cascade's exchanges and queues. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+
+from .destination import Address, Destination, read
+from .parts import QueueType
+from .routing_key import MAX_LENGTH, SENTINEL
+
+#: The version of the layout on a broker. Raise it with each change of names, arguments or keys, because a broker keeps
+#: the parts that an earlier release declared (docs/how-it-works.md, A later layout).
+LAYOUT = 3
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a cascade, which begin with `prefix`.
+
+    They contain everything that decides how a part is declared: the version of the layout, the tick, and the type of
+    classic queues. Cascades that differ in any of these exist side by side, and no release publishes into the layout of
+    another one. Only the name of `marker` contains the number of levels: cascades with more or fewer levels share those
+    that they have in common, and a message needs only the levels in its key.
+
+    Quorum queues of RabbitMQ 4.0 to 4.2 distinguish two priorities, up to 4 and above
+    (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head. In a
+    shared queue, normal messages would therefore wait for high ones. `high` stands for the levels of messages of high
+    priorities there; both kinds share everything from `done` on.
+    """
+
+    prefix: str
+    tick: timedelta  # whole milliseconds
+    powers: int  # levels of 2^0 to 2^(powers - 1) ticks
+    queue_type: QueueType = "quorum"
+    high: bool = False
+
+    def milliseconds(self, ticks: int) -> int:
+        return ticks * (self.tick // _MILLISECOND)
+
+    @cached_property
+    def root(self) -> str:
+        """The common prefix of all names of the cascade."""
+        return self.root_of(LAYOUT)
+
+    def root_of(self, layout: int) -> str:
+        """Return the root in another layout. Where the exchange of that name exists, that layout is in use."""
+        milliseconds = self.tick // _MILLISECOND
+        return f"{self.prefix}.v{layout}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
+
+    @property
+    def base_name(self) -> str:
+        """The common prefix of the names of ingest and of the levels."""
+        return f"{self.root}.high" if self.high else self.root
+
+    @cached_property
+    def ingest(self) -> str:
+        return f"{self.base_name}.ingest"
+
+    @property
+    def behind_ingest(self) -> str:
+        """The exchange that leads from ingest to the levels and to the streams."""
+        return f"{self.base_name}.route"
+
+    @property
+    def outbox_ingest(self) -> str:
+        """The exchange for messages whose delay is that of an outbox.
+
+        It has no alternate exchange, unlike `done`: a message for an outbox that was deleted returns to its publisher.
+        """
+        return f"{self.root}.ingest.outboxes"
+
+    @property
+    def done(self) -> str:
+        return f"{self.root}.done"
+
+    @property
+    def exit(self) -> str:
+        return f"{self.root}.exit"
+
+    @property
+    def short_lived_exit(self) -> str:
+        """The exit of the outbox that short-lived queues share.
+
+        It leads to no exchange: what one of these cannot route stays in the outbox that it came from.
+        """
+        return f"{self.exit}.short-lived"
+
+    @property
+    def exits(self) -> tuple[str, str]:
+        """The exchanges that lead to destinations."""
+        return self.exit, self.short_lived_exit
+
+    @property
+    def orphans(self) -> str:
+        return f"{self.root}.orphans"
+
+    @property
+    def lost(self) -> str:
+        """The exchange of the orphans. No queue has its name, so that permission to bind it does not allow purging."""
+        return f"{self.root}.lost"
+
+    @property
+    def discard(self) -> str:
+        return f"{self.root}.discard"
+
+    @property
+    def marker(self) -> str:
+        """The exchange that is declared last: if it exists, all levels and their bindings to each other exist.
+
+        RabbitMQ from 4.3 shows an exchange only to users with some permission on it
+        (https://github.com/rabbitmq/rabbitmq-server/releases/tag/v4.3.1), hence a name that a publisher's permission
+        to write to ingest can cover.
+        """
+        return f"{self.ingest}.{self.powers}"
+
+    @property
+    def outbox_prefix(self) -> str:
+        """The common prefix of the names of outboxes."""
+        return f"{self.root}.out."
+
+    def outbox_address(self, queue: str) -> str | None:
+        """Return the address of an outbox by its name, as far as the name says it; None for other queues."""
+        if not queue.startswith(self.outbox_prefix):
+            return None
+        return f"{SENTINEL}.{queue.removeprefix(self.outbox_prefix)}"
+
+    def outbox_of(self, queue: str) -> Address | None:
+        """Return what the name of an outbox says; None for other queues, and for that of the short-lived queues."""
+        address = self.outbox_address(queue)
+        return address and read(address)  # type: ignore[return-value]
+
+    def _outbox_name(self, address: str) -> str:
+        name = self.outbox_prefix + address.removeprefix(f"{SENTINEL}.")
+        if len(name.encode()) <= MAX_LENGTH:
+            return name
+        found = read(address)
+        digest = hashlib.sha256(address.encode()).hexdigest()[:40]
+        return f"{self.outbox_prefix}{found.mark if found else ''}!{digest}"
+
+    def outbox_name(self, destination: Destination, ticks: int = 0) -> str:
+        """Return the name of the queue in which messages wait for a delay, and until their destination accepts them."""
+        return self._outbox_name(destination.outbox_address(self.milliseconds(ticks)))
