@@ -12,8 +12,8 @@ compares the key with the patterns of its bindings; of those of one level exactl
 user's key from matching a level.
 
 RabbitMQ checks the user's permission on the key of each message that is published to a topic exchange, and caches
-twelve results (rabbit_channel, check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. It checks only
-the exchange that the user publishes to. So that one is a fanout exchange.
+twelve results (rabbit_channel, check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. It checks
+only the exchange that the user publishes to. So that one is a fanout exchange.
 """
 
 from __future__ import annotations
