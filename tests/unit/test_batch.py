@@ -34,14 +34,14 @@ class Publisher:
 
     def __init__(self) -> None:
         self.stored: list[str] = []
-        self.bound: list[Destination] = []
+        self.prepared: list[Destination] = []
         self.rounds = 0
         self.before_each: Callable[[str], None] = lambda name: None
         self.unreachable: dict[str, Exception] = {}
 
-    def bind(self, destination: Destination) -> None:
-        self.bound.append(destination)
-        if failure := self.unreachable.get(destination.queues[0]):
+    def prepare(self, one: PendingMessage) -> None:
+        self.prepared.append(one.destination)
+        if failure := self.unreachable.get(one.destination.queues[0]):
             raise failure
 
     def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
@@ -79,7 +79,7 @@ def test_a_flush_sends_everything_in_one_round_for_each_cascade(connection: Conn
     normal, high = connection.publishers[False], connection.publishers[True]
     assert (normal.stored, high.stored) == (["a", "c", "d"], ["b"])
     assert (normal.rounds, high.rounds) == (1, 1)
-    assert sorted(normal.bound) == [Destination("", ("q",)), Destination("", ("r",))]
+    assert normal.prepared == [Destination("", (name,)) for name in "qrq"], "each may want another outbox"
     batch.flush(connection)
     assert normal.rounds == 1
 
@@ -142,7 +142,7 @@ def test_a_destination_that_cannot_be_led_to_is_told_last_and_keeps_nothing_else
         batch.flush(connection)
     assert publisher.stored == ["c", "e", "f", "g"]
     assert batch.ids == ["a", "b", "d"]
-    assert len(publisher.bound) < 8, "it is not tried with each message"
+    assert len(publisher.prepared) < 8, "it is not tried with each message"
     publisher.unreachable.clear()
     batch.flush(connection)
     assert publisher.stored[4:] == ["a", "b", "d"]

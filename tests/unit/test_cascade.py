@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core import routing_key
-from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination, is_match
-from celery_rabbit_delay.core.levels import Level
+from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination, is_match, read
+from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, fewest_set_bits
 from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
 from testkit.broker_model import BrokerModel
 
-CASCADE = Cascade("t", timedelta(milliseconds=10), powers=11)
-LONG = Cascade("t", timedelta(milliseconds=10), powers=49)
+TICK = 10  # milliseconds
+CASCADE = Cascade("t", timedelta(milliseconds=TICK), powers=11)
+LONG = replace(CASCADE, powers=49)
 SHOP = Destination("", ("shop",))
+MAILS = Destination("", ("mails",))
 
 
-def keys(ticks: int, destination: Destination, *users: str) -> tuple[str, ...]:
-    """Return the routing keys of a delayed message: its own, and those in its CC header."""
-    return keys_of(LONG.route(ticks, 0), destination, *users)
-
-
-def keys_of(route: tuple[Level, ...], destination: Destination, *users: str) -> tuple[str, ...]:
-    return *routing_key.steps(route), *users, destination.outbox_address, destination.address
+def entry(ticks: int, destination: Destination, *users: str, outbox: int = 0) -> tuple[str, ...]:
+    """Return the exchange of a delayed message and its keys: its own, and those in its CC header."""
+    exchange, (key, *addresses) = LONG.entry(LONG.route(ticks, outbox), destination)
+    return exchange, key, *users, *addresses
 
 
 def model_with_queues(*names: str, cascade: Cascade = CASCADE) -> BrokerModel:
@@ -39,189 +39,215 @@ def model_with_queues(*names: str, cascade: Cascade = CASCADE) -> BrokerModel:
     return model
 
 
+def bind(
+    model: BrokerModel, destination: Destination, cascade: Cascade = CASCADE, outboxes: Iterable[int] = ()
+) -> None:
+    for ticks in (0, *outboxes):
+        outbox = cascade.outbox(destination, ticks)
+        model.queues[outbox.name] = outbox
+        model.bind(cascade.outbox_bindings(destination, ticks))
+    model.bind(cascade.exit_bindings(destination))
+
+
 def test_every_delay_arrives_once_on_time_with_one_hop_per_set_bit() -> None:
     model = model_with_queues("shop")
     bind(model, SHOP)
     for ticks in range(1, CASCADE.max_ticks + 1):
-        arrived, visited = model.publish(CASCADE.ingest, *keys(ticks, SHOP, "shop"))
-        assert arrived == [(ticks * 10, "shop")]
+        arrived, visited = model.publish(*entry(ticks, SHOP, "shop"))
+        assert arrived == [(ticks * TICK, "shop")]
         assert len(visited) == ticks.bit_count() + 1  # the outbox
 
 
 @given(st.integers(1, (1 << 31) - 1))
-def test_any_delay_of_the_default_cascade_arrives_once_on_time(ticks: int) -> None:
-    cascade = Cascade("t", timedelta(milliseconds=125), powers=31)
+def test_any_delay_of_powers_alone_arrives_once_on_time(ticks: int) -> None:
+    cascade = Cascade("t", timedelta(milliseconds=TICK), powers=31)
     model = model_with_queues("shop", cascade=cascade)
     bind(model, SHOP, cascade)
-    arrived, visited = model.publish(cascade.ingest, *keys(ticks, SHOP, "shop"))
-    assert arrived == [(ticks * 125, "shop")]
+    arrived, visited = model.publish(*entry(ticks, SHOP, "shop"))
+    assert arrived == [(ticks * TICK, "shop")]
     assert len(visited) == ticks.bit_count() + 1  # the outbox
 
 
-#: Lanes of which two are next to each other, two add up to a third, and some are longer than powers of two that exist.
-LANES = (3, 5, 6, 24, 100, 101, 201, 900)
-WITH_LANES = replace(CASCADE, lanes=LANES)
+class Process:
+    """A process with options of its own on a broker that it may share with others, which it may be unable to change."""
 
-DEFAULT = Options().cascade
+    def __init__(
+        self, model: BrokerModel, destination: Destination = SHOP, passive: bool = False, high: bool = False, **own: Any
+    ) -> None:
+        self.model = model
+        self.destination = destination
+        self.options = Options(**{"prefix": "t", "tick": TICK / 1000, "max_delay": 20, **own})
+        self.cascade = self.options.high_cascade if high else self.options.cascade
+        self.usable = () if high else self.options.outbox_ticks
+        model.add(self.cascade)
+        if passive:
+            there = model.queues
+            self.usable = tuple(n for n in self.usable if self.cascade.outbox_name(destination, n) in there)
+        bind(model, destination, self.cascade, () if passive else self.usable)
 
+    def send(self, delay: int) -> int:
+        """Publish a message with a delay in microseconds; return how many queues it passes, after a check."""
+        cascade, options = self.cascade, self.options
+        route = options.route(cascade, delay, outboxes=self.usable)
+        exchange, (key, *addresses) = cascade.entry(route, self.destination)
+        [user_key] = self.destination.queues
+        arrived, visited = self.model.publish(exchange, key, user_key, *addresses)
+        assert [queue for _, queue in arrived] == [user_key], "exactly one copy, and at its destination"
+        tick, slack = cascade.tick // timedelta(microseconds=1), options.slack
+        fraction, most = slack if isinstance(slack, tuple) else (slack, options.max_delay)
+        allowed = min(delay * fraction, most * 1_000_000)
+        assert delay <= arrived[0][0] * 1000 <= delay + allowed + tick, "it is neither early nor too late"
+        assert visited == [
+            *(level.queue for level in route.levels),
+            cascade.outbox_name(self.destination, route.outbox),
+        ]
+        assert route.outbox in (0, *self.usable)
+        ticks = -(-delay // tick)
+        alone = fewest_set_bits(ticks, min(int(allowed) // tick, cascade.max_ticks - ticks))
+        assert len(route.levels) <= alone.bit_count(), "outboxes add no levels"
+        return len(visited)
 
-@pytest.mark.parametrize("slack", [0, 1, 9])
-@pytest.mark.parametrize("shard", [1, 2])
-@pytest.mark.parametrize("high", [False, True])
-def test_every_delay_arrives_once_through_lanes_with_as_few_hops_as_promised(
-    slack: int, shard: int, high: bool
-) -> None:
-    model = model_with_queues("shop", cascade=WITH_LANES)
-    for number, priority in ((2, False), (1, True), (2, True)):
-        model.add(replace(WITH_LANES, shard=number, high=priority))
-    bind(model, SHOP, WITH_LANES)
-    bind(model, SHOP, replace(WITH_LANES, shard=2))
-    chosen = replace(WITH_LANES, shard=shard, high=high)
-    for ticks in range(1, chosen.max_ticks + 1):
-        route = chosen.route(ticks, slack)
-        arrived, visited = model.publish(chosen.ingest, *keys_of(route, SHOP, "shop"))
-        [(after, queue)] = arrived
-        assert queue == "shop"
-        assert ticks * 10 <= after <= (ticks + slack) * 10
-        assert visited == [*(level.queue for level in route), chosen.outbox_name(SHOP)]
-        assert len(route) <= len(CASCADE.route(ticks, slack))
-
-
-@pytest.fixture(scope="module")
-def default_model() -> BrokerModel:
-    model = model_with_queues("shop", cascade=DEFAULT)
-    bind(model, SHOP, DEFAULT)
-    return model
-
-
-@given(data=st.data())
-def test_any_delay_of_the_default_options_arrives_once_within_its_slack(
-    default_model: BrokerModel, data: st.DataObject
-) -> None:
-    ticks = data.draw(st.integers(1, DEFAULT.max_ticks))
-    route = DEFAULT.route(ticks, data.draw(st.integers(0, 8)))
-    arrived, visited = default_model.publish(DEFAULT.ingest, *keys_of(route, SHOP, "shop"))
-    [(after, _)] = arrived
-    assert ticks * 125 <= after <= (ticks + 8) * 125
-    assert visited == [*(level.queue for level in route), DEFAULT.outbox_name(SHOP)]
+    def walk(self) -> Counter[int]:
+        """Send a message with each delay; return how many pass how many queues."""
+        longest = int(self.options.max_delay * 1000) // TICK
+        return Counter(self.send(ticks * TICK * 1000) for ticks in range(1, longest + 1))
 
 
-lane_sets = st.sets(st.integers(1, 2047).filter(lambda n: n & (n - 1)), max_size=8).map(sorted).map(tuple)
-
-
-@given(lane_sets, lane_sets, st.integers(9, 11), st.integers(9, 11), st.data())
-def test_cascades_with_other_levels_share_one_and_what_each_sends_arrives(
-    one: tuple[int, ...], other: tuple[int, ...], powers: int, other_powers: int, data: st.DataObject
-) -> None:
-    sharing = [
-        replace(CASCADE, lanes=tuple(n for n in lanes if n < 1 << powers), powers=powers)
-        for lanes, powers in ((one, powers), (other, other_powers))
-    ]
-    model = model_with_queues("shop", cascade=sharing[0])
-    model.add(sharing[1])
-    bind(model, SHOP)
-    for cascade in sharing:
-        ticks = data.draw(st.integers(1, cascade.max_ticks))
-        route = cascade.route(ticks, data.draw(st.integers(0, 20)))
-        arrived, visited = model.publish(cascade.ingest, *keys_of(route, SHOP, "shop"))
-        assert arrived == [(10 * sum(level.ticks for level in route), "shop")]
-        assert visited == [*(level.queue for level in route), cascade.outbox_name(SHOP)]
-
-
-@pytest.mark.parametrize("seconds", [0.125, 15, 60, 3601, 86_399, 2_592_000 * 3 + 7, 200_000_001])
-def test_the_default_lanes_arrive_once_on_time(seconds: float) -> None:
-    options = Options()
-    model = model_with_queues("shop", cascade=options.cascade)
-    bind(model, SHOP, options.cascade)
-    route = options.route(options.cascade, int(seconds * 1_000_000))
-    arrived, visited = model.publish(options.cascade.ingest, *keys_of(route, SHOP, "shop"))
-    [(after, _)] = arrived
-    assert 0 <= after - seconds * 1000 < 125 + 1000
-    assert visited[:-1] == [level.queue for level in route]
-
-
-def test_shards_have_levels_and_outboxes_of_their_own_and_share_the_rest() -> None:
-    second = replace(WITH_LANES, shard=2)
-    model = model_with_queues("shop", cascade=WITH_LANES)
-    model.add(second)
-    bind(model, SHOP, WITH_LANES)
-    bind(model, SHOP, second)
-    for shard in (WITH_LANES, second):
-        route = shard.route(931, 0)
-        arrived, visited = model.publish(shard.ingest, *keys_of(route, SHOP, "shop"))
-        assert arrived == [(9310, "shop")]
-        assert visited == [*(level.queue for level in route), shard.outbox_name(SHOP)]
-    assert [level.queue for level in second.route(8, 0)] == ["t.v2.10ms.s2.delay.80"]
-    assert {b for b in second.destination_bindings(SHOP) if b.source == WITH_LANES.exit} < {
-        *WITH_LANES.destination_bindings(SHOP)
-    }
-
-
-def test_each_set_of_levels_has_a_marker_of_its_own() -> None:
-    sets = [CASCADE, WITH_LANES, replace(CASCADE, lanes=LANES[1:]), replace(WITH_LANES, powers=12)]
-    sets += [replace(cascade, shard=2) for cascade in sets]
-    assert len({cascade.marker for cascade in sets}) == len(sets)
-    assert [replace(CASCADE, shard=c.shard).with_recorded_levels(c.levels_record()) for c in sets] == sets
-
-
-@pytest.mark.parametrize("tick", [0.001, 0.125, 3600])
-def test_the_longest_cascade_with_the_most_lanes_is_read_from_its_record(tick: float) -> None:
-    options = Options(tick=tick, max_delay=TEN_YEARS, lanes=[TEN_YEARS - n * tick for n in range(64)])
-    cascade = options.cascade
-    assert len(cascade.lanes) >= 63  # one may be a power of two
-    assert Options(tick=tick).cascade.with_recorded_levels(cascade.levels_record()) == cascade
-
-
-MADE_UP: list[str | bytes] = [
-    "",
-    b"\xff\xfe\x00",
-    "[" * 100_000,
-    "1" * 10_000,
-    *("null", "5", '"powers"', "[]", "{}", "NaN", '{"powers": 3}', '{"lanes": []}'),
-    *(f'{{"powers": {powers}, "lanes": []}}' for powers in ("10000000", "36", "0", "-1", "3.0", "true", '"3"', "null")),
-    *(
-        f'{{"powers": 10, "lanes": {lanes}}}'
-        for lanes in ("null", "5", '"3"', "{}", "[true]", "[3.0]", '["3"]', "[[3]]", "[0]", "[-3]", "[1]", "[4]")
-    ),
-    '{"powers": 10, "lanes": [1025]}',  # as long as all powers, and more
-    f'{{"powers": 10, "lanes": [{", ".join(["3"] * 65)}]}}',
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"outboxes": ()},
+    {"outboxes": (0.05, 0.5, 7.77, 19)},
+    {"slack": 0},
+    {"slack": (0.05, 0.2)},
+    {"max_delay": 5},
+    {"queue_type": "classic"},
+    {"high": True},
 ]
 
 
-@pytest.mark.parametrize("record", MADE_UP, ids=lambda record: repr(record)[:40])
-def test_what_is_no_record_of_levels_is_none(record: str | bytes) -> None:
-    assert CASCADE.with_recorded_levels(record) is None
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_delay_arrives_once_within_its_slack_one_outbox_last(way: dict[str, Any]) -> None:
+    model = model_with_queues("shop", "mails")
+    Process(model, MAILS)
+    process = Process(model, **way)
+    passed = process.walk()
+    tick = process.cascade.tick // timedelta(microseconds=1)
+    for ticks in process.usable:
+        assert process.send(ticks * tick) == 1, "a round delay passes its outbox alone"
+        assert process.send(ticks * tick - 1) == 1, "also if it takes a moment to publish it"
+    assert passed[1] >= len(process.usable)
 
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"max_delay": 5}, {}),
+    ({"outboxes": ()}, {}),
+    ({"outboxes": (0.05, 0.5, 7.77, 19)}, {"outboxes": (0.06, 0.5, 7.78, 20), "max_delay": 41}),
+    ({"slack": 0}, {"slack": 0.2}),
+    ({"high": True}, {}),
+    ({"high": True, "max_delay": 3}, {"outboxes": ()}),
+    ({"outboxes": (1, 7)}, {"passive": True}),
+    ({"outboxes": ()}, {"passive": True}),
+    ({"outboxes": (2, 3, 5), "max_delay": 5}, {"passive": True, "outboxes": (1, 2, 3, 4), "slack": 0}),
+    ({"queue_type": "classic"}, {}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS, ids=str)
+def test_every_delay_arrives_from_processes_with_different_options_side_by_side(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    model = model_with_queues("shop", "mails")
+    processes = [Process(model, **one), Process(model, **other)]
+    assert len({process.cascade.root for process in processes}) == (2 if "queue_type" in one else 1)
+    for process in processes:
+        process.walk()
+
+
+def test_an_outbox_that_a_passive_process_lacks_costs_it_a_hop() -> None:
+    model = model_with_queues("shop")
+    Process(model, outboxes=(1,))
+    passive = Process(model, passive=True)
+    assert [passive.send(seconds * 1_000_000) for seconds in (1, 2)] == [1, 4]  # 1 s and 64, 32 and 4 ticks
+
+
+@pytest.fixture(scope="module")
+def defaults() -> Process:
+    return Process(model_with_queues("shop", cascade=Options().cascade), prefix="celery-rabbit-delay", **DEFAULTS)
+
+
+DEFAULTS: dict[str, Any] = {"tick": 0.125, "max_delay": Options().max_delay}
+
+
+@given(st.integers(1, int(Options().max_delay * 1_000_000)))
+def test_any_delay_of_the_default_options_arrives_once_within_its_slack(defaults: Process, delay: int) -> None:
+    assert defaults.options == Options()
+    defaults.send(delay)
+
+
+@given(st.integers(1, int(Options().max_delay)))
+def test_any_delay_in_whole_seconds_does_too(defaults: Process, seconds: int) -> None:
+    defaults.send(seconds * 1_000_000)
+
+
+@pytest.mark.parametrize("seconds", DEFAULT_OUTBOXES)
+def test_each_default_outbox_takes_its_delay_alone(defaults: Process, seconds: float) -> None:
+    for publishing in (0, 1, 20_000, 124_999):
+        assert defaults.send(int(seconds * 1_000_000) - publishing) == 1
+
+
+seconds = st.integers(1, 200).map(lambda n: n / 10)
+sets = st.lists(seconds, max_size=6, unique=True)
+ways = st.fixed_dictionaries(
+    {"max_delay": st.just(20) | st.integers(21, 90), "slack": st.sampled_from([0, 0.001, 0.1, (0.5, 0.3)])},
+    optional={"outboxes": sets, "high": st.booleans()},
 )
 
 
-@given(st.binary() | st.text() | st.builds(lambda p, n: json.dumps({"powers": p, "lanes": n}), values, values))
-def test_no_record_raises_an_error_or_costs_more_than_the_longest_cascade(record: str | bytes) -> None:
-    found = CASCADE.with_recorded_levels(record)
-    assert found is None or (found.powers <= 35 and len(found.levels) <= 35 + 64)
+@given(st.lists(ways, min_size=2, max_size=3), st.booleans(), st.data())
+def test_processes_with_any_options_share_a_cascade_and_what_each_sends_arrives(
+    several: list[dict[str, Any]], passive: bool, data: st.DataObject
+) -> None:
+    model = model_with_queues("shop")
+    processes = [Process(model, passive=passive and number > 0, **way) for number, way in enumerate(several)]
+    for process in processes:
+        process.send(data.draw(st.integers(1, int(process.options.max_delay * 1_000_000))))
 
 
 @pytest.mark.parametrize(
-    "key", ["^0", ">^1", "^1>^0", "~3>^0", "->^0", "@x.~3>-", "^3>^2.shop", "#", "*.^1", "a.@.^1", "@shop.^1", "@"]
+    "key",
+    ["^0", "^1.^0", "^9", "@^3", "@x.^3", "^3.shop", "#", "*.^1", "a.@.^1", "@shop.^1", "+shop", "60s.+shop", "shop"],
 )
-def test_a_users_routing_key_that_looks_like_bits_matches_no_level(key: str) -> None:
-    model = model_with_queues("shop")
-    bind(model, SHOP)
+def test_a_users_routing_key_that_looks_like_one_of_ours_matches_no_level_and_no_outbox(key: str) -> None:
+    outboxes = (100, 300)
+    model = model_with_queues("shop", "mails")
+    for destination in (SHOP, MAILS):
+        bind(model, destination, outboxes=outboxes)
     for ticks in range(1, 256):
-        arrived, _ = model.publish(CASCADE.ingest, *keys(ticks, SHOP, key, f"{key}.{key}"))
-        assert arrived == [(ticks * 10, "shop")]
+        for outbox in (0, *outboxes):
+            arrived, _ = model.publish(*entry(ticks, SHOP, key, f"{key}.{key}", outbox=outbox))
+            assert arrived == [((ticks + outbox) * TICK, "shop")]
+    for outbox in outboxes:
+        arrived, _ = model.publish(*entry(0, SHOP, key, f"{key}.{key}", outbox=outbox))
+        assert arrived == [(outbox * TICK, "shop")]
 
 
 def test_a_message_whose_queue_is_gone_becomes_an_orphan() -> None:
     model = model_with_queues("shop")
-    bind(model, SHOP)
+    bind(model, SHOP, outboxes=[100])
     model.delete_queue("shop")
-    arrived, _ = model.publish(CASCADE.ingest, *keys(5, SHOP, "shop"))
-    assert arrived == [(50, CASCADE.orphans)]
+    for ticks, outbox in ((5, 0), (5, 100), (0, 100)):
+        arrived, _ = model.publish(*entry(ticks, SHOP, "shop", outbox=outbox))
+        assert arrived == [((ticks + outbox) * TICK, CASCADE.orphans)]
+
+
+def test_a_message_whose_outbox_is_gone_returns_to_its_publisher_or_becomes_an_orphan() -> None:
+    model = model_with_queues("shop")
+    bind(model, SHOP, outboxes=[100])
+    model.delete_queue(CASCADE.outbox_name(SHOP, 100))
+    exchange, *keys = entry(0, SHOP, "shop", outbox=100)
+    assert model.route(exchange, tuple(keys)) == set()
+    arrived, _ = model.publish(*entry(5, SHOP, "shop", outbox=100))
+    assert arrived == [(5 * TICK, CASCADE.orphans)]
 
 
 def named_exchange(model: BrokerModel, *queues: str, kind: str = "direct") -> None:
@@ -229,37 +255,35 @@ def named_exchange(model: BrokerModel, *queues: str, kind: str = "direct") -> No
     model.bind(Binding("orders", queue, "queue", "new") for queue in queues)
 
 
-def bind(model: BrokerModel, destination: Destination, cascade: Cascade = CASCADE) -> None:
-    outbox = cascade.outbox(destination)
-    model.queues[outbox.name] = outbox
-    model.bind(cascade.destination_bindings(destination))
-
-
+@pytest.mark.parametrize("outbox", [0, 100])
 @pytest.mark.parametrize("destination", [Destination("orders"), Destination("orders", key="new")])
-def test_a_named_exchange_routes_by_the_original_key(destination: Destination) -> None:
+def test_a_named_exchange_routes_by_the_original_key(destination: Destination, outbox: int) -> None:
     model = model_with_queues("shop", "audit")
     named_exchange(model, "shop", "audit")
-    bind(model, destination)
-    arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
-    assert sorted(arrived) == [(60, "audit"), (60, "shop")]
+    bind(model, destination, outboxes=[100])
+    arrived, _ = model.publish(*entry(6, destination, "new", outbox=outbox))
+    due = (6 + outbox) * TICK
+    assert sorted(arrived) == [(due, "audit"), (due, "shop")]
 
 
-def test_what_an_exchange_cannot_route_waits_in_its_outbox_and_nowhere_else() -> None:
+@pytest.mark.parametrize("outbox", [0, 100])
+def test_what_an_exchange_cannot_route_waits_in_its_outbox_and_nowhere_else(outbox: int) -> None:
     model = model_with_queues()
     named_exchange(model)
     destination = Destination("orders")
-    bind(model, destination)
-    arrived, visited = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
-    assert arrived == [(60, CASCADE.outbox_name(destination))]
+    bind(model, destination, outboxes=[100])
+    arrived, visited = model.publish(*entry(6, destination, "new", outbox=outbox))
+    assert arrived == [((6 + outbox) * TICK, CASCADE.outbox_name(destination, outbox))]
     assert len(visited) == 3
 
 
-def test_a_fanout_exchange_without_listeners_drops_messages() -> None:
+@pytest.mark.parametrize("outbox", [0, 100])
+def test_a_fanout_exchange_without_listeners_drops_messages(outbox: int) -> None:
     model = model_with_queues()
     named_exchange(model, kind="fanout")
     destination = Destination("orders", fanout=True)
-    bind(model, destination)
-    arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
+    bind(model, destination, outboxes=[100])
+    arrived, _ = model.publish(*entry(6, destination, "new", outbox=outbox))
     assert arrived == []
 
 
@@ -267,8 +291,8 @@ def test_a_message_for_an_exchange_that_is_gone_becomes_an_orphan() -> None:
     model = model_with_queues()
     destination = Destination("orders")
     model.queues[CASCADE.outbox_name(destination)] = CASCADE.outbox(destination)
-    model.bind(b for b in CASCADE.destination_bindings(destination) if b.source == CASCADE.done)
-    arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "new"))
+    model.bind(CASCADE.outbox_bindings(destination))
+    arrived, _ = model.publish(*entry(6, destination, "new"))
     assert arrived == [(60, CASCADE.orphans)]
 
 
@@ -285,19 +309,21 @@ def test_a_message_enters_one_outbox_even_where_its_destination_has_several(
     model = model_with_queues("shop")
     named_exchange(model, "shop")
     for destination in (one, other):
-        bind(model, destination)
+        bind(model, destination, outboxes=() if destination.short_lived else [100, 200])
     for destination in (one, other):
         key = "new" if destination.exchange else "shop"
-        arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, key))
-        assert arrived == [(60, "shop")]
+        for outbox in (0,) if destination.short_lived else (0, 100, 200):
+            arrived, _ = model.publish(*entry(6, destination, key, outbox=outbox))
+            assert arrived == [((6 + outbox) * TICK, "shop")]
 
 
 def test_short_lived_queues_share_an_outbox_and_leave_nothing_behind() -> None:
     model = model_with_queues("amq.gen-1")
     destination = Destination("", ("amq.gen-1",), short_lived=True)
     before = {source: list(bindings) for source, bindings in model.bindings.items()}
-    model.bind(CASCADE.destination_bindings(destination))
-    arrived, _ = model.publish(CASCADE.ingest, *keys(6, destination, "amq.gen-1"))
+    assert list(CASCADE.outbox_bindings(destination, 100)) == []
+    model.bind(CASCADE.exit_bindings(destination))
+    arrived, _ = model.publish(*entry(6, destination, "amq.gen-1"))
     assert arrived == [(60, "amq.gen-1")]
     model.delete_queue("amq.gen-1")
     assert {source: bindings for source, bindings in model.bindings.items() if bindings} == before
@@ -308,32 +334,59 @@ def test_what_somebody_sends_an_exchange_by_way_of_short_lived_queues_becomes_an
     named_exchange(model)
     orders = Destination("orders")
     bind(model, orders)
-    forged = ("@.^3", "no such key", SHORT_LIVED, orders.address)
-    arrived, _ = model.publish(CASCADE.ingest, *forged)
+    arrived, _ = model.publish(CASCADE.ingest, "@.^3", "no such key", SHORT_LIVED, orders.address)
     assert arrived == [(80, CASCADE.orphans)]
 
 
 @pytest.mark.parametrize(
     "forged",
-    [
-        ["@.>^3"],
-        ["@.>^3", "@.^3>^9"],
-        ["@.>^9", "@.^9>^3", "@.^3>^2", "@.^2>^77"],
-        ["@.>^2", "@.^2>x"],
-        ["@.>^10", "@.^10>^10", "@.^10>^9"],
-        ["@.>~3", "@.~3>^1"],
-        ["@.>~3", "@.~3>-"],
-        ["@.>~3", "@.~3>-", "@.->~5"],
-        ["@.>~5", "@.~5>~6"],
-    ],
-    ids=" ".join,
+    ["@.^3.^9", "@.^3.x", "@.^9.^3.^2.^77", "@.^9.^9.^77", "@.^3.", "@.^3.@.^2.x", "@.^3.^2.@", "@.^3.+shop", "@.^3.*"],
 )
-def test_steps_that_somebody_made_up_end_among_the_orphans(forged: list[str]) -> None:
-    model = model_with_queues("shop", cascade=WITH_LANES)
-    bind(model, SHOP, WITH_LANES)
-    arrived, _ = model.publish(WITH_LANES.ingest, *forged, "shop", SHOP.address)
-    assert [queue for _, queue in arrived] == [WITH_LANES.orphans]
-    assert model.route(WITH_LANES.ingest, (*forged[1:], "shop", SHOP.address)) == set()  # returned to its publisher
+def test_a_key_that_somebody_made_up_ends_among_the_orphans_once(forged: str) -> None:
+    model = model_with_queues("shop", "mails")
+    for destination in (SHOP, MAILS):
+        bind(model, destination, outboxes=[100])
+    addresses = SHOP.outbox_address(), SHOP.address
+    arrived, _ = model.publish(CASCADE.ingest, forged, "shop", *addresses)
+    assert [queue for _, queue in arrived] == [CASCADE.orphans]
+
+
+@pytest.mark.parametrize(
+    ("forged", "ticks"), [("@.^3.^3", 8), ("@.^9.^9.^3", 520), ("@.^9.^3.^3.^3.^1", 522), ("@.^3.^2.^9.^3", 8)]
+)
+def test_a_key_that_somebody_made_up_of_repeated_levels_leads_to_his_own_destination_alone(
+    forged: str, ticks: int
+) -> None:
+    model = model_with_queues("shop", "mails")
+    for destination in (SHOP, MAILS):
+        bind(model, destination, outboxes=[100])
+    arrived, _ = model.publish(CASCADE.ingest, forged, "shop", SHOP.outbox_address(), SHOP.address)
+    assert (ticks * TICK, "shop") in arrived
+    assert {queue for _, queue in arrived} <= {"shop", CASCADE.orphans}
+
+
+@pytest.mark.parametrize(
+    "forged", ["@", "@.", "@.^11", "@.^", "@.x", "@..^3", "@.^3x", "@.#", "@.*", "@.^3^2", "@.+shop", "@.=+shop", "^3"]
+)
+def test_a_key_without_a_level_returns_to_whoever_made_it_up(forged: str) -> None:
+    model = model_with_queues("shop")
+    bind(model, SHOP, outboxes=[100])
+    assert model.route(CASCADE.ingest, (forged, "shop", SHOP.outbox_address(), SHOP.address)) == set()
+
+
+def test_a_copy_of_an_address_in_cc_leads_to_the_outbox_that_it_names_and_no_other() -> None:
+    """Whoever may publish to a cascade may publish to all its destinations, but to no other by accident."""
+    model = model_with_queues("shop", "mails")
+    for destination in (SHOP, MAILS):
+        bind(model, destination, outboxes=[100])
+    milliseconds = 100 * TICK
+    forged = [
+        (CASCADE.ingest, "@.^3", "shop", SHOP.outbox_address(milliseconds), SHOP.address),
+        (CASCADE.outbox_ingest, SHOP.outbox_address(milliseconds), "shop", SHOP.address, MAILS.outbox_address()),
+    ]
+    assert [model.publish(*one)[0] for one in forged] == [[(1080, "shop")], [(1000, "shop")]]
+    both = model.publish(CASCADE.ingest, "@.^3", SHOP.outbox_address(), SHOP.outbox_address(milliseconds), SHOP.address)
+    assert sorted(both[0]) == [(80, "shop"), (1080, "shop")]
 
 
 def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
@@ -342,27 +395,35 @@ def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
     model.add(high)
     bind(model, SHOP)
     for cascade in (CASCADE, high):
-        arrived, visited = model.publish(cascade.ingest, *keys(11, SHOP, "shop"))
+        exchange, (key, *addresses) = cascade.entry(cascade.route(11, 0), SHOP)
+        arrived, visited = model.publish(exchange, key, "shop", *addresses)
         assert arrived == [(110, "shop")]
         assert visited == [*(cascade.levels[level].queue for level in (3, 1, 0)), CASCADE.outbox_name(SHOP)]
-    assert list(high.destination_bindings(SHOP)) == list(CASCADE.destination_bindings(SHOP))
+    assert list(high.exit_bindings(SHOP)) == list(CASCADE.exit_bindings(SHOP))
+    assert list(high.outbox_bindings(SHOP, 100)) == list(CASCADE.outbox_bindings(SHOP, 100))
+    assert high.outbox(SHOP, 100) == CASCADE.outbox(SHOP, 100)
     assert not {q.name for q in high.queues() if ".delay." in q.name} & {q.name for q in CASCADE.queues()}
 
 
 def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
     model = model_with_queues("shop")
-    assert model.route(CASCADE.ingest, keys(CASCADE.max_ticks + 1, SHOP, "shop")) == set()
+    exchange, *keys = entry(CASCADE.max_ticks + 1, SHOP, "shop")
+    assert model.route(exchange, tuple(keys)) == set()
 
 
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
-    cascade = Cascade("p" * 150, timedelta(milliseconds=1), powers=49, high=True, lanes=(3, 999_999), shard=32)
+    cascade = Options(prefix="p" * 150, tick=0.001, max_delay=TEN_YEARS, queue_type="classic").high_cascade
     names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()]
+    long = Destination("x" * 255, key="y" * 255)
+    names += [cascade.outbox_name(destination, n) for destination in (SHOP, long) for n in (0, 1, cascade.max_ticks)]
     assert len(names) == len(set(names))
     assert all(name.startswith("p" * 150 + ".") and len(name) <= 255 for name in names)
+    keys = [key for n in (0, cascade.max_ticks) for key in cascade.entry(cascade.route(n, cascade.max_ticks), long)[1]]
+    assert all(len(key) <= 255 for key in keys)
 
 
-def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_limit() -> None:
-    for queue in CASCADE.queues():
+def test_queues_keep_messages_until_the_next_one_has_them_and_have_no_limit() -> None:
+    for queue in (*CASCADE.queues(), CASCADE.outbox(SHOP), CASCADE.outbox(SHOP, 100)):
         assert queue.arguments["x-queue-type"] == "quorum"
         assert "x-max-length" not in queue.arguments
         assert "x-dead-letter-routing-key" not in queue.arguments  # it would strip the CC header
@@ -372,31 +433,53 @@ def test_quorum_levels_keep_messages_until_the_next_queue_has_them_and_have_no_l
             assert queue.arguments["x-queue-leader-locator"] == "balanced"
 
 
-def test_a_level_keeps_a_message_for_its_ticks() -> None:
+def test_a_level_keeps_a_message_for_its_ticks_and_an_outbox_for_its_own() -> None:
     seconds = {queue.name: queue.seconds for queue in CASCADE.queues() if ".delay." in queue.name}
     assert seconds == {level.queue: level.ticks * 0.01 for level in CASCADE.levels}
+    assert [CASCADE.outbox(SHOP, ticks).seconds for ticks in (0, 1, 100)] == [0, 0.01, 1]
+
+
+def test_an_outbox_says_what_it_is_for() -> None:
+    for destination in (SHOP, Destination("orders", key="new"), Destination("orders")):
+        for ticks in (0, 1, 100, 12345):
+            name = CASCADE.outbox_name(destination, ticks)
+            address = destination.outbox_address(ticks * TICK)
+            assert CASCADE.outbox_address(name) == address
+            found = CASCADE.outbox_of(name)
+            assert found is not None
+            assert found == read(address)
+            assert found.delay == ticks * TICK
+    assert CASCADE.outbox_name(SHOP, 100) == "t.v3.10ms.out.1s.+shop"
+    assert CASCADE.outbox_name(SHOP, 1) == "t.v3.10ms.out.10ms.+shop"
+    assert CASCADE.outbox_name(SHOP) == "t.v3.10ms.out.+shop"
+    for other in (CASCADE.levels[0].queue, CASCADE.orphans, "shop", "t.v3.10ms.out.short-lived", "t.v3.10ms.outer"):
+        assert CASCADE.outbox_of(other) is None
 
 
 def test_a_topology_has_each_part_of_several_cascades_and_destinations_once() -> None:
     high = replace(CASCADE, high=True)
-    destinations = [SHOP, Destination("orders", key="new")]
-    topology = Topology.of([CASCADE, high], iter(destinations))
+    destinations = [SHOP, Destination("orders", key="new"), Destination("", ("reply",), short_lived=True)]
+    topology = Topology.of([CASCADE, high], iter(destinations), outboxes=iter([100]))
     assert topology.exchanges.keys() == {e.name for c in (CASCADE, high) for e in c.exchanges()}
-    outboxes = {CASCADE.outbox_name(destination) for destination in destinations}
+    outboxes = {CASCADE.outbox_name(destination, n) for destination in destinations[:2] for n in (0, 100)}
     assert topology.queues.keys() == {q.name for c in (CASCADE, high) for q in c.queues()} | outboxes
-    assert topology.bindings.keys() == {
-        binding
-        for cascade in (CASCADE, high)
-        for part in (cascade.bindings(), *map(cascade.destination_bindings, destinations))
-        for binding in part
-    }
+    expected = [one for cascade in (CASCADE, high) for one in cascade.bindings()]
+    expected += [one for destination in destinations for one in CASCADE.exit_bindings(destination)]
+    expected += [one for to in destinations[:2] for n in (0, 100) for one in CASCADE.outbox_bindings(to, n)]
+    assert topology.bindings.keys() == set(expected)
 
 
 def test_an_outbox_whose_name_would_be_too_long_for_amqp_is_named_by_a_hash() -> None:
     cascade = replace(CASCADE, prefix="p" * 150)
-    one, other = (cascade.outbox_name(Destination("", (name * 100,))) for name in "xy")
-    assert one != other
-    assert all(name.startswith(f"{cascade.root}.out.!") and len(name) <= 255 for name in (one, other))
+    destinations = [Destination("", (name * 100,)) for name in "xy"]
+    names = [cascade.outbox_name(destination, ticks) for destination in destinations for ticks in (0, 100)]
+    assert len(set(names)) == 4
+    for name, begin in zip(names, ["!", "1s.!"] * 2, strict=True):
+        assert name.startswith(f"{cascade.root}.out.{begin}")
+        assert len(name) <= 255
+        found = cascade.outbox_of(name)
+        assert found is not None
+        assert (found.names, found.delay) == (None, 1000 if "1s." in begin else 0)
 
 
 def test_cascades_that_are_declared_differently_share_no_name() -> None:
@@ -406,7 +489,7 @@ def test_cascades_that_are_declared_differently_share_no_name() -> None:
         Cascade("t", timedelta(milliseconds=10), 11, "classic"),
         Cascade("u", timedelta(milliseconds=10), 11),
     ]
-    names = [name for c in others for t in [Topology.of([c])] for name in {*t.exchanges, *t.queues}]
+    names = [name for c in others for t in [Topology.of([c], [SHOP], [], [1])] for name in {*t.exchanges, *t.queues}]
     assert len(names) == len(set(names))
 
 
@@ -417,9 +500,28 @@ def test_a_cascade_with_a_longer_maximum_adds_levels_and_changes_none() -> None:
     assert short.bindings.keys() < long.bindings.keys()
 
 
+def test_each_number_of_levels_has_a_marker_of_its_own() -> None:
+    sets = [replace(CASCADE, powers=powers) for powers in (10, 11, 12)]
+    assert len({cascade.marker for cascade in sets}) == len(sets)
+
+
+def test_a_cascade_is_as_small_as_documented() -> None:
+    topology = Topology.of([Options().cascade], [Destination("", ("celery",))], outboxes=[8 * 60, 8 * 300])
+    assert len([name for name in topology.queues if ".out." not in name or "short-lived" in name]) == 31
+    assert len([name for name in topology.queues if ".out." in name and "short-lived" not in name]) == 3
+
+
 @pytest.mark.parametrize(
     ("pattern", "key", "matches"),
-    [("a.*", "a.b", True), ("a.*", "a", False), ("#", "", True), ("a.#.c", "a.c", True), ("a.#", "b", False)],
+    [
+        *(("a.*", "a.b", True), ("a.*", "a", False), ("#", "", True), ("a.#.c", "a.c", True), ("a.#", "b", False)),
+        *(
+            ("a.#", "a", True),
+            ("a.#.b.c.#", "a.b.c", True),
+            ("a.#.b.c.#", "a.b.b.c", True),
+            ("a.#.b", "a.c.b.c", False),
+        ),
+    ],
 )
 def test_the_model_matches_topics_as_rabbitmq_does(pattern: str, key: str, matches: bool) -> None:
     assert is_match("topic", pattern, key) is matches

@@ -11,13 +11,18 @@ from celery_rabbit_delay import InvalidDestination
 from celery_rabbit_delay.core import routing_key
 from celery_rabbit_delay.core.destination import (
     SHORT_LIVED,
+    Address,
     Declarations,
     Destination,
     check_key,
     decode,
     encode,
+    is_address,
+    is_match,
     is_short_lived,
+    read,
 )
+from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.routing_key import MAX_LENGTH
 from celery_rabbit_delay.core.topology import Cascade
 
@@ -28,25 +33,75 @@ names = st.text(max_size=255).filter(lambda s: len(s.encode("utf-8", "surrogatep
 addresses = st.lists(names, min_size=1, max_size=4).map(tuple)
 
 
+marks = st.sampled_from(["", "=", "60s.", "125ms.", "315360000s."])
+
+
 def test_addresses_can_be_read() -> None:
-    assert Destination("", ("celery",)).address == "@.+celery"
+    assert Destination("", ("celery",)).address == "@.=+celery"
     assert Destination("", ("celery",), short_lived=True).address == "@.=+celery"
-    assert Destination("", ("a.b", "c")).address == "@.+a%2Eb+c"
+    assert Destination("", ("a.b", "c")).address == "@.=+a%2Eb+c"
     assert Destination("orders").address == Destination("orders", key="new").address == "@.=orders+"
 
 
 def test_an_address_that_would_be_too_long_for_amqp_is_a_hash() -> None:
-    assert len(encode("", "x" * 252)) == MAX_LENGTH
-    assert encode("", "x" * 253) == f"@.!{hashlib.sha256(b'@.+' + b'x' * 253).hexdigest()}"
-    assert decode(encode("", "x" * 252)) == ("", "x" * 252)
-    assert decode(encode("", "x" * 253)) is None
+    longest = MAX_LENGTH - len("@.9999999999999ms.") - len("+")
+    for mark in ("", "=", "60s."):
+        assert encode("", "x" * longest, mark=mark) == f"@.{mark}+{'x' * longest}"
+        digest = hashlib.sha256(b"+" + b"x" * (longest + 1)).hexdigest()
+        assert encode("", "x" * (longest + 1), mark=mark) == f"@.{mark}!{digest}"
+    assert decode(encode("", "x" * longest)) == ("", "x" * longest)
+    assert decode(encode("", "x" * (longest + 1))) is None
 
 
 def test_an_outbox_is_for_a_queue_an_exchange_a_key_of_it_or_all_short_lived_queues() -> None:
-    assert Destination("", ("celery",)).outbox_address == "@.+celery"
-    assert Destination("orders").outbox_address == "@.orders+"
-    assert Destination("orders", key="new").outbox_address == "@.orders+new"
-    assert Destination("", ("amq.gen-1",), short_lived=True).outbox_address == SHORT_LIVED
+    assert Destination("", ("celery",)).outbox_address() == "@.+celery"
+    assert Destination("orders").outbox_address() == "@.orders+"
+    assert Destination("orders", key="new").outbox_address() == "@.orders+new"
+    assert Destination("", ("amq.gen-1",), short_lived=True).outbox_address() == SHORT_LIVED
+
+
+def test_an_outbox_with_a_delay_says_its_delay() -> None:
+    assert Destination("", ("celery",)).outbox_address(60_000) == "@.60s.+celery"
+    assert Destination("", ("celery",)).outbox_address(1) == "@.1ms.+celery"
+    assert Destination("orders", key="new").outbox_address(1125) == "@.1125ms.orders+new"
+    assert Destination("", ("amq.gen-1",), short_lived=True).outbox_address(60_000) == SHORT_LIVED
+
+
+@given(st.integers(0, int(TEN_YEARS * 1000) * 30), names, names)
+def test_an_address_of_an_outbox_is_read_back_and_fits_into_amqp(delay: int, exchange: str, key: str) -> None:
+    destination = Destination(exchange, key=key) if exchange else Destination("", (key or "q",))
+    address = destination.outbox_address(delay)
+    assert len(address.encode()) <= MAX_LENGTH
+    found = read(address)
+    assert found is not None
+    assert found.delay == delay
+    assert found.names in (None, (exchange, key or ("" if exchange else "q")))
+    assert address == encode(*found.names, mark=found.mark) if found.names else "!" in address
+    itself = read(destination.address)
+    assert itself is not None
+    assert (itself.mark, itself.delay) == ("=", 0)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("", "@", "@.", "@.celery", "@.^9", "@.^9.^4", "+celery", "x.+celery", "@.x.+celery", "@.=", "@.60s.celery"),
+        *("@.0s.+q", "@.01s.+q", "@.60.+q", "@.60ms+q.", "@.60sms.+q", "@.-1s.+q", "@.\u0661s.+q", "@.60s.60s.celery"),
+        "@.99999999999999s.+q",
+    ],
+)
+def test_what_is_no_address_is_not_read_as_one(key: str) -> None:
+    found = read(key)
+    assert found is None or found.mark == "", "a name may contain anything"
+    assert decode(SHORT_LIVED) is read(SHORT_LIVED) is None
+
+
+def test_a_key_is_an_address_if_it_names_something_or_is_a_hash() -> None:
+    for key in ("@.+celery", "@.60s.+celery", "@.=orders+", "@.!0", "@.=!0"):
+        assert is_address(key)
+    for key in ("@.^9.^4", "@", "celery", "+celery", "@+celery"):
+        assert not is_address(key)
+    assert read("@.60s.!0") == Address("60s.", None)
 
 
 def test_who_has_not_declared_a_queue_goes_by_its_name() -> None:
@@ -62,30 +117,37 @@ def test_a_destination_says_what_it_is() -> None:
     assert str(Destination("orders", key="new")) == "exchange 'orders' with the routing key 'new'"
 
 
-@given(addresses, addresses)
-def test_different_names_have_different_addresses(one: tuple[str, ...], other: tuple[str, ...]) -> None:
-    address = encode(*one)
+@given(addresses, addresses, marks, marks)
+def test_different_names_have_different_addresses(
+    one: tuple[str, ...], other: tuple[str, ...], mark: str, other_mark: str
+) -> None:
+    address = encode(*one, mark=mark)
     assert not set(address) & set("*#")
-    assert address.startswith("@.")
-    assert address.count(".") == 1
+    assert address.startswith(f"@.{mark}")
+    assert address.count(".") == 1 + mark.count(".")
     assert len(address.encode()) <= MAX_LENGTH
     assert address != SHORT_LIVED or one == ("short-lived",)
-    assert (address == encode(*other)) == (one == other)
+    assert (address == encode(*other, mark=other_mark)) == ((one, mark) == (other, other_mark))
 
 
-@given(st.tuples(names, names))
-@example(("", "x" * 253))
-def test_an_address_can_be_decoded_unless_it_is_a_hash(pair: tuple[str, str]) -> None:
-    address = encode(*pair)
-    assert decode(address) == (None if address.startswith("@.!") else pair)
-    assert decode(SHORT_LIVED) is None
+@given(st.tuples(names, names), marks)
+@example(("", "x" * 253), "")
+def test_an_address_can_be_decoded_unless_it_is_a_hash(pair: tuple[str, str], mark: str) -> None:
+    address = encode(*pair, mark=mark)
+    assert decode(address) == (None if address.startswith(f"@.{mark}!") else pair)
+    assert read(address) == Address(mark, decode(address))
 
 
-@given(addresses, st.integers(0, 48), st.integers(0, 48))
-def test_no_level_takes_an_address_for_a_delay(destination: tuple[str, ...], level: int, lower: int) -> None:
-    for address in (encode(*destination), SHORT_LIVED):
-        assert address not in routing_key.steps((LEVELS[level],))
-        assert address not in routing_key.steps((LEVELS[level], LEVELS[lower]))
+@given(addresses, marks, st.integers(0, 48), st.integers(0, 48))
+def test_no_level_takes_an_address_for_a_delay(destination: tuple[str, ...], mark: str, level: int, lower: int) -> None:
+    one, other = LEVELS[level], LEVELS[lower]
+    patterns = [
+        routing_key.entry_pattern(one),
+        routing_key.next_pattern(one, other),
+        routing_key.exit_pattern(one),
+    ]
+    for address in (encode(*destination, mark=mark), SHORT_LIVED):
+        assert not any(is_match("topic", pattern, address) for pattern in patterns)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,11 @@ DESTINATION = Destination("", ("q",))
 TASK = {"task": "shop.order", "id": "1", "eta": "2026-07-01T12:00:10+00:00"}
 
 
+def addressed(wrapped: dict[str, Any], destination: Destination, delay: int = 0) -> dict[str, Any]:
+    """Return headers with the addresses that a message has in a level, on its way to an outbox with a delay."""
+    return headers_.addressed(wrapped, [destination.outbox_address(delay), destination.address])
+
+
 def death(queue: str, **more: Any) -> dict[str, Any]:
     return {"queue": queue, "exchange": "x", "routing-keys": ["k"], "reason": "expired", "count": 1, **more}
 
@@ -101,7 +106,7 @@ def test_unwrap_undoes_wrap_and_drops_deaths_in_levels(
 ) -> None:
     sent = {**users, **({"CC": cc} if cc else {})}
     destination = Destination(exchange) if exchange else Destination("", (key, *cc))
-    on_the_way = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), destination) | {
+    on_the_way = addressed(headers_.wrap(sent, "p", exchange, key, NOW), destination) | {
         "x-death": [death(f"p.delay.{n}") for n in range(hops)],
         "x-first-death-queue": "p.delay.1",
         "x-first-death-exchange": "p.ingest",
@@ -119,7 +124,7 @@ def test_a_message_that_comes_back_to_its_queue_is_as_the_queue_delivered_it(
     delivered = Delivery(exchange, key, {**users, **({"CC": cc} if cc else {})})
     wrapped = headers_.wrap_for_return(delivered, "p", queue, NOW)
     assert wrapped["CC"] == [queue], "no other queue gets a copy"
-    on_the_way = headers_.addressed(wrapped, Destination("", (queue,))) | {"x-death": [death("p.delay.1")]}
+    on_the_way = addressed(wrapped, Destination("", (queue,))) | {"x-death": [death("p.delay.1")]}
     assert headers_.unwrap(Delivery("p.exit", "@.^1", on_the_way)) == delivered
     assert headers_.resent(Delivery("p.exit", "@.^1", on_the_way)) == Delivery("", queue, users)
 
@@ -132,13 +137,13 @@ def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays()
 
 
 def test_a_message_without_a_queue_of_its_own_is_sent_again_as_it_was_sent() -> None:
-    headers = headers_.addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), Destination("orders"))
+    headers = addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), Destination("orders"))
     assert headers_.resent(Delivery("p.exit", "@.^1", headers)) == ("orders", "new", {"a": 1})
 
 
 def test_a_senders_own_cc_comes_back() -> None:
     destination = Destination("", ("new", "copy"))
-    on_the_way = headers_.addressed(headers_.wrap({"CC": ["copy"]}, "p", "", "new", NOW), destination)
+    on_the_way = addressed(headers_.wrap({"CC": ["copy"]}, "p", "", "new", NOW), destination)
     assert headers_.unwrap(Delivery("p.exit", "@.^1", on_the_way)) == ("", "new", {"CC": ["copy"]})
 
 
@@ -158,20 +163,30 @@ LONG = "x" * 200  # its address is a hash
         (LONG, LONG, Destination(LONG, key=LONG)),
     ],
 )
+@pytest.mark.parametrize("delay", [0, 60_000, 125])
 def test_a_message_whose_addresses_lead_to_where_it_says_is_unwrapped(
-    exchange: str, key: str, destination: Destination
+    exchange: str, key: str, destination: Destination, delay: int
 ) -> None:
     sent = {"CC": list(destination.queues[1:])} if LONG in destination.queues else {}
-    headers = headers_.addressed(headers_.wrap(sent, "p", exchange, key, NOW), destination)
+    wrapped = headers_.wrap(sent, "p", exchange, key, NOW)
+    headers = addressed(wrapped, destination, delay)
     assert headers_.unwrap(Delivery("p.exit", "@.^1", headers)) == (exchange, key, sent)
+    straight = headers_.addressed(wrapped, [destination.address])
+    arrived = Delivery("p.exit", destination.outbox_address(delay), straight)
+    assert headers_.unwrap(arrived) == (exchange, key, sent)
 
 
 @pytest.mark.parametrize(
     "cc",
     [
         ["q", "@.+other"],
+        ["q", "@.=+other"],
+        ["q", "@.60s.+other"],
+        ["q", "@.60s.+q", "@.=+other"],
+        ["q", "@.+q", "@.^4.^1"],
         ["q", "@.orders+"],
         ["q", "@.!" + "0" * 64],
+        ["q", "@.=!" + "0" * 64],
         ["secret"],
         ["q", "@.short-lived"],  # which leads to no destination
         ["@.+q"],
@@ -201,7 +216,7 @@ def test_a_forged_message_that_seems_to_return_to_its_queue_is_left_as_it_is(cc:
 
 def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
     earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
-    wrapped = headers_.addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
+    wrapped = addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
     assert not [key for key in wrapped if "death" in key]
     on_the_way = wrapped | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
     assert headers_.unwrap(Delivery("p.delay.10.done", "@.^1", on_the_way)) == ("", "q", {"a": 1, **earlier})
@@ -270,7 +285,7 @@ def test_no_message_whatever_its_headers_stops_a_consumer(headers: dict[str, Any
 
 def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
     """The user's queue "shop" dead-letters to the exchange "failed" with a routing key, which drops the CC header."""
-    headers = headers_.addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), DESTINATION) | {
+    headers = addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), DESTINATION) | {
         "x-death": [
             death(
                 "shop",
@@ -315,9 +330,9 @@ def test_a_message_is_known_by_celerys_id_or_its_own() -> None:
 
 def test_the_number_of_a_message_with_a_key_comes_back_for_its_retries() -> None:
     sent = {"x-delay-key": "report"}
-    wrapped = headers_.addressed(headers_.wrap(sent, "p", "", "q", NOW, number=7), DESTINATION)
+    wrapped = addressed(headers_.wrap(sent, "p", "", "q", NOW, number=7), DESTINATION)
     assert headers_.unwrap(Delivery("p.done", "@.^1", wrapped)).headers == {**sent, headers_.X_DELAY_NUMBER: 7}
-    unkeyed = headers_.addressed(headers_.wrap({}, "p", "", "q", NOW, number=7), DESTINATION)
+    unkeyed = addressed(headers_.wrap({}, "p", "", "q", NOW, number=7), DESTINATION)
     assert headers_.unwrap(Delivery("p.done", "@.^1", unkeyed)).headers == {}
 
 
@@ -343,17 +358,23 @@ EARLIER = {"x-death": [death("theirs")], "x-first-death-queue": "theirs"}
 
 @pytest.mark.parametrize("users", [{}, {"x-delay-key": "report"}, {"CC": ["copy"]}, EARLIER])
 @pytest.mark.parametrize("more", [{}, deaths("p.out.+q", "p.delay.1"), {"x-death": None}, {"x-death": []}])
-def test_a_delayed_message_is_unwrapped_the_same_whoever_decodes_it(users: dict[str, Any], more: Any) -> None:
+@pytest.mark.parametrize("straight", [False, True], ids=["through levels", "straight into its outbox"])
+def test_a_delayed_message_is_unwrapped_the_same_whoever_decodes_it(
+    users: dict[str, Any], more: Any, straight: bool
+) -> None:
     cc = users.get("CC", [])
     wrapped = headers_.wrap({"a": 1, **users}, "p", "", "q", NOW, number=3)
-    headers = headers_.addressed(wrapped, Destination("", ("q", *cc))) | more
-    decoded = headers_.decode_delayed(sent({**headers, "CC": [*headers["CC"], "@.^4>^1"]}))
+    destination = Destination("", ("q", *cc))
+    headers = addressed(wrapped, destination, 60_000) | more
+    if straight:
+        headers = headers_.addressed(wrapped, [destination.address]) | more
+    decoded = headers_.decode_delayed(sent(headers))
     assert decoded is not None
     properties, state = decoded
     assert state == headers_.read_state(headers)
     assert properties.keys() == {"application_headers", "priority"}
     assert properties["priority"] == 5
-    arrived = Delivery("p.exit", "@.^1", properties["application_headers"])
+    arrived = Delivery("p.exit", "@.60s.+q" if straight else "@.^1", properties["application_headers"])
     unwrapped = headers_.unwrap(arrived._replace(headers=headers))
     assert headers_.unwrap(arrived) == headers_.unwrap(arrived, state) == unwrapped
 
@@ -366,6 +387,7 @@ def test_a_delayed_message_is_unwrapped_the_same_whoever_decodes_it(users: dict[
         {HEADER: "not ours"},
         {HEADER: {"prefix": "p", "exchange": "", "due": 1 << 60}, "CC": ["q", "@.+q"]},
         {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+other"]},  # written by hand
+        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q", "@.^4.^1"]},
         {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], **deaths("shop", "p.delay.1")},
         {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "x-death": "text"},
         {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "at": NOW},

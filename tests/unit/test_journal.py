@@ -142,7 +142,7 @@ def test_a_message_is_recorded_where_it_is_kept_as_long_as_it_waits(delay: float
 
 def test_short_delays_need_few_streams() -> None:
     names = [stream.name for stream in streams.journals(CASCADE, 3600)]
-    assert names == [f"celery-rabbit-delay.v2.125ms.journal.{seconds}" for seconds in (600, 3600)]
+    assert names == [f"celery-rabbit-delay.v3.125ms.journal.{seconds}" for seconds in (600, 3600)]
     assert len(list(streams.journals(CASCADE))) == 8
 
 

@@ -1,105 +1,124 @@
-"""The encoder: the fewest levels that add up to a delay."""
+"""The split of a delay: the fewest levels that add up to it, with an outbox that takes the rest."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay.core.levels import DEFAULT_LANES, MAX_LANES, Encoder, fewest_set_bits
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.core.levels import (
+    DEFAULT_OUTBOXES,
+    MOST_COMBINED,
+    Level,
+    fewest_set_bits,
+    powers_of_two,
+    split,
+)
+
+SECOND = 1_000_000
 
 #: By hour, day and so on, as people do.
 EVERYDAY = [1, 2, 3, 5, 10, 15, 20, 30, 45]
 EVERYDAY += [60 * minutes for minutes in EVERYDAY] + [3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12)]
 EVERYDAY += [86400 * days for days in (1, 2, 3, 7, 14, 30)]
 
-DEFAULT = Encoder(31, [8 * int(lane) for lane in DEFAULT_LANES if 8 * int(lane) & (8 * int(lane) - 1)])
+MOST = (1 << 9) - 1
+outboxes = st.lists(st.integers(1, MOST), max_size=8, unique=True)
 
 
-def hops(encoder: Encoder, ticks: int, slack: int) -> int:
-    """Return how many levels a delay takes, after a check that they add up to it."""
-    lanes, rest = encoder.split(ticks, slack)
-    assert ticks <= sum(lanes) + rest <= min(ticks + slack, encoder.max_ticks)
-    assert list(lanes) == sorted(set(lanes), reverse=True)
-    assert len(lanes) <= MAX_LANES
-    return len(lanes) + rest.bit_count()
+@given(st.integers(0, 5000), st.integers(0, 3000))
+def test_the_fewest_set_bits_are_those_of_the_smallest_best_number(start: int, slack: int) -> None:
+    tried = range(start, start + slack + 1)
+    assert fewest_set_bits(start, slack) == min(tried, key=lambda number: (number.bit_count(), number))
 
 
-def fewest(powers: int, lanes: Sequence[int]) -> list[int]:
-    """Return the fewest possible levels for each number of ticks, with each level at most once."""
-    most = (1 << powers) - 1
-    best = [0] + [99] * most
-    for level in [1 << power for power in range(powers)] + list(lanes):
-        for ticks in range(most, level - 1, -1):
-            best[ticks] = min(best[ticks], best[ticks - level] + 1)
-    return best
+@given(st.integers(1, 1 << 48), st.integers(0, 1 << 48))
+def test_no_slack_is_exceeded_and_none_adds_a_set_bit(start: int, slack: int) -> None:
+    found = fewest_set_bits(start, slack)
+    assert start <= found <= start + slack
+    assert found.bit_count() <= start.bit_count()
+
+
+def best(ticks: int, slack: int, combined: list[int]) -> tuple[int, int]:
+    """Return the shortest of the best outboxes, and the smallest of the best numbers beside it, by trying all."""
+    candidates = [
+        (total - outbox, outbox)
+        for outbox in (0, *combined)
+        if outbox < ticks
+        for total in range(ticks, ticks + slack + 1)
+        if total - outbox <= MOST
+    ]
+    rest, outbox = min(candidates, key=lambda one: (one[0].bit_count(), one[1], one[0]))
+    return outbox, rest
+
+
+@given(st.integers(1, MOST), st.integers(0, 60) | st.integers(0, MOST), outboxes, st.data())
+def test_a_delay_is_split_as_well_as_any_other_way(
+    ticks: int, slack: int, whole: list[int], data: st.DataObject
+) -> None:
+    combined = data.draw(st.lists(st.sampled_from(whole), unique=True)) if whole else []
+    outbox, rest = split(ticks, slack, MOST, whole, combined)
+    fitting = [one for one in whole if ticks <= one <= ticks + slack]
+    assert (outbox, rest) == ((min(fitting), 0) if fitting else best(ticks, slack, combined))
 
 
 @given(st.data())
-def test_any_levels_add_up_to_a_delay_and_are_never_more_than_without_lanes(data: st.DataObject) -> None:
+def test_an_outbox_never_adds_a_level_and_a_delay_is_never_shortened(data: st.DataObject) -> None:
     powers = data.draw(st.integers(1, 45))
     most = (1 << powers) - 1
-    lanes = data.draw(st.sets(st.integers(1, most).filter(lambda n: n & (n - 1)), max_size=40)) if powers > 1 else []
-    ticks = data.draw(st.integers(1, most))
-    slack = data.draw(st.integers(0, 20) | st.integers(0, most))
-    without = fewest_set_bits(ticks, min(slack, most - ticks)).bit_count()
-    assert hops(Encoder(powers, lanes), ticks, slack) <= without
+    whole = data.draw(st.lists(st.integers(1, most), max_size=40, unique=True))
+    combined = whole[: data.draw(st.integers(0, 40))]
+    ticks, slack = data.draw(st.integers(1, most)), data.draw(st.integers(0, 20) | st.integers(0, most))
+    outbox, rest = split(ticks, slack, most, whole, combined)
+    assert outbox in (0, *combined) or (rest == 0 and outbox in whole)
+    assert ticks <= outbox + rest <= ticks + slack
+    assert rest <= most
+    assert rest.bit_count() <= fewest_set_bits(ticks, min(slack, most - ticks)).bit_count()
 
 
-@given(st.data())
-def test_a_lane_is_one_hop_and_two_of_them_are_two_at_most(data: st.DataObject) -> None:
-    numbers = st.integers(3, 1 << 25).filter(lambda n: n & (n - 1))
-    lanes = sorted(data.draw(st.sets(numbers, min_size=2, max_size=20)))
-    encoder = Encoder(26, lanes)
-    one, other = data.draw(st.sampled_from(lanes)), data.draw(st.sampled_from(lanes))
-    assert hops(encoder, one, 0) == 1
-    assert hops(encoder, one + other, 0) <= 2 or one == other
+@given(st.integers(1, 1 << 48))
+def test_the_powers_of_a_number_add_up_to_it_the_longest_first(ticks: int) -> None:
+    powers = powers_of_two(ticks)
+    assert sum(powers) == ticks
+    assert powers == sorted(set(powers), reverse=True)
+    assert len(powers) == ticks.bit_count()
+    assert powers_of_two(0) == []
 
 
-def test_hops_are_the_fewest_possible_almost_always() -> None:
-    chosen = random.Random(3)
-    worse, tried = 0, 0
-    for _ in range(10):
-        powers = chosen.randint(5, 9)
-        most = (1 << powers) - 1
-        lanes = {n for n in (chosen.randint(3, most) for _ in range(8)) if n & (n - 1)}
-        encoder, best = Encoder(powers, lanes), fewest(powers, sorted(lanes))
-        for ticks in range(1, most + 1):
-            for slack in (0, 1, 5):
-                found = hops(encoder, ticks, slack)
-                optimum = min(best[ticks : min(ticks + slack, most) + 1])
-                assert found >= optimum
-                worse += found > optimum
-                tried += 1
-    assert worse < tried / 20
+def test_the_word_of_a_level_names_its_power() -> None:
+    assert [Level(1 << power, 0, "", "").word for power in (0, 9, 27)] == ["^0", "^9", "^27"]
 
 
-def test_default_levels_take_the_fewest_hops_or_sometimes_one_more() -> None:
-    best = fewest(15, [int(seconds * 8) for seconds in DEFAULT_LANES if seconds * 8 < 1 << 15])
-    delays = range(1, 3600 * 8, 7)
-    more = []
-    for ticks in delays:
-        slack = min(ticks // 1000, 8)
-        more.append(hops(DEFAULT, ticks, slack) - min(best[ticks : ticks + slack + 1]))
-    assert max(more) <= 3
-    assert sum(one > 0 for one in more) / len(delays) <= 0.02  # docs/how-it-works.md: the fewest for 98 of 100 delays
+def test_each_everyday_delay_is_that_of_an_outbox_and_takes_no_level() -> None:
+    options = Options()
+    assert set(EVERYDAY) == set(DEFAULT_OUTBOXES)
+    assert len(DEFAULT_OUTBOXES) == len(set(DEFAULT_OUTBOXES))
+    for seconds in EVERYDAY:
+        assert options.route(options.cascade, seconds * SECOND) == ((), seconds * 8)
 
 
-def test_everyday_delays_take_one_and_a_half_hops_on_average() -> None:
-    taken = [hops(DEFAULT, seconds * 8, min(seconds * 8 // 1000, 8)) for seconds in EVERYDAY]
-    assert sum(taken) / len(taken) <= 1.5
-
-
-def test_evenly_spread_delays_take_as_many_hops_as_documented() -> None:
+def test_delays_that_are_not_round_end_in_few_outboxes() -> None:
+    options = Options()
     chosen = random.Random(1)
-    for span, most in ((3600, 4.3), (86_400, 5.7), (30 * 86_400, 7.8)):
-        delays = [chosen.randrange(1, span * 8) for _ in range(3000)]
-        assert sum(hops(DEFAULT, ticks, min(ticks // 1000, 8)) for ticks in delays) / len(delays) <= most
+    delays = [
+        chosen.randrange(125_000, span * SECOND) for span in (15, 60, 600, 86_400, 2_592_000) for _ in range(2000)
+    ]
+    used: set[int] = set()
+    for delay in delays:
+        route = options.route(options.cascade, delay)
+        used |= {route.outbox} - {0} if route.levels else set()
+    assert used == {*options.outbox_ticks[:MOST_COMBINED]}
+    assert len(used) == 15
 
 
-def test_many_lanes_are_taken_by_twos() -> None:
-    lanes = [lane | 1 for lane in random.Random(1).sample(range(1000, 1 << 28), 64)]
-    encoder = Encoder(31, lanes)
-    assert hops(encoder, lanes[0] + lanes[1], 0) <= 2
+@pytest.mark.parametrize(
+    ("span", "most"), [(15, 2.4), (60, 3.0), (600, 3.4), (3600, 3.7), (86_400, 5.5), (30 * 86_400, 7.7)]
+)
+def test_evenly_spread_delays_take_as_few_levels_as_documented(span: int, most: float) -> None:
+    options = Options()
+    chosen = random.Random(span)
+    delays = [chosen.randrange(125_000, span * SECOND) for _ in range(3000)]
+    assert sum(len(options.route(options.cascade, delay).levels) for delay in delays) / len(delays) <= most

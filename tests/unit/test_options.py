@@ -10,18 +10,18 @@ import pytest
 
 from celery_rabbit_delay import InvalidDelay, InvalidOption, Options
 from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.levels import Level
+from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route
 from celery_rabbit_delay.core.options import options_of
 
 SECOND = 1_000_000
 
 
-def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
+def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
     cascade = Options().cascade
     assert cascade.tick == timedelta(seconds=0.125)
-    assert cascade.powers == 31
+    assert cascade.powers == 28
     assert cascade.queue_type == "quorum"
-    assert cascade.max_ticks * cascade.tick > timedelta(days=8 * 365)
+    assert cascade.max_ticks * cascade.tick > timedelta(seconds=Options().max_delay) == timedelta(days=365)
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,17 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"slack": 1}, "slack=1"),
         ({"slack": (0.1,)}, "slack="),
         ({"slack": "much"}, "slack='much'"),
-        ({"lanes": 60}, "lanes=60: use a list of seconds"),
-        ({"lanes": [60, "3600"]}, "lanes='3600': use seconds above 0"),
-        ({"lanes": [0]}, "lanes=0"),
-        ({"lanes": [float("nan")]}, "lanes=nan"),
-        ({"lanes": [61], "max_delay": 60}, "lanes=61: use seconds above 0, up to max_delay=60"),
-        ({"lanes": range(1, 99)}, "lanes=range(1, 99)"),
-        ({"lanes": list(range(1, 66))}, "65 are too many; use at most 64"),
-        ({"shards": 0}, "shards=0: use a whole number, 1 to 32"),
-        ({"shards": True}, "shards=True"),
-        ({"shards": 2.0}, "shards=2.0"),
+        ({"outboxes": 60}, "outboxes=60: use a list of seconds, such as [60, 3600]"),
+        ({"outboxes": "60"}, "outboxes='60'"),
+        ({"outboxes": None}, "outboxes=None"),
+        ({"outboxes": [60, "3600"]}, "outboxes='3600': use seconds above 0"),
+        ({"outboxes": [True]}, "outboxes=True"),
+        ({"outboxes": [0]}, "outboxes=0"),
+        ({"outboxes": [-1]}, "outboxes=-1"),
+        ({"outboxes": [float("nan")]}, "outboxes=nan"),
+        ({"outboxes": [61], "max_delay": 60}, "outboxes=61: use seconds above 0, up to max_delay=60"),
+        ({"outboxes": range(1, 99)}, "outboxes=range(1, 99)"),
+        ({"outboxes": list(range(1, 66))}, "65 are too many; use at most 64"),
         ({"queue_type": "stream"}, "queue_type='stream': use one of quorum, classic"),
         ({"confirm": 1}, "confirm=1"),
         ({"hand_on": "no"}, "hand_on='no'"),
@@ -66,7 +67,11 @@ def test_the_defaults_reach_eight_years_in_eighths_of_a_second() -> None:
         ({"declare": "never"}, "declare='never': use one of auto, passive"),
         ({"timezone": "Mars/Olympus"}, "timezone='Mars/Olympus'"),
         ({"timezone": 5}, "timezone=5"),
-        ({"ticks": 1}, "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, journal, lanes"),
+        (
+            {"ticks": 1},
+            "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, journal, max_delay",
+        ),
+        ({"lanes": (1, 2)}, "unknown option lanes: use any of"),
         (5, "rabbit_delay=5"),
     ],
 )
@@ -76,12 +81,13 @@ def test_a_bad_value_is_an_error_that_names_the_option(options: Any, says: str) 
     assert says in str(caught.value)
 
 
-def route(options: Options, delay: int) -> tuple[Level, ...]:
+def route(options: Options, delay: int) -> Route:
     return options.route(options.cascade, delay)
 
 
 def ticks(options: Options, delay: int) -> int:
-    return sum(level.ticks for level in route(options, delay))
+    levels, outbox = route(options, delay)
+    return outbox + sum(level.ticks for level in levels)
 
 
 @pytest.mark.parametrize("tick", [0.001, 0.007, 0.01, 0.07, 0.125, 1, 3600])
@@ -97,69 +103,91 @@ def test_there_are_just_enough_levels(tick: float, max_delay: float) -> None:
     assert max(level.ttl for level in cascade.levels) <= 315360000000  # RabbitMQ's limit
 
 
-def test_lanes_are_the_ticks_that_their_delays_take_and_none_is_a_power_of_two() -> None:
-    assert Options(lanes=[60, 0.3, 0.9, 16, 60]).cascade.lanes == (3, 480)
-    assert Options(lanes=()).cascade.lanes == ()
+def test_outboxes_are_the_ticks_that_their_delays_take_each_once_in_their_order() -> None:
+    assert Options(outboxes=[60, 0.3, 0.9, 16, 60, 0.26]).outbox_ticks == (480, 3, 8, 128)
+    assert Options(outboxes=()).outbox_ticks == ()
 
 
-def test_default_lanes_beyond_the_longest_delay_are_left_out() -> None:
-    assert [lane / 8 for lane in Options(max_delay=200).cascade.lanes] == [3, 5, 6, 7, *range(9, 16), 30, 60, 120]
+def test_default_outboxes_beyond_the_longest_delay_are_left_out() -> None:
+    few = Options(max_delay=50)
+    assert [outbox / 8 for outbox in few.outbox_ticks] == [1, 3, 5, 10, 15, 20, 30, 45, 2]
+    assert set(DEFAULT_OUTBOXES) == {outbox / 8 for outbox in Options().outbox_ticks}
+    assert Options(max_delay=50, outboxes=[10, 86400]).outbox_ticks == (80,), "it is a default one"
 
 
-def test_a_lane_takes_one_hop_and_so_does_a_delay_that_rounds_up_to_it() -> None:
-    for seconds in Options().lanes:
-        assert len(route(Options(), int(seconds * SECOND))) == 1
-        assert len(route(Options(), int(seconds * SECOND) - 700)) == 1
-
-
-def test_a_message_that_waited_in_a_batch_keeps_its_lane_if_it_is_barely_late() -> None:
+def test_the_delay_of_an_outbox_takes_no_level_and_so_does_one_that_rounds_up_to_it() -> None:
     options = Options()
-    asked = 90 * SECOND
-    assert len(route(options, asked)) == 2
-    for waited, hops in ((0, 2), (300_000, 2), (800_000, 2), (900_000, 4)):
-        assert len(options.route(options.cascade, asked - waited, asked)) == hops
-    assert len(Options(slack=0).route(options.cascade, asked - 300_000, asked)) > 2
+    for seconds in options.outboxes:
+        for less in (0, 700, 100_000):
+            assert route(options, int(seconds * SECOND) - less) == ((), seconds * 8)
 
 
-def test_shards_differ_in_nothing_but_their_number() -> None:
-    options = Options(shards=3)
-    assert options.shards_of(options.cascade)[0] == options.cascade
-    assert [shard.base_name for shard in options.shards_of(options.high_cascade)] == [
-        "celery-rabbit-delay.v2.125ms.high",
-        "celery-rabbit-delay.v2.125ms.s2.high",
-        "celery-rabbit-delay.v2.125ms.s3.high",
-    ]
+def test_only_the_first_outboxes_take_the_rest_of_a_delay_that_is_not_round() -> None:
+    seconds = [60, *(90 * n for n in range(2, MOST_COMBINED + 1)), 5000]
+    options = Options(slack=0, outboxes=seconds)
+    assert len(seconds) == MOST_COMBINED + 1
+    for number, outbox in enumerate(seconds, start=1):
+        assert route(options, int(outbox * SECOND)).levels == ()
+        ends_there = route(options, int(outbox * SECOND) + 1).outbox == outbox * 8
+        assert ends_there is (number <= MOST_COMBINED)
+
+
+def test_a_route_uses_only_outboxes_that_it_may() -> None:
+    options = Options(outboxes=[60, 300])
+    for usable in ((), (480,), (2400,)):
+        assert options.route(options.cascade, 300 * SECOND, outboxes=usable).outbox in (0, *usable)
+    levels, outbox = options.route(options.cascade, 300 * SECOND, outboxes=())
+    assert ([level.ticks for level in levels], outbox) == ([2048, 256, 64, 32], 0)
+
+
+def test_a_message_that_waited_in_a_batch_keeps_its_outbox_if_it_is_barely_late() -> None:
+    options = Options()
+    asked = 60 * SECOND
+    for waited, keeps in ((0, True), (100_000, True), (300_000, True), (590_000, True), (600_000, False)):
+        route = options.route(options.cascade, asked - waited, asked)
+        assert (route == ((), 480)) is keeps
+    assert len(Options(slack=0).route(options.cascade, asked - 300_000, asked).levels) > 0
+    assert options.route(options.cascade, 3 * SECOND, 60 * SECOND) == options.route(options.cascade, 3 * SECOND)
 
 
 def test_options_survive_json() -> None:
-    options = Options(lanes=(60, 3600), shards=2)
-    assert Options.parse(json.loads(json.dumps(options.to_dict()))).cascade == options.cascade
+    options = Options(outboxes=(60, 3600))
+    again = Options.parse(json.loads(json.dumps(options.to_dict())))
+    assert (again.cascade, again.outbox_ticks) == (options.cascade, options.outbox_ticks)
 
 
-def test_only_quorum_levels_part_by_priority() -> None:
+@pytest.mark.parametrize("version", [(4, 0), (4, 0, 9), (4, 2, 5)])
+def test_only_quorum_levels_of_4_0_to_4_2_part_by_priority(version: tuple[int, ...]) -> None:
     for priority, high in ((None, False), (0, False), (4, False), (5, True), (255, True)):
-        assert Options().cascade_for(priority).high is high
-        assert Options(queue_type="classic").cascade_for(priority).high is False
+        assert Options().cascade_for(priority, version).high is high
+        assert Options(queue_type="classic").cascade_for(priority, version).high is False
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 13, 7), (4, 3), (4, 3, 1), (5, 0)])
+def test_elsewhere_all_priorities_share_the_levels(version: tuple[int, ...]) -> None:
+    for priority in (None, 0, 9, 255):
+        assert Options().cascade_for(priority, version) == Options().cascade
 
 
 def test_there_is_a_cascade_for_priorities_where_levels_keep_them_apart() -> None:
-    quorum, classic = Options(shards=2), Options(shards=2, queue_type="classic")
-    assert [cascade.high for cascade in quorum.cascades(priorities=True)] == [False, False, True, True]
-    assert [cascade.high for cascade in classic.cascades(priorities=True)] == [False, False]
+    quorum, classic = Options(), Options(queue_type="classic")
+    assert [cascade.high for cascade in quorum.cascades(priorities=True)] == [False, True]
+    assert [cascade.high for cascade in classic.cascades(priorities=True)] == [False]
     for options in (quorum, classic):
-        assert options.cascades(priorities=False) == list(options.shards_of(options.cascade))
+        assert options.cascades(priorities=False) == [options.cascade]
 
 
 def test_default_slack_is_a_thousandth_and_at_most_a_second() -> None:
     options = Options()
-    for seconds in (0.01, 1, 59, 61, 3599, 86399, 2_000_000, 200_000_001):
+    for seconds in (0.01, 1, 59, 61, 3599, 86399, 2_000_000, 31_000_001):
         delay = int(seconds * SECOND)
         late = ticks(options, delay) * 125_000 - delay
         assert 0 <= late < 125_000 + min(delay * 0.001, SECOND)
 
 
 def test_a_single_number_is_a_slack_without_a_limit_in_seconds() -> None:
-    assert len(route(Options(slack=0.01), 86399 * SECOND)) < len(route(Options(slack=0), 86399 * SECOND))
+    hops = [len(route(Options(slack=slack, outboxes=()), 86399 * SECOND).levels) for slack in (0.01, 0)]
+    assert hops[0] < hops[1]
 
 
 def test_the_maximum_is_allowed_and_beyond_it_is_an_error_that_names_it() -> None:
@@ -218,7 +246,7 @@ def test_what_waits_long_enough_is_recorded() -> None:
     "options",
     [
         Options(),
-        Options(prefix="a.v2.5ms.b", tick=3600),
+        Options(prefix="a.v3.5ms.b", tick=3600),
         Options(prefix="ü", tick=0.001, queue_type="classic"),
     ],
 )
@@ -233,8 +261,8 @@ def test_a_cascade_is_found_by_its_root_for_reading(options: Options) -> None:
 @pytest.mark.parametrize(
     "root",
     [
-        *("", "shop", "shop.delay", ".v2.10ms", "shop.v1.10ms", "shop.v2.0ms", "shop.v2.010ms", "shop.v2.10ms.other"),
-        *("shop.v2.9999999ms", "shop.v2.10000000ms", "amq.shop.v2.10ms", f"{'x' * 151}.v2.10ms", "shop.v2.\u0661ms"),
+        *("", "shop", "shop.delay", ".v3.10ms", "shop.v2.10ms", "shop.v3.0ms", "shop.v3.010ms", "shop.v3.10ms.other"),
+        *("shop.v3.9999999ms", "shop.v3.10000000ms", "amq.shop.v3.10ms", f"{'x' * 151}.v3.10ms", "shop.v3.\u0661ms"),
     ],
 )
 def test_what_is_no_root_of_a_cascade_is_none(root: str) -> None:

@@ -1,4 +1,7 @@
-"""A publisher keeps a message with a key until its key is stored: otherwise the message would be dropped when due."""
+"""A publisher keeps a message with a key until its key is stored, and creates each outbox that it needs once.
+
+Without its key, a message would be dropped when due.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import pytest
 from amqp import Message
 from amqp.exceptions import RecoverableConnectionError
 
-from celery_rabbit_delay import NotRouted, Options, StreamUnavailable
+from celery_rabbit_delay import CascadeMissing, NotRouted, Options, StreamUnavailable
+from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.batch import Batch
+from celery_rabbit_delay.amqp.clocks import monotonic_us
 from celery_rabbit_delay.amqp.pending import Entry, PendingMessage
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.core.destination import Destination
@@ -32,7 +37,7 @@ class Broker:
         self.failure: Exception | None = None
         self.publisher = DelayedPublisher(self, Options().cascade, Options())
         self.publisher._channel = self.publisher.journal = self  # type: ignore[assignment]
-        self.publisher._bound.add(DESTINATION)
+        self.publisher._bound[DESTINATION] = ()
 
     @contextmanager
     def exclusively(self, *args: Any) -> Iterator[None]:
@@ -71,7 +76,7 @@ class Broker:
         return "NO_ROUTE"
 
     def reset(self) -> None:
-        self.publisher._bound.add(DESTINATION)  # again at once
+        self.publisher._bound[DESTINATION] = ()  # again at once
 
     def write_keys(self, messages: Any) -> None:
         entries = [one.entry for one in messages if one.key is not None]
@@ -159,9 +164,152 @@ def test_a_message_that_was_refused_at_first_does_not_replace_a_later_one_of_its
 
 def test_the_key_of_a_message_that_is_not_stored_is_not_told(broker: Broker) -> None:
     broker.refused = {"1"}
-    broker.publisher.options = Options(declare="passive")
+    broker.publisher.options = Options(declare="passive", outboxes=())
     with pytest.raises(NotRouted):
         broker.publisher.publish(pending(1, "a"))
     assert broker.done == []
     broker.publisher.publish(pending(2, "a"))
     assert broker.done == ["2", "a: 2"]
+
+
+SHORT_LIVED = Destination("", ("amq.gen-1",), short_lived=True)
+MINUTE = 480  # ticks
+
+
+class Parts:
+    """Takes the place of the functions that declare, and of a connection; it is told which outboxes are missing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, options: Options, high: bool = False) -> None:
+        self.declared: list[tuple[Destination, list[int], bool]] = []
+        self.asked: list[int] = []
+        self.sent: list[str] = []
+        self.missing: set[int] = set()
+        self.cascade = options.high_cascade if high else options.cascade
+        self.publisher = DelayedPublisher(self, self.cascade, options)
+        self.publisher._channel = self  # type: ignore[assignment]
+        for name in ("ensure_route", "require_cascade", "require_route", "outbox_exists"):
+            monkeypatch.setattr(declare, name, getattr(self, name))
+
+    @contextmanager
+    def exclusively(self, *args: Any) -> Iterator[None]:
+        yield
+
+    def get_channel(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def ensure_route(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool) -> None:
+        self.declared.append((destination, list(outboxes), check))
+        self.missing -= set(outboxes)
+
+    def require_cascade(self, channel: Any, cascade: Any) -> None:
+        pass
+
+    def require_route(self, channel: Any, cascade: Any, destination: Destination) -> None:
+        pass
+
+    def outbox_exists(self, channel: Any, cascade: Any, destination: Destination, outbox: int) -> bool:
+        self.asked.append(outbox)
+        return outbox not in self.missing
+
+    def publish_all(self, messages: dict[Any, Any], *args: Any) -> None:
+        gone = {DESTINATION.outbox_address(self.cascade.milliseconds(outbox)) for outbox in self.missing}
+        for name, outgoing in list(messages.items()):
+            if outgoing.exchange == self.cascade.outbox_ingest and outgoing.key in gone:
+                continue
+            self.sent.append(outgoing.key)
+            del messages[name]
+
+    def refusal(self, exchange: str, key: str) -> str:
+        return "NO_ROUTE"
+
+    def send(self, seconds: float, destination: Destination = DESTINATION) -> str:
+        """Publish a message; return its routing key."""
+        delay = int(seconds * 1_000_000)
+        self.publisher.publish(PendingMessage(Message("x"), {"CC": []}, monotonic_us() + delay, delay, destination))
+        return self.sent[-1]
+
+
+def test_an_outbox_is_created_with_the_route_to_its_destination_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, Options())
+    assert parts.send(60) == parts.send(60) == "@.60s.+q"
+    assert parts.declared == [(DESTINATION, [0, MINUTE], True)]
+    assert parts.send(300) == "@.300s.+q"
+    assert parts.declared[1:] == [(DESTINATION, [5 * MINUTE], False)]
+    assert parts.send(64.125) == "@.^9.^0", "powers alone are as short"
+    assert len(parts.declared) == 2
+    parts.publisher.forget("q")
+    assert parts.send(300) == "@.300s.+q"
+    assert parts.declared[2:] == [(DESTINATION, [0, 5 * MINUTE], False)]
+
+
+def test_a_destination_is_led_to_without_an_outbox_that_delays_if_none_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = Parts(monkeypatch, Options())
+    parts.publisher.bind(DESTINATION)
+    assert parts.send(64) == "@.^9"
+    assert parts.declared == [(DESTINATION, [0], True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "high", "destination"),
+    [
+        (Options(outboxes=()), False, DESTINATION),
+        (Options(), True, DESTINATION),
+        (Options(), False, SHORT_LIVED),
+        (Options(outboxes=(), declare="passive"), False, DESTINATION),
+    ],
+)
+def test_who_may_use_no_outboxes_that_delay_needs_levels_alone(
+    monkeypatch: pytest.MonkeyPatch, options: Options, high: bool, destination: Destination
+) -> None:
+    parts = Parts(monkeypatch, options, high)
+    assert parts.send(60, destination) == "@.^8.^7.^6.^5"
+    assert [outboxes for _, outboxes, _ in parts.declared] == [[0]] * (options.declare == "auto")
+    assert parts.asked == []
+
+
+def test_a_deleted_outbox_is_created_again_and_the_message_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, Options())
+    repaired: list[Any] = []
+    monkeypatch.setattr("celery_rabbit_delay.amqp.publisher.create_cascade", lambda *args: repaired.append(args))
+    parts.send(60)
+    parts.missing = {MINUTE}
+    assert parts.send(60) == "@.60s.+q"
+    assert len(repaired) == 1
+    assert [outboxes for _, outboxes, _ in parts.declared] == [[0, MINUTE], [0, MINUTE]]
+
+
+def test_a_passive_publisher_uses_the_outboxes_that_exist_and_asks_for_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = Parts(monkeypatch, Options(declare="passive"))
+    parts.missing = {MINUTE}
+    for _ in range(3):
+        assert parts.send(300) == "@.300s.+q"
+        assert parts.send(60).startswith("@.^")
+    assert parts.asked.count(MINUTE) == 1
+    assert len(parts.asked) == len(set(parts.asked))
+    assert parts.declared == []
+
+
+def test_a_passive_publisher_does_without_an_outbox_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, Options(declare="passive"))
+    assert parts.send(60) == "@.60s.+q"
+    parts.missing = {MINUTE}
+    assert parts.send(60).startswith("@.^")
+    assert parts.declared == []
+
+
+def test_a_passive_publisher_without_a_cascade_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, Options(declare="passive"))
+
+    def missing(*args: Any) -> None:
+        raise CascadeMissing("run setup")
+
+    monkeypatch.setattr(declare, "require_cascade", missing)
+    with pytest.raises(CascadeMissing, match="run setup"):
+        parts.send(60)
