@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from celery_rabbit_delay.core import changes, headers, journal, routing_key, streams, wire
+from celery_rabbit_delay.core import changes, headers, journal, streams, wire
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
 
@@ -19,10 +19,9 @@ QUORUM = Cascade("shop", timedelta(milliseconds=125), powers=3)
 CASCADES = {
     "quorum": QUORUM,
     "high priorities": replace(QUORUM, high=True),
-    "lanes": replace(QUORUM, lanes=(3, 5)),
-    "second shard": replace(QUORUM, lanes=(3,), shard=2),
     "classic": replace(QUORUM, queue_type="classic"),
 }
+MINUTE = 480  # ticks: the delay of an outbox
 DESTINATIONS = [
     Destination("", ("mail",)),
     Destination("", ("mail", "print")),
@@ -45,15 +44,21 @@ def parts(topology: Topology) -> dict[str, Any]:
 
 
 def message() -> dict[str, Any]:
-    """Return what a message carries that was sent to "orders" with the key "new" and a delay of five ticks."""
+    """Return what messages carry that are sent to "orders" with the key "new".
+
+    One with a delay of five ticks, one of five ticks and an outbox of 60 s, one of this outbox alone.
+    """
     due = datetime(2030, 1, 1, tzinfo=timezone.utc)
     wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
-    first, *later = routing_key.steps(QUORUM.route(5, slack=0))
-    return {"routing key": first, "headers": headers.addressed(wrapped, Destination("orders", key="new"), later)}
+    found = {}
+    for name, ticks, outbox in (("five ticks", 5, 0), ("five ticks and 60 s", 5, MINUTE), ("60 s", 0, MINUTE)):
+        exchange, (key, *others) = QUORUM.entry(QUORUM.route(ticks, outbox), Destination("orders", key="new"))
+        found[name] = {"exchange": exchange, "routing key": key, "headers": headers.addressed(wrapped, others)}
+    return found
 
 
 def stored() -> dict[str, str]:
-    """Return what is in the streams and in the queue of records, a message of each kind, in hexadecimal digits."""
+    """Return what is in the streams, a message of each kind, in hexadecimal digits."""
     properties = wire.encode_properties({"content_type": "text/plain", "application_headers": {"id": "7", "n": [1]}})
     record = journal.Record(due=1, number=2, id="7", key="k", properties=properties, body=b"body")
     by_id, by_text = changes.cancelled(["00000000-0000-4000-8000-000000000007", "seven"])
@@ -66,7 +71,6 @@ def stored() -> dict[str, str]:
         "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, 3000),
         "void": changes.void(2, due=1),
         "last of a key": changes.last_of_key("k", 2),
-        "levels": QUORUM.levels_record().encode(),
     }
     return {kind: message.hex(" ", 4) for kind, message in messages.items()}
 
@@ -79,7 +83,7 @@ def dump() -> dict[str, Any]:
     """Return the layout of this code."""
     return {"layout": LAYOUT, "message": message(), "stored": stored()} | {
         name: {"ingest": cascade.ingest, "marker": cascade.marker}
-        | parts(Topology.of([cascade], DESTINATIONS, streams.all_streams(cascade)))
+        | parts(Topology.of([cascade], DESTINATIONS, streams.all_streams(cascade), [MINUTE]))
         for name, cascade in CASCADES.items()
     }
 
