@@ -21,6 +21,19 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
+class OfAnother:
+    """A program that another process has started, and waits for."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+
 def start(
     command: Sequence[str], log: Path, directory: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:

@@ -1,9 +1,9 @@
 """Commands of Celery and of this package in processes of their own, which need not import Celery first.
 
-They are forked from a process that has: imports take most of the CPU time of a worker's start, and nearly all of that of
-a command. Apart from that such a process is one of its own: it has its own environment, directory, output, signals and
-exit code. What must be a new interpreter (a pool of gevent or eventlet, which patches before anything is imported) is
-started by `background.start`.
+They are forked from a process that has: imports take most of the CPU time of a worker's start, and nearly all of that
+of a command. Apart from that such a process is one of its own: it has its own environment, directory, output, signals
+and exit code. What must be a new interpreter (a pool of gevent or eventlet, which patches before anything is imported)
+is started by `background.start`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _context.set_forkserver_preload(
         "celery_rabbit_delay.app.handing_on",
         "celery_rabbit_delay.cli.plugin",
         "celery_rabbit_delay.operate",
+        "celery_rabbit_delay.web.site",
         "kombu.transport.pyamqp",
+        "waitress",
     ]
 )
 
@@ -46,6 +48,10 @@ class Fork:
     def poll(self) -> int | None:
         return self._process.exitcode
 
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
         if (code := self.poll()) is None:
@@ -53,9 +59,7 @@ class Fork:
         return code
 
 
-def start(
-    command: Sequence[str], out: Path, err: Path, directory: Path | None, environment: Mapping[str, str]
-) -> Fork:
+def start(command: Sequence[str], out: Path, err: Path, directory: Path | None, environment: Mapping[str, str]) -> Fork:
     """Start `celery …` or `celery-rabbit-delay …` in a session of its own; what it prints goes to the ends of files."""
     for file in (out, err):
         file.touch()

@@ -61,11 +61,14 @@ class Shop:
         sent: str = self.app.send_task(f"tests.acceptance.shop.{task}", args, **options).id
         return sent
 
-    def worker(self, *arguments: str, name: str = "w") -> Worker:
-        """Start `celery worker -c 2` with these arguments, and wait until it is ready."""
+    def worker(self, *arguments: str, name: str = "w", mingle: bool = False) -> Worker:
+        """Start `celery worker -c 2` with these arguments, and wait until it is ready.
+
+        Where it mingles, that takes Celery another second.
+        """
         log = self.directory / f"{name}.log"
         command = ["celery", "-A", "tests.acceptance.shop", "worker", "-c", "2", "-l", "INFO"]
-        command += ["-n", f"{name}@localhost", *arguments]
+        command += ["-n", f"{name}@localhost", *([] if mingle else ["--without-mingle"]), *arguments]
         environment = {**os.environ, **self.environment}
         process: background.Process
         if {"gevent", "eventlet"} & set(arguments):  # they patch a new interpreter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -48,7 +47,7 @@ def chrome(tmp_path: Path) -> Iterator[Any]:
 @contextmanager
 def looking(chrome: Any, directory: Path, *arguments: str, **environment: str) -> Iterator[Site]:
     """Serve the page to a browser, which stops asking for what is new before the page is gone."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "delay", "web", *arguments]
+    command = ["celery", "-A", "tests.acceptance.shop", "delay", "web", *arguments]
     with serving(command, directory, **environment) as site:
         yield site
         chrome.get("about:blank")
