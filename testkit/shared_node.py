@@ -11,6 +11,9 @@ from typing import Any
 
 from testkit.node import Node
 
+#: The node that this process has started and perhaps another one will stop.
+_started: list[Node] = []
+
 
 @contextmanager
 def shared_node(directory: Path, plugins: tuple[str, ...]) -> Iterator[Node]:
@@ -27,6 +30,7 @@ def shared_node(directory: Path, plugins: tuple[str, ...]) -> Iterator[Node]:
             except BaseException:
                 node.remove()
                 raise
+            _started.append(node)
             about = {"node": node.describe(), "users": 0}
         _write(file, about, 1)
     try:

@@ -25,6 +25,8 @@ RECORDED = {**QUICK, "max_delay": 20 * 86_400, "journal": 0}
 PASSWORD = {"CELERY_RABBIT_DELAY_WEB_PASSWORD": "open sesame"}
 MARKUP = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='broken into'</script>"
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_a_browser() -> None:

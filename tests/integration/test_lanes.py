@@ -257,7 +257,7 @@ def test_records_that_somebody_made_up_hide_no_right_one_and_stop_no_command(vho
     assert vhost.names("queues") + vhost.names("exchanges") == []
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster_and_each_shard_of_a_level_by_another() -> None:
     destinations = [Destination("amq.direct", key=f"k{number}") for number in range(12)]
     with cluster(3, plugins=("rabbitmq_management",)) as nodes:
