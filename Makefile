@@ -1,9 +1,10 @@
 # make demo    the main job, on a private RabbitMQ node: 4.3 where it can be had, else this machine's own
-# make test    unit, integration and acceptance tests, on private RabbitMQ nodes
-# make coverage   the same, and fails if the core or the package is covered too little
-# make coverage-core   its first half: the unit tests cover all of the core
+# make unit    the unit tests, which need no broker
+# make test    these, and with a private RabbitMQ node all tests that prove a promise of the README in less than 20 s
+# make test-all   all tests: those that take longer, try more of the same, use a browser or a cluster as well
+# make coverage   all tests, and fails if the core or the package is covered too little
 # make lint    runs ruff, the import contracts in pyproject.toml, and mypy
-# make dist-check   builds sdist and wheel, checks them, and runs the sdist's unit tests on the wheel
+# make dist-check   builds sdist and wheel, checks them, imports all of the wheel, and runs the sdist's tests of packaging
 # make matrix  the tests of the main job on every supported Python, Celery, Kombu and RabbitMQ (an hour on two CPUs)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour on two CPUs)
@@ -22,7 +23,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test coverage coverage-core lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams demo-picture screenshot layout broker browser clean
+# Processes need not compile anew what they import.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Nodes that keep their data in memory are faster; they need some gigabytes.
+ifndef TMPDIR
+ifneq ($(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 8000000 2>/dev/null && echo room),)
+export TMPDIR := /dev/shm
+endif
+endif
+
+.PHONY: demo unit test test-all coverage core-is-covered lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams demo-picture screenshot layout broker browser clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
@@ -30,15 +41,22 @@ demo: $(VENV)/ready
 demo-picture: $(VENV)/ready
 	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
-test: $(VENV)/ready broker browser
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+unit: $(VENV)/ready
+	$(BIN)/python -m pytest -n logical tests/unit $(ARGS)
 
-# The core by its unit tests alone, then everything by all tiers.
-coverage: coverage-core
-	$(MAKE) test ARGS="--cov --cov-report term-missing --cov-fail-under 90 $(ARGS)"
+test: TIER := -m "not (long or more or browser or cluster)"
+test-all: browser
+test test-all: $(VENV)/ready broker
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10 $(TIER) $(ARGS)
 
-coverage-core: $(VENV)/ready
-	$(BIN)/python -m pytest -q -n 2 tests/unit --cov celery_rabbit_delay/core --cov-report term-missing --cov-fail-under 100
+# The core by the unit tests alone, then the package by all of them.
+coverage:
+	$(MAKE) unit ARGS="--cov --cov-report="
+	$(MAKE) core-is-covered
+	$(MAKE) test-all ARGS="--ignore tests/unit --cov --cov-append --cov-report term-missing --cov-fail-under 90 $(ARGS)"
+
+core-is-covered:
+	$(BIN)/coverage report --include "celery_rabbit_delay/core/*" --fail-under 100
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -53,7 +71,9 @@ dist-check: $(VENV)/ready
 	$(BIN)/twine check --strict dist/*.tar.gz dist/*.whl
 	mkdir dist/sdist && tar xzf dist/*.tar.gz -C dist/sdist --strip-components 1
 	$(BIN)/python -m pip install --quiet --no-deps --target dist/wheel dist/*.whl
-	cd dist/sdist && PYTHONPATH=$(CURDIR)/dist/wheel $(CURDIR)/$(BIN)/python -m pytest -q -n 2 tests/unit
+	cd dist/wheel && find celery_rabbit_delay -name "*.py" ! -name __main__.py | sed 's|/__init__||; s|\.py$$||; s|/|.|g; s|^|import |' | \
+		PYTHONPATH=. $(CURDIR)/$(BIN)/python -
+	cd dist/sdist && PYTHONPATH=$(CURDIR)/dist/wheel $(CURDIR)/$(BIN)/python -m pytest -q tests/unit/test_packaging.py tests/unit/test_imports.py
 
 matrix: $(VENV)/ready browser
 	for name in 3.10 4.0 4.3; do tools/get-rabbitmq $$name >/dev/null || exit 1; done

@@ -8,6 +8,30 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
+
+
+class Process(Protocol):
+    """The part of `subprocess.Popen` that a `testkit.forks.Fork` has as well."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class OfAnother:
+    """A program that another process has started, and waits for."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
 
 
 def start(
@@ -29,7 +53,7 @@ def start(
         )
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: Process) -> None:
     """Send SIGKILL to a process and its children, if there are any left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -30,9 +30,6 @@ class Broker:
     def version(self) -> tuple[int, ...]:
         return tuple(map(int, self.api("GET", "/overview")["rabbitmq_version"].split(".")))
 
-    def connections(self) -> list[str]:
-        return [connection["name"] for connection in self.api("GET", "/connections?columns=name")]
-
     @contextmanager
     def vhost(self) -> Iterator[Vhost]:
         vhost = Vhost(self, f"t-{uuid.uuid4().hex[:8]}")
@@ -105,6 +102,10 @@ class Vhost:
         """Publish a message to the queue "q", delayed by 20 ms, over a connection with options of its own."""
         with self.connection(user, **options) as connection:
             publish(connection, 0.02)
+
+    def connections(self) -> list[str]:
+        rows = self.broker.api("GET", f"/vhosts/{self.name}/connections?columns=name")
+        return [row["name"] for row in rows]
 
     def names(self, kind: str) -> list[str]:
         """Return the names of "queues" or "exchanges", without those that RabbitMQ makes itself."""

@@ -1,14 +1,16 @@
-"""The command line as operators use it, as a subprocess, and what waits or is an orphan for it to show."""
+"""The command line as operators use it, in processes of its own, and what waits or is an orphan for it to show."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from celery_rabbit_delay import Options
+from testkit import background, forks
 from testkit.broker import QUICK, Vhost, lead
 from testkit.wait import wait_until
 
@@ -22,21 +24,28 @@ OPERATIONS = Path(__file__).parents[1] / "docs" / "operations.md"
 
 
 class Result:
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
         self.text = self.out + self.err
         assert "Traceback" not in self.err
 
 
 def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result:
-    command = [str(PROGRAM), "--broker", url, *options, *arguments]
-    return Result(subprocess.run(command, capture_output=True, text=True, timeout=120))
+    return _finished(["celery-rabbit-delay", "--broker", url, *options, *arguments], None, os.environ)
 
 
 def celery(*arguments: str, directory: Path | None = None, **environment: str) -> Result:
-    command = [sys.executable, "-m", "celery", *arguments]
-    variables = {**os.environ, **environment}
-    return Result(subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=120))
+    return _finished(["celery", *arguments], directory, {**os.environ, **environment})
+
+
+def _finished(command: Sequence[str], directory: Path | None, environment: Mapping[str, str]) -> Result:
+    with tempfile.TemporaryDirectory() as outputs:
+        out, err = Path(outputs, "out"), Path(outputs, "err")
+        process = forks.start(command, out, err, directory, environment)
+        try:
+            return Result(process.wait(120), out.read_text(), err.read_text())
+        finally:
+            background.kill(process)
 
 
 def management(vhost: Vhost) -> tuple[str, str]:

@@ -109,7 +109,21 @@ class Node:
         self.port, self.dist_port, self.epmd_port, self.management_port = (free_port() for _ in range(4))
         self.name = f"delay-{self.port}@localhost"
         self.data = Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-node-"))
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: background.Process | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what another process needs to `attach`, as JSON has it."""
+        assert self.process is not None
+        return {**vars(self), "server": str(self.server), "data": str(self.data), "process": self.process.pid}
+
+    @classmethod
+    def attach(cls, description: dict[str, Any]) -> Node:
+        """Return a node that another process has started. This one may use and remove it."""
+        node = cls.__new__(cls)
+        vars(node).update(description)
+        node.server, node.data = Path(description["server"]), Path(description["data"])
+        node.process = background.OfAnother(description["process"])
+        return node
 
     def __enter__(self) -> Node:
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from testkit import background
+from testkit import background, forks
 from testkit.wait import wait_until
 
 
@@ -30,7 +30,7 @@ class Answer:
 
 
 class Site:
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: forks.Fork, log: Path) -> None:
         self.process = process
         self.log = log
         self.url = ""
@@ -80,7 +80,8 @@ class Site:
 def serving(command: list[str], directory: Path, **environment: str) -> Iterator[Site]:
     """Run the command for the page, on any port; yield once it has printed its address."""
     log = directory / f"page-{len(list(directory.glob('page-*.log')))}.log"
-    process = background.start([*command, "--port", "0"], log, directory, {**os.environ, **environment})
+    variables = {**os.environ, **environment, "TMPDIR": str(directory)}
+    process = forks.start([*command, "--port", "0"], log, log, directory, variables)
     site = Site(process, log)
     try:
         wait_until(lambda: "http://" in site.output() or process.poll() is not None, "the page says where it is")
@@ -90,7 +91,7 @@ def serving(command: list[str], directory: Path, **environment: str) -> Iterator
         site.url = f"http://127.0.0.1:{found[2]}"
         yield site
     finally:
-        process.terminate()  # so that it cleans up, and coverage is written
+        process.send_signal(signal.SIGTERM)  # so that it cleans up, and coverage is written
         with suppress(subprocess.TimeoutExpired):
             process.wait(20)
         background.kill(process)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from testkit.broker import Broker, Vhost
-from testkit.node import Node
+from testkit.shared_node import shared_node
 from testkit.wait import wait_until
 
 # A test must not fail because the machine is busy.
@@ -20,9 +20,12 @@ EXCHANGES = ("rabbitmq_random_exchange", "rabbitmq_consistent_hash_exchange")
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
-    """Yield a private node for the whole run; `RABBITMQ` selects the release."""
-    with Node(plugins=("rabbitmq_management", *EXCHANGES)) as node:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """Yield a private node for the whole run, all its processes; `RABBITMQ` selects the release."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent  # that of the run
+    with shared_node(directory, ("rabbitmq_management", *EXCHANGES)) as node:
         yield Broker(node)
 
 
@@ -31,13 +34,14 @@ def vhost(broker: Broker) -> Iterator[Vhost]:
     """Yield a fresh vhost. A test that leaves connections open fails."""
     with broker.vhost() as vhost:
         yield vhost
-        wait_until(lambda: not broker.connections(), "all connections of the test are closed")
+        wait_until(lambda: not vhost.connections(), "all connections of the test are closed")
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return the number of processes for `pytest -n auto`: two per CPU, because tests wait half of the time."""
-    return 2 * (os.cpu_count() or 1)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return the number of processes: `pytest -n logical`, one per CPU; `-n auto`, four, because most tests wait."""
+    per_cpu = 4 if config.option.numprocesses == "auto" else 1
+    return per_cpu * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -17,7 +16,7 @@ import pytest
 from celery import Celery
 
 import celery_rabbit_delay
-from testkit import background, ledger
+from testkit import background, forks, ledger
 from testkit.broker import QUICK, Vhost
 from testkit.wait import wait_until
 
@@ -37,7 +36,7 @@ class Shop:
         self.directory = directory
         self.ledger = directory / "ledger"
         self.ledger.touch()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[background.Process] = []
         conf = {
             "broker_url": vhost.url("amqp") if vhost else None,
             "broker_connection_retry_on_startup": True,
@@ -62,12 +61,20 @@ class Shop:
         sent: str = self.app.send_task(f"tests.acceptance.shop.{task}", args, **options).id
         return sent
 
-    def worker(self, *arguments: str, name: str = "w") -> Worker:
-        """Start `celery worker -c 2` with these arguments, and wait until it is ready."""
+    def worker(self, *arguments: str, name: str = "w", mingle: bool = False) -> Worker:
+        """Start `celery worker -c 2` with these arguments, and wait until it is ready.
+
+        Where it mingles, that takes Celery another second.
+        """
         log = self.directory / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "worker", "-c", "2", "-l", "INFO"]
-        command += ["-n", f"{name}@localhost", *arguments]
-        process = background.start(command, log, self.directory, {**os.environ, **self.environment})
+        command = ["celery", "-A", "tests.acceptance.shop", "worker", "-c", "2", "-l", "INFO"]
+        command += ["-n", f"{name}@localhost", *([] if mingle else ["--without-mingle"]), *arguments]
+        environment = {**os.environ, **self.environment}
+        process: background.Process
+        if {"gevent", "eventlet"} & set(arguments):  # they patch a new interpreter
+            process = background.start([sys.executable, "-m", *command], log, self.directory, environment)
+        else:
+            process = forks.start(command, log, log, self.directory, {**environment, "TMPDIR": str(self.directory)})
         self.processes.append(process)
         worker = Worker(process, log)
         wait_until(lambda: " ready." in worker.output() or process.poll() is not None, "the worker is ready", 150)
@@ -112,7 +119,7 @@ def waiting(vhost: Vhost) -> int:
 
 
 class Worker:
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: background.Process, log: Path) -> None:
         self.process = process
         self.log = log
 

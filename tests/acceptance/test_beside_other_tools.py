@@ -205,6 +205,7 @@ def test_celery_batches_gets_tasks_when_they_are_due(vhost: Vhost, tmp_path: Pat
     assert program.lines == ["10"]
 
 
+@pytest.mark.long
 def test_celery_singleton_lets_one_of_several_delayed_tasks_wait(vhost: Vhost, tmp_path: Path) -> None:
     pytest.importorskip("celery_singleton")
     program = Program(vhost, tmp_path, SINGLETON)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -25,6 +24,8 @@ from .conftest import MakeShop, Shop
 RECORDED = {**QUICK, "max_delay": 20 * 86_400, "journal": 0}
 PASSWORD = {"CELERY_RABBIT_DELAY_WEB_PASSWORD": "open sesame"}
 MARKUP = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='broken into'</script>"
+
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +49,7 @@ def chrome(tmp_path: Path) -> Iterator[Any]:
 @contextmanager
 def looking(chrome: Any, directory: Path, *arguments: str, **environment: str) -> Iterator[Site]:
     """Serve the page to a browser, which stops asking for what is new before the page is gone."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.shop", "delay", "web", *arguments]
+    command = ["celery", "-A", "tests.acceptance.shop", "delay", "web", *arguments]
     with serving(command, directory, **environment) as site:
         yield site
         chrome.get("about:blank")

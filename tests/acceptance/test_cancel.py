@@ -96,6 +96,7 @@ def test_a_cancelled_task_of_others_that_is_due_before_a_worker_comes_does_not_r
     assert not shop.runs("cancelled")
 
 
+@pytest.mark.long
 def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_shop: MakeShop, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     shop = make_shop(result_backend=f"file://{tmp_path}/results", task_track_started=True, worker_send_task_events=True)
@@ -156,6 +157,7 @@ def test_a_worker_whose_stream_of_changes_does_not_answer_warns_runs_all_tasks_a
     assert not shop.runs("cancelled")
 
 
+@pytest.mark.long
 def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker(name="one")

@@ -52,7 +52,7 @@ def nodes(amount: int) -> Iterator[list[Node]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("amount", [1, 3])
+@pytest.mark.parametrize("amount", [1, pytest.param(3, marks=pytest.mark.cluster)])
 def test_cancelled_tasks_never_run_and_all_others_do_when_everything_is_killed(tmp_path: Path, amount: int) -> None:
     with nodes(amount) as found, Broker(found[0]).vhost() as vhost:
         url = ";".join(f"amqp://guest:guest@127.0.0.1:{node.port}/{vhost.name}" for node in reversed(found))

@@ -71,6 +71,7 @@ def test_what_only_has_a_name_of_native_delayed_delivery_is_left_alone(make_shop
     assert run(vhost.url("amqp"), "teardown", "--native", "--delete-messages", "--yes").code == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
 @pytest.mark.parametrize("first", ["publisher", "worker"])
 def test_the_package_is_rolled_out_and_rolled_back_in_any_order(

@@ -74,6 +74,7 @@ def test_the_guide_to_retries_shows_what_happens(reader: Reader) -> None:
     assert float(again) >= 1.5
 
 
+@pytest.mark.long
 def test_the_guide_to_failed_tasks_shows_what_happens(reader: Reader) -> None:
     vhost = reader.vhost
 
@@ -108,6 +109,7 @@ def test_the_guide_to_failed_tasks_shows_what_happens(reader: Reader) -> None:
     assert vhost.count("parcels") == 0
 
 
+@pytest.mark.long
 def test_the_guide_to_debounce_shows_what_happens(reader: Reader) -> None:
     program = reader.examples / "debounce.py"
     program.write_text(program.read_text().replace("countdown=4,", "countdown=25,"))  # longer than any pause in between
@@ -169,6 +171,7 @@ def test_the_guide_to_tests_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/testing.md")
 
 
+@pytest.mark.long
 def test_the_guide_to_infrastructure_as_code_shows_what_happens(reader: Reader) -> None:
     vhost = reader.vhost
     vhost.declare("celery")

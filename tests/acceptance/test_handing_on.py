@@ -89,6 +89,7 @@ def test_a_task_that_was_handed_on_retries_like_any_other(make_shop: MakeShop) -
     assert shop.vhost.count(shop.vhost.cascade.orphans) == 0
 
 
+@pytest.mark.long
 def test_task_protocol_1_is_understood(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None, task_protocol=1)
     shop.worker()
@@ -107,6 +108,7 @@ def test_what_is_due_within_a_moment_stays(make_shop: MakeShop) -> None:
     assert "handed on" not in worker.output()
 
 
+@pytest.mark.long
 def test_handing_on_can_be_switched_off(make_shop: MakeShop) -> None:
     shop, others = make_shop(QUICK | {"hand_on": False}), make_shop(None)
     shop.worker()
@@ -115,6 +117,7 @@ def test_handing_on_can_be_switched_off(make_shop: MakeShop) -> None:
     shop.wait_for(1, "delayed")
 
 
+@pytest.mark.long
 def test_queues_that_nobody_else_can_publish_to_keep_their_tasks(make_shop: MakeShop) -> None:
     shop, others = make_shop(queues="broadcast"), make_shop(None, queues="broadcast")
     for name in ("one", "two"):
@@ -129,6 +132,7 @@ def test_queues_that_nobody_else_can_publish_to_keep_their_tasks(make_shop: Make
     shop.wait_for(1, "own")
 
 
+@pytest.mark.long
 def test_beyond_the_maximum_it_warns_once_and_celery_holds_the_task(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
     worker = shop.worker()
@@ -170,6 +174,7 @@ def test_a_permission_to_bind_but_not_to_publish_is_no_reason_to_stop(make_shop:
     assert "Traceback" not in worker.output()
 
 
+@pytest.mark.long
 def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
     shop.worker()
@@ -281,6 +286,7 @@ def test_a_task_of_protocol_1_that_was_handed_on_cannot_be_moved(make_shop: Make
     assert [task.id for task in celery_rabbit_delay.scheduled(shop.app)] == [id_]
 
 
+@pytest.mark.long
 def test_a_key_of_ours_that_somebody_else_sets_drops_no_task(make_shop: MakeShop) -> None:
     shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None)
     shop.worker()
@@ -291,6 +297,7 @@ def test_a_key_of_ours_that_somebody_else_sets_drops_no_task(make_shop: MakeShop
     shop.wait_for(1, "theirs")
 
 
+@pytest.mark.long
 def test_where_no_record_can_be_written_it_warns_once_and_hands_on(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
     shop.send("note", "first", countdown=6)

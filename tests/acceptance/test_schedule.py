@@ -85,6 +85,7 @@ def test_only_the_last_task_of_a_key_runs_and_its_retries_do(make_shop: MakeShop
     assert [run["name"] for run in shop.runs() if run["name"] != "end"] == ["third"] * 3
 
 
+@pytest.mark.long
 def test_a_retry_of_a_task_gives_way_to_a_later_task_of_its_key(make_shop: MakeShop) -> None:
     shop = make_shop({**QUICK, "max_delay": 600})
     shop.worker()

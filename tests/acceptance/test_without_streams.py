@@ -18,6 +18,7 @@ class Streamless(Node):
         return super().environment() | {"RABBITMQ_FEATURE_FLAGS": "quorum_queue,virtual_host_metadata"}
 
 
+@pytest.mark.long
 def test_tasks_are_delayed_and_a_warning_says_what_does_not_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -219,6 +219,7 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
         assert f"a message through {CASCADE.levels[3].queue} has not come back" in without.out
 
 
+@pytest.mark.long
 def test_a_policy_of_their_own_keeps_others_away_from_the_levels(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0

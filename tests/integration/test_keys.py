@@ -134,6 +134,7 @@ def test_a_batch_whose_keys_could_not_be_told_at_first_is_not_lost(
     assert set(found) == {"second", "end"}  # it may come twice
 
 
+@pytest.mark.long
 def test_a_message_that_is_published_again_as_it_was_received_is_no_later_one(vhost: Vhost) -> None:
     """As Celery's retry does."""
     vhost.declare("q")

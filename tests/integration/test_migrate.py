@@ -37,6 +37,7 @@ def waiting(vhost: Vhost, *cascades: Cascade) -> int:
     return sum(vhost.count(queue) for queue in levels & queues)
 
 
+@pytest.mark.long
 def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> None:
     vhost.declare("q", "bound", exchange="e", kind="topic")
     assert run(vhost.url("amqp"), "setup", "--priorities").code == 0
@@ -68,6 +69,7 @@ def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> Non
         assert len(take(connection, "bound", 2)) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", ["by an option", "by a variable"])
 def test_what_waits_moves_to_another_broker(vhost: Vhost, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vhost.declare("q")
@@ -181,6 +183,7 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
         assert waiting(vhost, target.transport.delay_options.cascade) == 1
 
 
+@pytest.mark.long
 def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     vhost.declare("q", exchange="e")
     url = vhost.url("amqp")
@@ -239,6 +242,7 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 
+@pytest.mark.long
 def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
     with vhost.plain() as connection:

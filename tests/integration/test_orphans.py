@@ -118,6 +118,7 @@ def test_messages_of_a_deleted_exchange_are_orphans(vhost: Vhost) -> None:
     assert message.headers[HEADER]["exchange"] == "orders"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["news", "amq.fanout"])
 def test_what_no_queue_wants_any_more_is_dropped_and_blocks_no_other_message(vhost: Vhost, name: str) -> None:
     """A fanout exchange without listeners: without a delay, RabbitMQ would drop the messages as well."""

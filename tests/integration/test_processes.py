@@ -67,7 +67,7 @@ def test_forked_children_publish_beside_their_parent(vhost: Vhost, make_app: Mak
     app = make_app()
     if before:
         app.send_task("t", (-1,), countdown=0.3)
-    connections = vhost.broker.connections() if before else []
+    connections = vhost.connections() if before else []
 
     def work(process: int) -> None:
         for n in range(20):
@@ -77,4 +77,4 @@ def test_forked_children_publish_beside_their_parent(vhost: Vhost, make_app: Mak
     in_children(3, work)
     expected = [100 * process + n for process in range(4) for n in range(20)]
     assert payloads(vhost, 80 + before) == [-1] * before + expected
-    assert set(connections) <= set(vhost.broker.connections())
+    assert set(connections) <= set(vhost.connections())

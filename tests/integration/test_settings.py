@@ -15,6 +15,7 @@ PERHAPS = "raise dead_letter_worker_consumer_prefetch, if it is at its default o
 AFTER_A_CRASH = "unless dead_letter_worker_publisher_confirm_timeout is set"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("advanced", "said"), [("", DEFAULT), ("[].", PERHAPS)])
 def test_verify_names_the_setting_where_levels_are_behind(advanced: str, said: str) -> None:
     with own_node(advanced=advanced) as vhost:

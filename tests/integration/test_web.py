@@ -23,7 +23,7 @@ from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.core import journal, streams
 from testkit.broker import Vhost, take
-from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
+from testkit.commands import CASCADE, QUICKLY, make_orphans, management, run
 from testkit.site import Site, serving
 from testkit.wait import wait_until
 
@@ -43,7 +43,7 @@ def serve(vhost: Vhost, tmp_path: Path) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(*arguments: str, options: tuple[str, ...] = ("--queue", "q"), **environment: str) -> Site:
-            command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, *options, "web", *arguments]
+            command = ["celery-rabbit-delay", "--broker", vhost.url("amqp"), *QUICKLY, *options, "web", *arguments]
             return stack.enter_context(serving(command, tmp_path, **environment))
 
         yield start

@@ -64,7 +64,7 @@ def test_the_urls_of_the_project_are_those_of_the_repository() -> None:
 def test_each_target_of_make_that_is_named_somewhere_exists_and_is_explained() -> None:
     [phony] = re.findall(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
     explained = re.findall(r"^# make ([a-z-]+) ", MAKEFILE, re.MULTILINE)
-    assert set(explained) == set(phony.split()) - {"broker", "browser", "clean"}
+    assert set(explained) == set(phony.split()) - {"broker", "browser", "clean", "core-is-covered"}
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / ".github" / "workflows" / "ci.yml"):
         named = set(re.findall(r"(?:^|`|run: )make ([a-z-]+)", path.read_text(), re.MULTILINE))
         assert named, path

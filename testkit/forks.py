@@ -1,0 +1,94 @@
+"""Commands of Celery and of this package in processes of their own, which need not import Celery first.
+
+They are forked from a process that has: imports take most of the CPU time of a worker's start, and nearly all of that
+of a command. Apart from that such a process is one of its own: it has its own environment, directory, output, signals
+and exit code. What must be a new interpreter (a pool of gevent or eventlet, which patches before anything is imported)
+is started by `background.start`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "celery.apps.worker",
+        "celery.bin.celery",
+        "celery.concurrency.prefork",
+        "celery.fixups.django",
+        "celery.worker.autoscale",
+        "celery_rabbit_delay.app.consumers",
+        "celery_rabbit_delay.app.control",
+        "celery_rabbit_delay.app.handing_on",
+        "celery_rabbit_delay.cli.plugin",
+        "celery_rabbit_delay.operate",
+        "celery_rabbit_delay.web.site",
+        "kombu.transport.pyamqp",
+        "waitress",
+    ]
+)
+
+
+class Fork:
+    """A process, with the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+        assert process.pid is not None
+        self.pid = process.pid
+        self._process = process
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return code
+
+
+def start(command: Sequence[str], out: Path, err: Path, directory: Path | None, environment: Mapping[str, str]) -> Fork:
+    """Start `celery …` or `celery-rabbit-delay …` in a session of its own; what it prints goes to the ends of files."""
+    for file in (out, err):
+        file.touch()
+    arguments = (list(command), str(out), str(err), str(directory or os.getcwd()), dict(environment))
+    process = _context.Process(target=_run, args=arguments, daemon=True)
+    process.start()
+    return Fork(process)
+
+
+def _run(command: list[str], out: str, err: str, directory: str, environment: dict[str, str]) -> None:
+    os.setsid()
+    for number, path in ((1, out), (2, err)):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    # As an interpreter would have opened them for a file.
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8")  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True)  # noqa: SIM115
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = command
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    try:
+        if command[0] == "celery":
+            from celery.__main__ import main
+        else:
+            from celery_rabbit_delay.cli import main
+        main()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
