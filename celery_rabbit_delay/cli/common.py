@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -166,7 +169,27 @@ def handle_errors() -> Iterator[None]:
     try:
         yield
     except (DelayError, AMQPError, OperationalError, OSError) as exc:
+        if isinstance(exc, OSError) and _is_of_output(exc):  # see `Group`
+            raise
         raise click.ClickException(escape(str(exc))) from exc
+
+
+def _is_of_output(exc: OSError) -> bool:
+    """Return whether an error was raised by what prints, and not by a connection."""
+    return any(frame.f_code is click.echo.__code__ for frame, _ in traceback.walk_tb(exc.__traceback__))
+
+
+class Group(click.Group):
+    """A group whose commands end with an error if their output cannot be written, and silently if a pipe is closed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as exc:
+            if exc.errno == errno.EPIPE or not _is_of_output(exc):  # Click ends silently for a closed pipe
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again as it ends
+            raise click.ClickException(f"the output cannot be written: {exc.strerror}") from exc
 
 
 @contextmanager

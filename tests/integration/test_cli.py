@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -469,6 +472,37 @@ def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
     assert delay("verify").code == 0
     assert "0 wait" in delay("status").out
     assert json.loads(delay("export").out)["vhosts"] == [{"name": vhost.name}]
+
+
+COMMANDS = (
+    *("plan", "setup", "export", "verify", "status", "status --watch", "orphans list", "orphans replay", "list"),
+    *("run-now a", "cancel a", "metrics", "migrate --to-prefix new", "orphans purge --yes", "teardown --yes"),
+)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["a closed pipe", "a full disk"])
+def test_a_command_whose_output_nobody_takes_ends_without_a_traceback(vhost: Vhost, full: bool) -> None:
+    """It is silent if its reader has gone, as `head` does, and otherwise says what is wrong."""
+    vhost.declare("q")
+    with vhost.connection(journal=0) as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000}, correlation_id="a")
+    make_orphans(vhost, 1)
+    for command in COMMANDS:
+        with closed_pipe() if not full else open("/dev/full", "w") as output:
+            words = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "--queue", "q", *command.split()]
+            done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert done.returncode == 1, command
+        assert ("No space left on device" in done.stderr) is full, (command, done.stderr)
+        assert len(done.stderr.splitlines()) <= full + command.startswith("migrate"), (command, done.stderr)
+
+
+@contextmanager
+def closed_pipe() -> Iterator[int]:
+    """Yield the end of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
 
 
 def test_an_app_without_install_is_told_to_install() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from celery_rabbit_delay import InvalidDelay, Options, operate
 from celery_rabbit_delay.cli import groups, inspecting, moving
 from celery_rabbit_delay.cli.common import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
+from testkit.commands import PROGRAM
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
 
@@ -230,3 +232,10 @@ def test_native_is_combined_with_no_other_teardown() -> None:
         refused = run("teardown", "--yes", "--native", *other)
         assert refused.exit_code == 2
         assert "--native cannot be combined with --delete-messages or --layout" in refused.stderr
+
+
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    command = [str(PROGRAM), "--broker", NOWHERE, "export"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
