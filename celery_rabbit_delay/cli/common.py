@@ -250,8 +250,9 @@ def allowed(target: Target, any_queue: bool) -> Allowed:
 
 def format_duration(milliseconds: int) -> str:
     """Return a duration in the largest unit that is not longer than the duration."""
-    units = (("years", 365 * 86_400_000), ("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+    units = (("year", 365 * 86_400_000), ("day", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
     for unit, size in units:
         if milliseconds >= size:
-            return f"{milliseconds / size:.3g} {unit}"
+            amount = f"{milliseconds / size:.3g}"
+            return f"{amount} {unit}" + ("s" if unit in ("year", "day") and amount != "1" else "")
     return f"{milliseconds} ms"

@@ -18,7 +18,7 @@ from kombu.utils import functional
 
 from celery_rabbit_delay import InvalidDelay, Options, operate
 from celery_rabbit_delay.cli import groups, inspecting, moving
-from celery_rabbit_delay.cli.common import handle_errors
+from celery_rabbit_delay.cli.common import format_duration, handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
 from testkit.commands import PROGRAM
 
@@ -239,3 +239,25 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((), "name the new due time with either --eta or --countdown"),
+        (("--eta", "2030-01-31", "--countdown", "5"), "name the new due time with either --eta or --countdown"),
+        (("--eta", "tom\x1borrow"), r"Invalid value for '--eta': cannot read 'tom\x1borrow': use a time such as 2030-"),
+        (("--countdown", "-1"), "Invalid value for '--countdown': cannot read '-1': use a number of seconds, 0 or"),
+    ],
+)
+def test_a_move_without_a_time_that_can_be_read_is_an_error_of_usage(given: tuple[str, ...], says: str) -> None:
+    refused = run("reschedule", "an-id", *given)
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.125, "125 ms"), (86_400, "1 day"), (172_800, "2 days"), (31_536_000, "1 year")]
+)
+def test_a_duration_has_the_number_of_its_unit(seconds: float, text: str) -> None:
+    assert format_duration(int(seconds * 1000)) == text
