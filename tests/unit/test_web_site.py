@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,6 +22,8 @@ from celery_rabbit_delay.core import headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import LevelStatus, Status
+from celery_rabbit_delay.web import index as index_
+from celery_rabbit_delay.web.damage import IndexDamaged
 from celery_rabbit_delay.web.desk import Broker, Desk
 from celery_rabbit_delay.web.gauges import Measured, exposition
 from celery_rabbit_delay.web.index import Index
@@ -213,4 +216,33 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     indexer = Indexer(index, lambda: None, QueueNames())  # type: ignore[arg-type,return-value]
     desk = Desk(Broker("here", lambda: None, [], [], lambda _: None), indexer, index.path)  # type: ignore[arg-type,return-value]
     assert desk.move([5], datetime.now(timezone.utc)).refused == [shown]
+    index.close()
+
+
+def test_a_damaged_index_is_named_and_built_again(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed: list[IndexDamaged] = []
+    monkeypatch.setattr(Indexer, "renew", lambda indexer, damage: noticed.append(damage))
+
+    def connect(path: Path) -> Any:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    monkeypatch.setattr(index_, "connect", connect)
+    for path in ("/", "/task/5", "/metrics"):
+        answer = client.get(path)
+        assert answer.status_code == 503
+        assert f"the index {tmp_path / 'index.sqlite'} is damaged" in text(answer)
+        assert "is built from the journal" in text(answer)
+    assert len(noticed) == 3
+
+
+def test_only_what_was_noticed_after_an_index_was_replaced_replaces_it_again(tmp_path: Path) -> None:
+    index = Index(tmp_path / "index.sqlite", "here")
+    indexer = Indexer(index, lambda: None, QueueNames())  # type: ignore[arg-type,return-value]
+    early = IndexDamaged(index.path, ValueError(), time.monotonic())
+    indexer._renew(early)
+    indexer.renew(early)  # another request has read the same file
+    assert indexer._damage is None
+    late = IndexDamaged(index.path, ValueError(), time.monotonic())
+    indexer.renew(late)
+    assert indexer._damage is late
     index.close()
