@@ -9,23 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from waitress.server import BaseWSGIServer, create_server
+from waitress.server import BaseWSGIServer
 
 from .. import operate
 from ..core.errors import UnsupportedConfiguration
 from . import safety
 from .damage import IndexDamaged
 from .desk import Broker, Desk
-from .forms import FORM
 from .gauges import exposition
 from .index import Index
 from .indexer import Indexer, indexed
+from .listening import listen
 from .overview import Overview
 from .setting import Setting
 from .site import create
-
-#: The number of requests that are handled in parallel.
-_THREADS = 8
 
 
 def check(setting: Setting) -> None:
@@ -43,15 +40,7 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
     signal.signal(signal.SIGTERM, _stop)
     with _indexer(broker, index) as (path, indexer):
         site = create(setting, broker, path, indexer)
-        server = create_server(
-            site,
-            host=setting.host,
-            port=setting.port,
-            threads=_THREADS,
-            max_request_body_size=2 * FORM,
-            ident=None,
-            clear_untrusted_proxy_headers=True,
-        )
+        server = listen(site, setting.host, setting.port)
         indexer.start()
         port = server.getsockname()[1] if isinstance(server, BaseWSGIServer) else setting.port
         say(f"http://{_shown(setting.host)}:{port}/")

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -415,6 +416,17 @@ def test_an_index_that_cannot_be_used_is_an_error(vhost: Vhost, serve: Serve, tm
     text.write_text("something else, and long enough to be no header of SQLite" * 100)
     assert "cannot be used as an index" in run(url, "metrics", "--index", str(text)).err
     assert "cannot be used as an index" in run(url, "metrics", "--index", str(tmp_path / "no" / "where")).err
+
+
+def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve) -> None:
+    site = serve("--read-only", **{PASSWORD: "sesame"})
+    address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
+    authorization = "Basic " + base64.b64encode(b"me:sesame").decode()
+    with ExitStack() as stack:
+        for _ in range(150):
+            stack.enter_context(socket.create_connection(address, timeout=10)).sendall(b"GET / HTTP/1.1\r\n")
+        assert "celery_rabbit_delay_waiting" in site.ask("/metrics", Authorization=authorization).text
+        assert site.ask("/login").status == 200
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["while the page runs", "while it does not"])
