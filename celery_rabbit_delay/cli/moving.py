@@ -104,20 +104,25 @@ def migrate(
             if is_same_name and _is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
-            with click.progressbar(length=waiting(), label="moving", file=sys.stderr) as bar:
+            before = waiting()
+            with click.progressbar(length=before, label="moving", file=sys.stderr) as bar:
                 for message in operate.migrate(source, target, cascades, allowed(source_target, any_queue)):
                     if message.refused is None:
                         moved += 1
                     else:
                         refused[f"stays in {message.queue}: {message.refused}"] += 1
                     bar.update(1)
+                bar.update(max(0, before - bar.pos))
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
             if from_layout and management_url:
                 operate.wait_for_counts()
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
             left = max(waiting(), refused.total())
-    click.echo(f"{moved:,} moved, {left:,} left")
+    # A message whose delay ends goes on to its queue, and those that must not be delivered are dropped when taken.
+    gone = before - moved - left
+    others = f", {gone:,} became due meanwhile or had been cancelled, moved or replaced" if gone > 0 else ""
+    click.echo(f"{moved:,} moved, {left:,} left{others}")
     if left:
         raise SystemExit(EXIT_PROBLEMS)
 

@@ -112,6 +112,19 @@ def test_what_stays_is_left_though_its_queue_does_not_count_it_yet(
     assert result.exit_code == 3
 
 
+def test_it_says_what_became_of_those_that_neither_move_nor_stay(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=0) as connection:
+        for number in range(10):
+            publish(connection, 100, correlation_id=str(number))
+        operate.cancel(connection, ["3", "5"])
+        operate.reschedule(connection, "7", datetime.now(timezone.utc) + timedelta(seconds=110))
+    wait_until(lambda: waiting(vhost, CASCADE) == 11, "the moved one waits twice")
+    moved = run(vhost.url("amqp"), "migrate", *TO_NEW)
+    told = "8 moved, 0 left, 3 became due meanwhile or had been cancelled, moved or replaced\n"
+    assert (moved.code, moved.out) == (0, told)
+
+
 def test_without_another_place_nothing_moves(vhost: Vhost) -> None:
     refused = run(vhost.url("amqp"), "migrate", "--to-max-delay", "1000")
     assert refused.code == 2

@@ -571,7 +571,7 @@ def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancel
         publish(connection, 60, headers={"id": "never recorded"})
         operate.cancel(connection, ["a", "never recorded"])
     moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new", "--to-journal", "0")
-    assert moved.out == "1 moved, 0 left\n"
+    assert moved.out.startswith("1 moved, 0 left, 2 ")
     assert ids(vhost) == []
     with vhost.connection(prefix="new") as connection:
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["b"]
