@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import click
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
     from ..core.destination import Destination
     from ..operate import Management
 
+T = TypeVar("T")
+
 #: The environment variable that names a file of certificate authorities for the management API.
 MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
 
 #: The exit code of a command that worked but found problems.
 EXIT_PROBLEMS = 3
+
+#: The exit code of a command that Ctrl-C has ended, as of any program: 128 and the signal's number.
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 #: A broker URL. An "@" after the host means that the password contains an unescaped delimiter.
 _URL = re.compile(r"[\w.+-]+://(?P<user>[^/?#]*@)?(?P<place>[^/?#@]*)(?P<rest>.*)", re.DOTALL)
@@ -190,6 +196,35 @@ class Group(click.Group):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again as it ends
             raise click.ClickException(f"the output cannot be written: {exc.strerror}") from exc
+
+
+@contextmanager
+def until_interrupted(items: Iterable[T]) -> Iterator[tuple[Iterator[T], Callable[[], bool]]]:
+    """Yield items that end, after the one in hand, once Ctrl-C was pressed; and a function that returns whether it was.
+
+    A second Ctrl-C raises `KeyboardInterrupt`, as the first does elsewhere, wherever the block is.
+    """
+    pressed = False
+
+    def press(*args: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    def items_until_then() -> Iterator[T]:
+        for item in items:
+            yield item
+            if pressed:
+                return
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield items_until_then(), lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if isinstance(items, Generator):
+            items.close()  # while there are connections
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import click
 
 from ..core.text import escape
 from .common import (
+    EXIT_INTERRUPTED,
     EXIT_PROBLEMS,
     allowed,
     any_queue_option,
@@ -21,6 +22,7 @@ from .common import (
     management_option,
     parse_seconds,
     target_of,
+    until_interrupted,
 )
 
 if TYPE_CHECKING:
@@ -105,14 +107,19 @@ def migrate(
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
             before = waiting()
-            with click.progressbar(length=before, label="moving", file=sys.stderr) as bar:
-                for message in operate.migrate(source, target, cascades, allowed(source_target, any_queue)):
+            moving = operate.migrate(source, target, cascades, allowed(source_target, any_queue))
+            with (
+                until_interrupted(moving) as (messages, is_interrupted),
+                click.progressbar(length=before, label="moving", file=sys.stderr) as bar,
+            ):
+                for message in messages:
                     if message.refused is None:
                         moved += 1
                     else:
                         refused[f"stays in {message.queue}: {message.refused}"] += 1
                     bar.update(1)
-                bar.update(max(0, before - bar.pos))
+                if not is_interrupted():
+                    bar.update(max(0, before - bar.pos))
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
             if from_layout and management_url:
@@ -123,6 +130,9 @@ def migrate(
     gone = before - moved - left
     others = f", {gone:,} became due meanwhile or had been cancelled, moved or replaced" if gone > 0 else ""
     click.echo(f"{moved:,} moved, {left:,} left{others}")
+    if is_interrupted():
+        click.echo("interrupted: run this again to move the others", err=True)
+        raise SystemExit(EXIT_INTERRUPTED)
     if left:
         raise SystemExit(EXIT_PROBLEMS)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,23 @@ def test_a_replay_killed_in_between_loses_nothing(vhost: Vhost) -> None:
     assert len(found) <= amount + 1
 
 
+def test_a_replay_that_is_interrupted_ends_between_two_orphans(vhost: Vhost) -> None:
+    amount = 200
+    make_orphans(vhost, amount)
+    vhost.declare("gone")
+    more = ("orphans", "replay", "--any-queue", "--limit", str(amount))
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as replay:
+        wait_until(lambda: vhost.count("gone"), "some are sent on")
+        replay.send_signal(signal.SIGINT)
+        out, err = replay.communicate(timeout=60)
+    assert (replay.returncode, err) == (130, "interrupted: run this again to send the others\n")
+    sent = int(out.split()[0])
+    assert 0 < sent < amount
+    assert vhost.count("gone") == sent
+    wait_until(lambda: vhost.count(CASCADE.orphans) == amount - sent, "the others are given back")
+
+
 def test_orphans_are_removed_only_when_told_twice(vhost: Vhost) -> None:
     make_orphans(vhost, 2)
     url = vhost.url("amqp")
@@ -503,6 +521,24 @@ def closed_pipe() -> Iterator[int]:
     os.close(reading)
     yield writing
     os.close(writing)
+
+
+def test_no_command_prints_in_colours(vhost: Vhost) -> None:
+    """So that nobody needs `NO_COLOR`, on a terminal either."""
+    make_orphans(vhost, 1)
+    for command in ("plan", "status", "verify", "list", "orphans list", "orphans replay", "reschedule x", "teardown"):
+        words = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "--queue", "q", *command.split()]
+        mine, its = pty.openpty()
+        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=its, stderr=its) as running:
+            os.close(its)
+            printed = b""
+            with suppress(OSError):  # the end of a terminal
+                while part := os.read(mine, 65536):
+                    printed += part
+            os.close(mine)
+        assert running.returncode in (0, 1, 2, 3)
+        assert printed
+        assert not re.search(rb"\x1b\[[0-9;]*m", printed), command
 
 
 def test_an_app_without_install_is_told_to_install() -> None:

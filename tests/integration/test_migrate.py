@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -158,6 +159,29 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
 
     wait_until(all_found, "all are found")
     assert len(found) <= amount + 3
+
+
+def test_a_migration_that_is_interrupted_ends_between_two_messages(vhost: Vhost) -> None:
+    vhost.declare("q")
+    amount = 300
+    with vhost.connection(journal=0) as connection:
+        for number in range(amount):
+            publish(connection, 100, correlation_id=str(number))
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as migration:
+        wait_until(lambda: waiting(vhost, Options(**NEW).cascade) >= 20, "some have moved")
+        migration.send_signal(signal.SIGINT)
+        out, err = migration.communicate(timeout=60)
+    assert migration.returncode == 130
+    assert "Traceback" not in err
+    assert err.endswith("interrupted: run this again to move the others\n")
+    moved, left = map(int, re.findall(r"(\d+) (?:moved|left)", out))
+    assert moved + left == amount
+    assert left > 0
+    with vhost.connection() as connection:  # what has moved is void here
+        assert len(list(operate.scheduled(connection))) == left
+    assert run(vhost.url("amqp"), "migrate", *TO_NEW).out == f"{left} moved, 0 left\n"
+    wait_until(lambda: waiting(vhost, Options(**NEW).cascade) == amount, "all wait there, none twice")
 
 
 def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from kombu.utils import functional
 
 from celery_rabbit_delay import InvalidDelay, Options, operate
 from celery_rabbit_delay.cli import groups, inspecting, moving
-from celery_rabbit_delay.cli.common import format_duration, handle_errors
+from celery_rabbit_delay.cli.common import format_duration, handle_errors, until_interrupted
 from celery_rabbit_delay.operate import Orphan, Status
 from testkit.commands import PROGRAM
 
@@ -261,3 +262,27 @@ def test_a_move_without_a_time_that_can_be_read_is_an_error_of_usage(given: tupl
 )
 def test_a_duration_has_the_number_of_its_unit(seconds: float, text: str) -> None:
     assert format_duration(int(seconds * 1000)) == text
+
+
+def test_what_is_interrupted_ends_after_the_item_in_hand_and_a_second_time_at_once() -> None:
+    handled: list[int] = []
+    closed: list[bool] = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    with until_interrupted(numbers()) as (items, is_interrupted):
+        for number in items:
+            if number == 3:
+                signal.raise_signal(signal.SIGINT)
+            handled.append(number)
+        assert handled == [0, 1, 2, 3]
+        assert is_interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert closed == [True]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
