@@ -119,7 +119,7 @@ def scheduled(
     latest: int | None = None
     if until is not None:
         zone = connection.transport.delay_options.naive_timezone
-        latest = headers_.milliseconds(due_at(until, None, datetime.now(timezone.utc), zone))
+        latest = headers_.milliseconds(due_at(until, None, datetime.now(timezone.utc), zone, "until"))
 
     def shown(record: Record) -> Scheduled | None:
         try:

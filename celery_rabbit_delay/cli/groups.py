@@ -11,13 +11,13 @@ from . import common, inspecting, moving, pages, schedule, topology
 version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
 
 
-@click.group(help="Manage the queues of delayed tasks, and the tasks that wait in them.")
+@click.group(cls=common.Group, help="Manage the queues of delayed tasks, and the tasks that wait in them.")
 @version_option
 def delay() -> None:
     pass
 
 
-class _Standalone(click.Group):
+class _Standalone(common.Group):
     """A group that requires a broker, except for `--help`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

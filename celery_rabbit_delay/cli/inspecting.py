@@ -10,6 +10,7 @@ import click
 
 from ..core.text import escape
 from .common import (
+    EXIT_INTERRUPTED,
     EXIT_PROBLEMS,
     allowed,
     any_queue_option,
@@ -20,6 +21,7 @@ from .common import (
     management_option,
     priorities_option,
     target_of,
+    until_interrupted,
 )
 
 if TYPE_CHECKING:
@@ -118,13 +120,19 @@ def replay(obj: Any, limit: int, any_queue: bool, management_url: str | None) ->
     sent = stayed = 0
     target = target_of(obj)
     with connected(target) as connection:
-        for orphan, refused in operate.replay(connection, limit, allowed(target, any_queue)):
-            if refused is None:
-                sent += 1
-            else:
-                stayed += 1
-                click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
+        replaying = operate.replay(connection, limit, allowed(target, any_queue))
+        with until_interrupted(replaying) as (results, is_interrupted):
+            for orphan, refused in results:
+                if refused is None:
+                    sent += 1
+                else:
+                    stayed += 1
+                    click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
         held_up = False
+        if is_interrupted():
+            click.echo(f"{sent:,} sent on, {stayed:,} stay")
+            click.echo("interrupted: run this again to send the others", err=True)
+            raise SystemExit(EXIT_INTERRUPTED)
         if management := management_of(management_url, connection):
             for outbox, refused in operate.hurry(connection, management):
                 held_up |= refused is not None

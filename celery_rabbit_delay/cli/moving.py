@@ -12,6 +12,7 @@ import click
 
 from ..core.text import escape
 from .common import (
+    EXIT_INTERRUPTED,
     EXIT_PROBLEMS,
     allowed,
     any_queue_option,
@@ -21,6 +22,7 @@ from .common import (
     management_option,
     parse_seconds,
     target_of,
+    until_interrupted,
 )
 
 if TYPE_CHECKING:
@@ -104,20 +106,33 @@ def migrate(
             if is_same_name and _is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
-            with click.progressbar(length=waiting(), label="moving", file=sys.stderr) as bar:
-                for message in operate.migrate(source, target, cascades, allowed(source_target, any_queue)):
+            before = waiting()
+            moving = operate.migrate(source, target, cascades, allowed(source_target, any_queue))
+            with (
+                until_interrupted(moving) as (messages, is_interrupted),
+                click.progressbar(length=before, label="moving", file=sys.stderr) as bar,
+            ):
+                for message in messages:
                     if message.refused is None:
                         moved += 1
                     else:
                         refused[f"stays in {message.queue}: {message.refused}"] += 1
                     bar.update(1)
+                if not is_interrupted():
+                    bar.update(max(0, before - bar.pos))
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
             if from_layout and management_url:
                 operate.wait_for_counts()
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
             left = max(waiting(), refused.total())
-    click.echo(f"{moved:,} moved, {left:,} left")
+    # A message whose delay ends goes on to its queue, and those that must not be delivered are dropped when taken.
+    gone = before - moved - left
+    others = f", {gone:,} became due meanwhile or had been cancelled, moved or replaced" if gone > 0 else ""
+    click.echo(f"{moved:,} moved, {left:,} left{others}")
+    if is_interrupted():
+        click.echo("interrupted: run this again to move the others", err=True)
+        raise SystemExit(EXIT_INTERRUPTED)
     if left:
         raise SystemExit(EXIT_PROBLEMS)
 

@@ -22,9 +22,32 @@ if TYPE_CHECKING:
     from ..operate import Progress, Report, Scheduled
 
 
+def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Show an error for a time or a number of seconds that cannot be read."""
+    from datetime import datetime, timezone
+
+    from ..core.due import due_at
+    from ..core.errors import InvalidDelay
+
+    if value is None:
+        return None
+    eta, countdown = (None, value) if param.name == "countdown" else (value, None)
+    try:
+        due_at(eta, countdown, datetime.now(timezone.utc), timezone.utc)
+    except InvalidDelay as exc:
+        wanted = "a number of seconds, 0 or more" if eta is None else "a time such as 2030-01-31T12:00:00+01:00"
+        raise click.BadParameter(f"cannot read {value!r}: use {wanted}") from exc
+    return value
+
+
 def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--until", metavar="TIME", help="Select tasks due until this time: 2030-01-31T12:00:00+01:00."),
+        click.option(
+            "--until",
+            metavar="TIME",
+            callback=_check_time,
+            help="Select tasks due until this time: 2030-01-31T12:00:00+01:00.",
+        ),
         click.option("--queue", "only_queue", metavar="NAME", help="Select tasks for this queue."),
         click.option("--task", metavar="NAME", help="Select tasks of this name."),
     ):
@@ -44,7 +67,7 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
     """
     from .. import operate
 
-    found = False
+    found = has_journal = False
     problems: list[str] = []
     with connected(target_of(obj)) as connection:
         operate.require(connection)
@@ -53,7 +76,12 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
         while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
             found = True
             click.echo("\n".join(many))
-    if not found:
+        if not found:
+            has_journal = _has_journal(connection)
+    if not found and has_journal:
+        told = "no waiting task in the journal matches" if any(filters.values()) else "no task in the journal waits"
+        click.echo(f"nothing is listed: {told}", err=True)
+    elif not found:
         click.echo(
             "nothing is listed: no such task waits, or it has no record. The journal records only tasks that are sent "
             "after the option `journal` of install() is set, and that have at least this delay",
@@ -90,12 +118,14 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
 
 @click.command(short_help="Change the due time of a task.")
 @click.argument("id_", metavar="ID", callback=check_names)
-@click.option("--eta", metavar="TIME", help="Set the new due time: 2030-01-31T12:00:00+01:00.")
-@click.option("--countdown", metavar="SECONDS", help="Set the new due time, in seconds from now.")
+@click.option("--eta", metavar="TIME", callback=_check_time, help="Set the new due time: 2030-01-31T12:00:00+01:00.")
+@click.option("--countdown", metavar="SECONDS", callback=_check_time, help="Set the new due time, in seconds from now.")
 @any_queue_option
 @click.pass_obj
 def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
     """Give a task in the journal another due time, earlier or later."""
+    if (eta is None) == (countdown is None):
+        raise click.UsageError("name the new due time with either --eta or --countdown")
     _move(obj, id_, eta, countdown, any_queue)
 
 
@@ -121,6 +151,15 @@ def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue:
         operate.require(connection)
         operate.reschedule(connection, id_, due, allowed(target, any_queue))
         click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
+
+
+def _has_journal(connection: kombu.Connection) -> bool:
+    """Return whether an app records its tasks: the first record creates a stream, unless `setup` has."""
+    from .. import operate
+    from ..core import streams
+
+    journals = streams.journals(connection.transport.delay_options.cascade)
+    return any(operate.message_count(connection, stream.name) is not None for stream in journals)
 
 
 def _report(problems: list[str]) -> None:

@@ -18,7 +18,7 @@ _CELERY_FORMAT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:
 _MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 
 
-def parse_eta(eta: object) -> datetime:
+def parse_eta(eta: object, name: str = "the eta") -> datetime:
     """Return a datetime, naive or aware as written, from an ISO 8601 string or a datetime. Raises `InvalidDelay`."""
     if isinstance(eta, datetime):
         return eta
@@ -27,7 +27,7 @@ def parse_eta(eta: object) -> datetime:
             return datetime.fromisoformat(eta)  # ten times as fast
         return isoparse(eta)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as exc:
-        raise _unreadable(eta) from exc
+        raise _unreadable(eta, name) from exc
 
 
 def microseconds_until(due: datetime, now: datetime) -> int:
@@ -38,16 +38,19 @@ def microseconds_until(due: datetime, now: datetime) -> int:
         raise _unreadable(due.replace(tzinfo=None).isoformat()) from exc
 
 
-def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo) -> datetime:
-    """Return the moment, in UTC, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`."""
+def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo, name: str = "the eta") -> datetime:
+    """Return the moment, in UTC, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`.
+
+    `name` is what the error calls the eta.
+    """
     if (eta is None) == (countdown is None):
         raise InvalidDelay("give either eta or countdown")
     if eta is not None:
-        due = parse_eta(eta)
+        due = parse_eta(eta, name)
         try:
             return (due if due.tzinfo else due.replace(tzinfo=naive_timezone)).astimezone(timezone.utc)
         except (ValueError, OverflowError) as exc:  # it is in UTC before the year 1, or after 9999
-            raise _unreadable(eta) from exc
+            raise _unreadable(eta, name) from exc
     try:
         if isinstance(countdown, bool) or not (seconds := float(countdown)) >= 0:  # type: ignore[arg-type]
             raise ValueError
@@ -56,9 +59,9 @@ def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo
         raise InvalidDelay(f"cannot read the countdown {countdown!r}: use a number of seconds, 0 or more") from exc
 
 
-def _unreadable(eta: object) -> InvalidDelay:
+def _unreadable(eta: object, name: str = "the eta") -> InvalidDelay:
     example = "2030-01-31T12:00:00+00:00"
-    return InvalidDelay(f"cannot read the eta {eta!r}: use an aware datetime, or an ISO 8601 string such as {example}")
+    return InvalidDelay(f"cannot read {name} {eta!r}: use an aware datetime, or an ISO 8601 string such as {example}")
 
 
 def parse_x_delay(x_delay: object) -> int:

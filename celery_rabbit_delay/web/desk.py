@@ -114,7 +114,8 @@ class Desk:
                         covered.update(copy.number for copy in copies)
                         moved += 1
                     except DelayError as exc:
-                        refused.append(f"{row.id or row.number}: {exc}")
+                        name, reason = row.id or str(row.number), str(exc)
+                        refused.append(reason if name in reason else f"{name}: {reason}")
             self._indexer.catch_up(connection)
         return Done(moved, refused)
 

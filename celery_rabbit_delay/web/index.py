@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +23,13 @@ from ..core.errors import DelayError
 from ..core.headers import X_DELAY_SENT
 from ..core.streams import Unreadable
 from ..operate import Entry, Place, QueueNames, Record
+from .damage import Gate, IndexDamaged, noticing_damage
 from .text import SEARCHED, body_text, printable
+
+logger = logging.getLogger(__name__)
+
+#: Readers of the index hold it while they have its file open; whoever replaces a damaged file closes it.
+_gate = Gate()
 
 #: The state of a message: waiting, cancelled before it is due, replaced by a later message with its key.
 WAITING, CANCELLED, REPLACED = 0, 1, 2
@@ -95,20 +102,24 @@ class Index:
     def __init__(self, path: Path, about: str) -> None:
         """`about` names the cascade and its broker. Raises `IndexUnusable`."""
         self.path = path
+        self._about = about
+        self._names: dict[str, int] = {}
         with ExitStack() as failing:
             self._lock = failing.enter_context(_lock(path))
             try:
                 self._check()
-                self._db = failing.enter_context(closing(connect(path, writable=True)))
-                self._prepare(about)
+                self._open()
+            except IndexDamaged as exc:
+                self.renew(exc)
             except sqlite3.Error as exc:
-                raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
+                raise IndexUnusable(
+                    f"{path} cannot be used as an index: {exc}: delete it if it was one, or name another file"
+                ) from exc
             failing.pop_all()
-        self._names: dict[str, int] = {}
 
     def _check(self) -> None:
         """Check that the file is an index or empty, before anything is written to it."""
-        with reading(self.path) as db:
+        with closing(connect(self.path)) as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         if tables and not (version and {"about", "message", "place"} <= tables):
@@ -116,19 +127,38 @@ class Index:
         if version not in (0, _VERSION):
             raise IndexUnusable(f"{self.path} was made by another release: delete it, or name another file")
 
-    def _prepare(self, about: str) -> None:
+    def _open(self) -> None:
+        """Open the file, or begin an index in an empty one. Raises `IndexUnusable`, `IndexDamaged`."""
+        with ExitStack() as failing:
+            self._db = failing.enter_context(closing(connect(self.path, writable=True)))
+            with noticing_damage(self.path):
+                self._prepare()
+            failing.pop_all()
+
+    def _prepare(self) -> None:
         db = self._db
         # In one transaction, because tables without a version count as those of another program.
         db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
         with db:
-            db.execute("INSERT OR IGNORE INTO about VALUES ('of', ?)", [about])
+            db.execute("INSERT OR IGNORE INTO about VALUES ('of', ?)", [self._about])
         found = db.execute("SELECT value FROM about WHERE name = 'of'").fetchone()[0]
-        if found != about:
-            raise IndexUnusable(f"{self.path} is the index of {found}, but this is {about}: name another file")
+        if found != self._about:
+            raise IndexUnusable(f"{self.path} is the index of {found}, but this is {self._about}: name another file")
 
     def close(self) -> None:
         self._db.close()
         self._lock.close()
+
+    def renew(self, damage: IndexDamaged) -> None:
+        """Begin a new index in place of a damaged one."""
+        logger.warning("A new index is begun: %s", damage)
+        self._db.close()
+        with _gate.alone():
+            for suffix in ("", "-wal", "-shm"):
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            _create(self.path)
+            self._open()
+        self._names.clear()
 
     def places(self) -> dict[str, Place]:
         """Return the last message that was read of each stream, by the stream's name."""
@@ -339,19 +369,20 @@ def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Connect to an index for reading."""
-    db = connect(path)
-    try:
+    """Connect to an index for reading. Raises `IndexDamaged`."""
+    with _gate.shared(), noticing_damage(path), closing(connect(path)) as db:
         yield db
-    finally:
-        db.close()
+
+
+def _create(path: Path) -> None:
+    """Create a file that only its owner can read, unless it exists."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
 
 def _lock(path: Path) -> Any:
     """Lock the index against other processes, and let only the file's owner read it."""
     try:
-        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        os.close(file)
+        _create(path)
         lock = open(path.with_name(f"{path.name}.lock"), "a")  # noqa: SIM115  held until the process ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,6 +19,7 @@ from ..core import journal, streams
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
 from ..operate import Entry, Follower, QueueNames, StreamReplaced
+from .damage import IndexDamaged, noticing_damage
 from .index import Index
 from .text import reason
 
@@ -72,6 +73,8 @@ class Indexer:
         self._failed = 0  # attempts to follow the streams since the last one that worked
         self._stopping = threading.Event()
         self._look = threading.Event()
+        self._damage: IndexDamaged | None = None  # that a reader has noticed
+        self._renewed = 0.0  # when the last damaged file was replaced, by `time.monotonic`
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
         self.is_ready = threading.Event()  # is set when the index is up to date for the first time
 
@@ -112,9 +115,23 @@ class Indexer:
         if not done:
             raise StreamUnavailable(f"the index has not caught up with the journal in {timeout:.0f} s: try again")
 
+    def renew(self, damage: IndexDamaged) -> None:
+        """Have a damaged index replaced, unless it was already after the attempt that has noticed the damage."""
+        if damage.since >= self._renewed:
+            self._damage = damage
+
+    def _renew(self, damage: IndexDamaged) -> None:
+        self._index.renew(damage)
+        self._renewed = time.monotonic()
+        self._damage = None
+        self._pending.clear()
+        self.is_ready.clear()
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
+                if self._damage:
+                    self._renew(self._damage)
                 with closing(self._connect()) as connection:
                     ensure_connection(connection)
                     self._index_streams(connection)
@@ -127,14 +144,18 @@ class Indexer:
                 self._stopping.wait(10 * _AGAIN)
 
     def _index_streams(self, connection: kombu.Connection) -> None:
+        self._failed += 1
         try:
-            self._failed += 1
-            with Follower(connection) as follower:
-                self._follow(follower, connection)
-        except StreamReplaced as exc:
-            logger.warning("The index is built again: %s", exc)
-            self._pending.clear()
-            self._index.clear()
+            with noticing_damage(self._index.path):
+                try:
+                    with Follower(connection) as follower:
+                        self._follow(follower, connection)
+                except StreamReplaced as exc:
+                    logger.warning("The index is built again: %s", exc)
+                    self._pending.clear()
+                    self._index.clear()
+        except IndexDamaged as exc:
+            self._renew(exc)
 
     def _follow(self, follower: Follower, connection: kombu.Connection) -> None:
         cascade = connection.transport.delay_options.cascade
@@ -144,6 +165,8 @@ class Indexer:
         lacking = streams.all_streams(cascade)
         look = prune = stored = time.monotonic()
         while not self._stopping.is_set():
+            if self._damage:
+                raise self._damage
             moment = time.monotonic()
             if lacking and (moment >= look or self._look.is_set()):
                 self._look.clear()

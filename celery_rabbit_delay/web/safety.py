@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -34,6 +35,9 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+#: A Host header: an IPv6 address in brackets, or a name or IPv4 address, and perhaps a port.
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:]+))(?::[0-9]*)?", re.ASCII)
+
 #: The limit of wrong passwords per address, the seconds that they count, and the number of addresses to remember.
 _TRIES, _SECONDS, _ADDRESSES = 10, 60, 10_000
 
@@ -53,12 +57,14 @@ def is_known(header: str, listening: str, names: Collection[str]) -> bool:
 
     IP addresses are safe. If the page listens on a loopback address, only loopback addresses are known.
     """
-    host = header.rpartition("]")[0] + "]" if header.startswith("[") else header.partition(":")[0]
-    host = host.lower().rstrip(".")
-    if host in {name.lower() for name in names} or host == "localhost":
+    parts = _HOST.fullmatch(header)
+    if parts is None:
+        return False
+    host = (parts[1] or parts[2]).lower().rstrip(".")
+    if host in {name.lower().strip("[]") for name in names} or host == "localhost":
         return True
     try:
-        address = ipaddress.ip_address(host.strip("[]"))
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
     return address.is_loopback or not is_loopback(listening)

@@ -9,22 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from waitress.server import BaseWSGIServer, create_server
+from waitress.server import BaseWSGIServer
 
 from .. import operate
 from ..core.errors import UnsupportedConfiguration
 from . import safety
+from .damage import IndexDamaged
 from .desk import Broker, Desk
-from .forms import FORM
 from .gauges import exposition
 from .index import Index
 from .indexer import Indexer, indexed
+from .listening import listen
 from .overview import Overview
 from .setting import Setting
 from .site import create
-
-#: The number of requests that are handled in parallel.
-_THREADS = 8
 
 
 def check(setting: Setting) -> None:
@@ -42,15 +40,7 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
     signal.signal(signal.SIGTERM, _stop)
     with _indexer(broker, index) as (path, indexer):
         site = create(setting, broker, path, indexer)
-        server = create_server(
-            site,
-            host=setting.host,
-            port=setting.port,
-            threads=_THREADS,
-            max_request_body_size=2 * FORM,
-            ident=None,
-            clear_untrusted_proxy_headers=True,
-        )
+        server = listen(site, setting.host, setting.port)
         indexer.start()
         port = server.getsockname()[1] if isinstance(server, BaseWSGIServer) else setting.port
         say(f"http://{_shown(setting.host)}:{port}/")
@@ -64,18 +54,28 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
 
 def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:
     """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`."""
-    with _indexer(broker, index) as (path, indexer):
-        indexed(indexer)
-        overview = Overview(path, indexer, Desk(broker, indexer, path))
-        return exposition(overview.measured(management))
+    damage: IndexDamaged | None = None
+    while True:
+        with _indexer(broker, index, damage) as (path, indexer):
+            indexed(indexer)
+            overview = Overview(path, indexer, Desk(broker, indexer, path))
+            try:
+                return exposition(overview.measured(management))
+            except IndexDamaged as exc:
+                if damage is not None:
+                    raise
+                damage = exc
 
 
 @contextmanager
-def _indexer(broker: Broker, path: Path | None) -> Iterator[tuple[Path, Indexer]]:
+def _indexer(broker: Broker, path: Path | None, damage: IndexDamaged | None = None) -> Iterator[tuple[Path, Indexer]]:
+    """Yield the file of an index, a new one after `damage`, and what feeds it."""
     with tempfile.TemporaryDirectory(prefix="celery-rabbit-delay-index-") as directory:
         file = path or Path(directory, "index.sqlite")
         index = Index(file, broker.name)
         try:
+            if damage is not None:
+                index.renew(damage)
             yield file, Indexer(index, broker.connect, operate.QueueNames(broker.queues))
         finally:
             index.close()

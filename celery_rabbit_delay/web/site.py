@@ -7,12 +7,13 @@ from datetime import timezone
 from pathlib import Path
 from typing import Any
 
-from flask import Flask
+from flask import Flask, Response, render_template, request
 
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from . import forms, plot, search
 from .actions import add_actions
+from .damage import IndexDamaged
 from .desk import Broker, Desk
 from .guard import add_guard, token
 from .indexer import Indexer
@@ -40,6 +41,14 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
     _filters(site)
     add_views(site, setting, desk, overview, path)
     add_actions(site, desk, overview)
+
+    @site.errorhandler(IndexDamaged)
+    def damaged(exc: IndexDamaged) -> Any:
+        indexer.renew(exc)
+        says = f"{exc}. A new one is built from the journal: reload this page in a moment."
+        if request.endpoint == "metrics":
+            return Response(says, 503, content_type="text/plain")
+        return render_template("error.html", title="Damaged index", says=says), 503
 
     @site.context_processor
     def common() -> dict[str, Any]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -326,6 +330,23 @@ def test_a_replay_killed_in_between_loses_nothing(vhost: Vhost) -> None:
     assert len(found) <= amount + 1
 
 
+def test_a_replay_that_is_interrupted_ends_between_two_orphans(vhost: Vhost) -> None:
+    amount = 200
+    make_orphans(vhost, amount)
+    vhost.declare("gone")
+    more = ("orphans", "replay", "--any-queue", "--limit", str(amount))
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as replay:
+        wait_until(lambda: vhost.count("gone"), "some are sent on")
+        replay.send_signal(signal.SIGINT)
+        out, err = replay.communicate(timeout=60)
+    assert (replay.returncode, err) == (130, "interrupted: run this again to send the others\n")
+    sent = int(out.split()[0])
+    assert 0 < sent < amount
+    assert vhost.count("gone") == sent
+    wait_until(lambda: vhost.count(CASCADE.orphans) == amount - sent, "the others are given back")
+
+
 def test_orphans_are_removed_only_when_told_twice(vhost: Vhost) -> None:
     make_orphans(vhost, 2)
     url = vhost.url("amqp")
@@ -470,6 +491,55 @@ def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
     assert delay("verify").code == 0
     assert "0 wait" in delay("status").out
     assert json.loads(delay("export").out)["vhosts"] == [{"name": vhost.name}]
+
+
+COMMANDS = (
+    *("plan", "setup", "export", "verify", "status", "status --watch", "orphans list", "orphans replay", "list"),
+    *("run-now a", "cancel a", "metrics", "migrate --to-prefix new", "orphans purge --yes", "teardown --yes"),
+)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["a closed pipe", "a full disk"])
+def test_a_command_whose_output_nobody_takes_ends_without_a_traceback(vhost: Vhost, full: bool) -> None:
+    """It is silent if its reader has gone, as `head` does, and otherwise says what is wrong."""
+    vhost.declare("q")
+    with vhost.connection(journal=0) as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000}, correlation_id="a")
+    make_orphans(vhost, 1)
+    for command in COMMANDS:
+        with closed_pipe() if not full else open("/dev/full", "w") as output:
+            words = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "--queue", "q", *command.split()]
+            done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert done.returncode == 1, command
+        assert ("No space left on device" in done.stderr) is full, (command, done.stderr)
+        assert len(done.stderr.splitlines()) <= full + command.startswith("migrate"), (command, done.stderr)
+
+
+@contextmanager
+def closed_pipe() -> Iterator[int]:
+    """Yield the end of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+def test_no_command_prints_in_colours(vhost: Vhost) -> None:
+    """So that nobody needs `NO_COLOR`, on a terminal either."""
+    make_orphans(vhost, 1)
+    for command in ("plan", "status", "verify", "list", "orphans list", "orphans replay", "reschedule x", "teardown"):
+        words = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "--queue", "q", *command.split()]
+        mine, its = pty.openpty()
+        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=its, stderr=its) as running:
+            os.close(its)
+            printed = b""
+            with suppress(OSError):  # the end of a terminal
+                while part := os.read(mine, 65536):
+                    printed += part
+            os.close(mine)
+        assert running.returncode in (0, 1, 2, 3)
+        assert printed
+        assert not re.search(rb"\x1b\[[0-9;]*m", printed), command
 
 
 def test_an_app_without_install_is_told_to_install() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -114,6 +115,19 @@ def test_what_stays_is_left_though_its_queue_does_not_count_it_yet(
     assert result.exit_code == 3
 
 
+def test_it_says_what_became_of_those_that_neither_move_nor_stay(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=0) as connection:
+        for number in range(10):
+            publish(connection, 100, correlation_id=str(number))
+        operate.cancel(connection, ["3", "5"])
+        operate.reschedule(connection, "7", datetime.now(timezone.utc) + timedelta(seconds=110))
+    wait_until(lambda: waiting(vhost, CASCADE) == 11, "the moved one waits twice")
+    moved = run(vhost.url("amqp"), "migrate", *TO_NEW)
+    told = "8 moved, 0 left, 3 became due meanwhile or had been cancelled, moved or replaced\n"
+    assert (moved.code, moved.out) == (0, told)
+
+
 def test_without_another_place_nothing_moves(vhost: Vhost) -> None:
     refused = run(vhost.url("amqp"), "migrate", "--to-max-delay", "1000")
     assert refused.code == 2
@@ -147,6 +161,29 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
 
     wait_until(all_found, "all are found")
     assert len(found) <= amount + 3
+
+
+def test_a_migration_that_is_interrupted_ends_between_two_messages(vhost: Vhost) -> None:
+    vhost.declare("q")
+    amount = 300
+    with vhost.connection(journal=0) as connection:
+        for number in range(amount):
+            publish(connection, 100, correlation_id=str(number))
+    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as migration:
+        wait_until(lambda: waiting(vhost, Options(**NEW).cascade) >= 20, "some have moved")
+        migration.send_signal(signal.SIGINT)
+        out, err = migration.communicate(timeout=60)
+    assert migration.returncode == 130
+    assert "Traceback" not in err
+    assert err.endswith("interrupted: run this again to move the others\n")
+    moved, left = map(int, re.findall(r"(\d+) (?:moved|left)", out))
+    assert moved + left == amount
+    assert left > 0
+    with vhost.connection() as connection:  # what has moved is void here
+        assert len(list(operate.scheduled(connection))) == left
+    assert run(vhost.url("amqp"), "migrate", *TO_NEW).out == f"{left} moved, 0 left\n"
+    wait_until(lambda: waiting(vhost, Options(**NEW).cascade) == amount, "all wait there, none twice")
 
 
 def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> None:

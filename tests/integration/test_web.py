@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -415,6 +416,50 @@ def test_an_index_that_cannot_be_used_is_an_error(vhost: Vhost, serve: Serve, tm
     text.write_text("something else, and long enough to be no header of SQLite" * 100)
     assert "cannot be used as an index" in run(url, "metrics", "--index", str(text)).err
     assert "cannot be used as an index" in run(url, "metrics", "--index", str(tmp_path / "no" / "where")).err
+
+
+def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve) -> None:
+    site = serve("--read-only", **{PASSWORD: "sesame"})
+    address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
+    authorization = "Basic " + base64.b64encode(b"me:sesame").decode()
+    with ExitStack() as stack:
+        for _ in range(150):
+            stack.enter_context(socket.create_connection(address, timeout=10)).sendall(b"GET / HTTP/1.1\r\n")
+        assert "celery_rabbit_delay_waiting" in site.ask("/metrics", Authorization=authorization).text
+        assert site.ask("/login").status == 200
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["while the page runs", "while it does not"])
+def test_a_damaged_index_is_built_again(vhost: Vhost, serve: Serve, tmp_path: Path, runs: bool) -> None:
+    vhost.declare("q")
+    index = tmp_path / "index.sqlite"
+    site = serve("--index", str(index))
+    with vhost.connection(**RECORDED) as connection:
+        for number in range(200):
+            publish(connection, 100, f"mine-{number}")
+        counted = 'celery_rabbit_delay_waiting{queue="q"} 200.0\n'
+        wait_until(lambda: counted in site.ask("/metrics").text, "all are indexed")
+        if not runs:
+            assert site.stop() == 0
+        with sqlite3.connect(index) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        db.close()
+        with index.open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(8 * 4096))
+        if not runs:
+            site = serve("--index", str(index))
+        wait_until(lambda: site.ask("/").status == 200, "it is built again")
+        wait_until(lambda: counted in site.ask("/metrics").text, "all are indexed again")
+        assert f"A new index is begun: the index {index} is damaged" in site.output()
+        assert "Traceback" not in site.output()
+        assert site.stop() == 0
+        with index.open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(8 * 4096))
+        printed = run(vhost.url("amqp"), "metrics", "--index", str(index))
+        assert (printed.code, counted in printed.out) == (0, True)
+        assert str(index) in printed.err
 
 
 def test_metrics_are_printed_once(vhost: Vhost) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +19,9 @@ from kombu.utils import functional
 
 from celery_rabbit_delay import InvalidDelay, Options, operate
 from celery_rabbit_delay.cli import groups, inspecting, moving
-from celery_rabbit_delay.cli.common import handle_errors
+from celery_rabbit_delay.cli.common import format_duration, handle_errors, until_interrupted
 from celery_rabbit_delay.operate import Orphan, Status
+from testkit.commands import PROGRAM
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
 
@@ -230,3 +233,56 @@ def test_native_is_combined_with_no_other_teardown() -> None:
         refused = run("teardown", "--yes", "--native", *other)
         assert refused.exit_code == 2
         assert "--native cannot be combined with --delete-messages or --layout" in refused.stderr
+
+
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    command = [str(PROGRAM), "--broker", NOWHERE, "export"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((), "name the new due time with either --eta or --countdown"),
+        (("--eta", "2030-01-31", "--countdown", "5"), "name the new due time with either --eta or --countdown"),
+        (("--eta", "tom\x1borrow"), r"Invalid value for '--eta': cannot read 'tom\x1borrow': use a time such as 2030-"),
+        (("--countdown", "-1"), "Invalid value for '--countdown': cannot read '-1': use a number of seconds, 0 or"),
+    ],
+)
+def test_a_move_without_a_time_that_can_be_read_is_an_error_of_usage(given: tuple[str, ...], says: str) -> None:
+    refused = run("reschedule", "an-id", *given)
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.125, "125 ms"), (86_400, "1 day"), (172_800, "2 days"), (31_536_000, "1 year")]
+)
+def test_a_duration_has_the_number_of_its_unit(seconds: float, text: str) -> None:
+    assert format_duration(int(seconds * 1000)) == text
+
+
+def test_what_is_interrupted_ends_after_the_item_in_hand_and_a_second_time_at_once() -> None:
+    handled: list[int] = []
+    closed: list[bool] = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    with until_interrupted(numbers()) as (items, is_interrupted):
+        for number in items:
+            if number == 3:
+                signal.raise_signal(signal.SIGINT)
+            handled.append(number)
+        assert handled == [0, 1, 2, 3]
+        assert is_interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert closed == [True]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

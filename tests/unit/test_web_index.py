@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +22,8 @@ from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web import search
-from celery_rabbit_delay.web.index import Index, IndexUnusable, connect
+from celery_rabbit_delay.web.damage import IndexDamaged
+from celery_rabbit_delay.web.index import Index, IndexUnusable, connect, reading
 from celery_rabbit_delay.web.search import Filter
 
 NOW = 1_800_000_000_000
@@ -353,3 +355,74 @@ def test_a_search_finds_any_number_of_names(streams: Streams, monkeypatch: pytes
 def test_text_that_no_file_can_hold_is_stored_all_the_same(streams: Streams) -> None:
     streams.tell(record(1)._replace(id="\ud800"), record(2)._replace(id="\x00'\"<"))
     assert streams.found() == ["?", "\x00'\"<"]
+
+
+def overwrite(path: Path, *pages: int) -> None:
+    """Damage pages of the file of an index, the first of which is 0."""
+    with path.open("r+b") as file:
+        for page in pages:
+            file.seek(4096 * page)
+            file.write(b"\xff" * 4096)
+
+
+def test_a_damaged_index_is_noticed_by_readers_and_replaced_by_a_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams = Streams(tmp_path / "index.sqlite")
+    streams.tell(*(record(n) for n in range(100)))
+    streams.index._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    overwrite(streams.path, *range(2, 10))
+    with (
+        pytest.raises(IndexDamaged, match=f"the index {streams.path} is damaged") as found,
+        reading(streams.path) as db,
+    ):
+        search.page(db, Filter(), NOW)
+    streams.index.renew(found.value)
+    assert f"A new index is begun: the index {streams.path} is damaged" in caplog.text
+    assert streams.found() == []
+    streams.tell(record(1))
+    assert streams.found() == ["id-1"]
+    assert {file.stat().st_mode & 0o077 for file in tmp_path.glob("index.sqlite*") if file.suffix != ".lock"} == {0}
+    streams.index.close()
+
+
+def test_an_index_that_is_found_damaged_at_the_start_is_begun_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams = Streams(tmp_path / "index.sqlite")
+    streams.tell(record(1))
+    streams.index.close()
+    overwrite(streams.path, *range(1, 9))
+    again = Streams(streams.path)
+    assert f"A new index is begun: the index {streams.path} is damaged" in caplog.text
+    assert again.index.places() == {}
+    again.tell(record(2))
+    assert again.found() == ["id-2"]
+    again.index.close()
+
+
+def test_a_file_that_is_no_longer_seen_to_be_an_index_is_left_alone(tmp_path: Path) -> None:
+    streams = Streams(tmp_path / "index.sqlite")
+    streams.index.close()
+    overwrite(streams.path, 0)
+    before = streams.path.read_bytes()
+    with pytest.raises(IndexUnusable, match="file is not a database: delete it if it was one, or name another file"):
+        Index(streams.path, "here")
+    assert streams.path.read_bytes() == before
+
+
+def test_whoever_replaces_a_file_waits_for_its_readers(streams: Streams) -> None:
+    entered, done = threading.Event(), threading.Event()
+
+    def renew() -> None:
+        entered.set()
+        streams.index.renew(IndexDamaged(streams.path, ValueError(), 0))
+        done.set()
+
+    thread = threading.Thread(target=renew)
+    with reading(streams.path):
+        thread.start()
+        assert entered.wait(10)
+        assert not done.wait(0.1)
+    assert done.wait(10)
+    thread.join()

@@ -35,6 +35,12 @@ def test_anything_else_may_be_reached_by_others(host: str) -> None:
         ("evil.example.com", "0.0.0.0", False),
         ("[::1", "127.0.0.1", False),
         ("[x]:1", "127.0.0.1", False),
+        ("[::1].evil.example.com", "::1", False),
+        ("[::1].evil.example.com:5566", "127.0.0.1", False),
+        ("[::1]]:5566", "::1", False),
+        ("x[::1]", "::1", False),
+        ("127.0.0.1:evil.example.com", "127.0.0.1", False),
+        ("[localhost]", "127.0.0.1", False),
     ],
 )
 def test_only_names_that_were_told_and_addresses_are_known(header: str, listening: str, known: bool) -> None:

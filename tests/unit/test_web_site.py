@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +15,20 @@ import pytest
 from amqp import Message
 from kombu.utils import functional
 
-from celery_rabbit_delay import upstream
+from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.streams import Entry
 from celery_rabbit_delay.core import headers, journal
-from celery_rabbit_delay.core.errors import UnsupportedConfiguration
+from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import LevelStatus, Status
+from celery_rabbit_delay.web import index as index_
+from celery_rabbit_delay.web.damage import IndexDamaged
 from celery_rabbit_delay.web.desk import Broker, Desk
 from celery_rabbit_delay.web.gauges import Measured, exposition
 from celery_rabbit_delay.web.index import Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
-from celery_rabbit_delay.web.search import Share
+from celery_rabbit_delay.web.search import Row, Share
 from celery_rabbit_delay.web.serve import check
 from celery_rabbit_delay.web.setting import Setting
 from celery_rabbit_delay.web.site import create
@@ -189,3 +194,55 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     less = exposition(known._replace(next_due=None, management=False)).decode()
     assert "next_due" not in less
     assert "blocked" not in less
+
+
+@pytest.mark.parametrize(
+    ("says", "shown"), [("'my-id' is due", "'my-id' is due"), ("the broker is away", "my-id: the broker is away")]
+)
+def test_the_reason_of_a_refusal_names_its_task_once(
+    says: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(tmp_path / "index.sqlite", "here")
+    waiting = Row(1, 5, 2**45, "my-id", "t", "q", None, 0, "", "s", 0, 0)
+    monkeypatch.setattr(Desk, "_acting", lambda desk: nullcontext())
+    monkeypatch.setattr(Desk, "_waiting", lambda desk, numbers: ([waiting], []))
+    monkeypatch.setattr(Desk, "_record", lambda *args: None)
+    monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
+
+    def move(records: Any, due: Any) -> None:
+        raise TooLate(says)
+
+    monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
+    indexer = Indexer(index, lambda: None, QueueNames())  # type: ignore[arg-type,return-value]
+    desk = Desk(Broker("here", lambda: None, [], [], lambda _: None), indexer, index.path)  # type: ignore[arg-type,return-value]
+    assert desk.move([5], datetime.now(timezone.utc)).refused == [shown]
+    index.close()
+
+
+def test_a_damaged_index_is_named_and_built_again(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed: list[IndexDamaged] = []
+    monkeypatch.setattr(Indexer, "renew", lambda indexer, damage: noticed.append(damage))
+
+    def connect(path: Path) -> Any:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    monkeypatch.setattr(index_, "connect", connect)
+    for path in ("/", "/task/5", "/metrics"):
+        answer = client.get(path)
+        assert answer.status_code == 503
+        assert f"the index {tmp_path / 'index.sqlite'} is damaged" in text(answer)
+        assert "is built from the journal" in text(answer)
+    assert len(noticed) == 3
+
+
+def test_only_what_was_noticed_after_an_index_was_replaced_replaces_it_again(tmp_path: Path) -> None:
+    index = Index(tmp_path / "index.sqlite", "here")
+    indexer = Indexer(index, lambda: None, QueueNames())  # type: ignore[arg-type,return-value]
+    early = IndexDamaged(index.path, ValueError(), time.monotonic())
+    indexer._renew(early)
+    indexer.renew(early)  # another request has read the same file
+    assert indexer._damage is None
+    late = IndexDamaged(index.path, ValueError(), time.monotonic())
+    indexer.renew(late)
+    assert indexer._damage is late
+    index.close()
