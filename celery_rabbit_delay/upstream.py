@@ -7,8 +7,9 @@ imports nothing of the package, so that every other one may use it.
 from __future__ import annotations
 
 import _socket
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (20, 40), (20, 41)
@@ -175,6 +176,25 @@ def has_input(transport: Any) -> bool:
     return True  # also of a connection that is closed
 
 
+def await_input(transport: Any) -> None:
+    """Wait until an `amqp` transport has something to read, and take nothing of it. Waits as long as its socket does.
+
+    Returns at once where that cannot be told, as for TLS with eventlet. Raises the errors of `read_frame`.
+    """
+    sock = transport.sock
+    if not isinstance(sock, socket.socket) or transport._read_buffer or getattr(sock, "pending", int)():
+        return
+    try:
+        socket.socket.recv(sock, 1, socket.MSG_PEEK)  # not that of TLS, which takes no flags
+    except (BlockingIOError, InterruptedError) as exc:  # the option read_timeout
+        raise TimeoutError(str(exc)) from exc
+    except TimeoutError:
+        raise
+    except OSError:
+        transport.connected = False
+        raise
+
+
 def receive(connection: Any, timeout: float) -> bytes:
     """Return bytes that an `amqp.Connection` receives. The connection itself must not be read afterwards.
 
@@ -188,6 +208,13 @@ def receive(connection: Any, timeout: float) -> bytes:
         if not data:
             raise OSError("the broker has closed the connection")
     return bytes(data)
+
+
+def stop_waiting(connection: Any) -> None:
+    """Make an `amqp.Connection` close its socket without waiting for the other side, as TLS would."""
+    if connection._transport is not None and connection._transport.sock is not None:
+        with suppress(OSError):
+            connection._transport.sock.settimeout(0)
 
 
 def close_socket(connection: Any) -> None:
