@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -224,14 +225,11 @@ class GreenProgram(Program):
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
+        self.library = import_module(arguments.means)
         self.seen: dict[int, float] = {}
 
     def attempt(self, action: str, seconds: float | None) -> None:
-        if self.means == "gevent":
-            from gevent import Timeout
-        else:
-            from eventlet import Timeout
-        timeout = Timeout(seconds)
+        timeout = self.library.Timeout(seconds)
         try:
             self.actions[action]()
         except BaseException as exc:
@@ -243,22 +241,13 @@ class GreenProgram(Program):
             timeout.cancel()
 
     def progress(self) -> None:
-        self.seen[id(self.current())] = time.monotonic()
+        self.seen[id(import_module("greenlet").getcurrent())] = time.monotonic()
         super().progress()
 
-    def current(self) -> Any:
-        import greenlet
-
-        return greenlet.getcurrent()
-
     def run(self) -> None:
-        if self.means == "gevent":
-            from gevent import sleep, spawn
-        else:
-            from eventlet import sleep, spawn
-        threads = [spawn(super(GreenProgram, self).run) for _ in range(GREEN)]
+        threads = [self.library.spawn(super(GreenProgram, self).run) for _ in range(GREEN)]
         while not all(getattr(thread, "dead", False) for thread in threads):
-            sleep(0.5)
+            self.library.sleep(0.5)
             now = time.monotonic()
             hung = [thread for thread in threads if not thread.dead and now - self.seen.get(id(thread), now) > STALLED]
             if hung:
@@ -277,13 +266,9 @@ class Interrupted(Exception):
 
 def child(arguments: argparse.Namespace) -> None:
     if arguments.means == "gevent":
-        from gevent import monkey
-
-        monkey.patch_all()
+        import_module("gevent.monkey").patch_all()
     elif arguments.means == "eventlet":
-        import eventlet
-
-        eventlet.monkey_patch()
+        import_module("eventlet").monkey_patch()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     program = (Program if arguments.means == "signal" else GreenProgram)(arguments)
     program.run()

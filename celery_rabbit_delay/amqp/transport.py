@@ -131,6 +131,10 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         with self.connection.within(CLOSING):
             return super().close(*args, **kwargs)
 
+    def collect(self) -> None:
+        with contextlib.suppress(AttributeError):  # of a channel that was interrupted while it was made
+            super().collect()
+
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return the batch object for `kombu.Producer.batch`."""
         return PublishBatch(self, max_size)
