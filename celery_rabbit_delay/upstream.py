@@ -7,9 +7,12 @@ imports nothing of the package, so that every other one may use it.
 from __future__ import annotations
 
 import _socket
+import gc
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakSet
 
 _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (20, 40), (20, 41)
 _BASIC = 60
@@ -67,6 +70,52 @@ def set_serialized(message: Any, properties: bytes) -> None:
 def deserialize(message: Any, properties: bytes) -> None:
     """Give an `amqp.Message` the properties that were serialized."""
     message._load_properties(_BASIC, properties, 0)
+
+
+class RestoresLosses:
+    """Make a pool of Kombu replace what an interrupt has lost. A mixin; see `restore_losses`.
+
+    Kombu takes a resource out of a queue, then notes that it is in use; and the other way round. What is interrupted
+    between the two, or before the caller has it, never comes back, and in the end `acquire(block=True)` waits for ever.
+    """
+
+    _resource: Any
+    _dirty: Any
+    limit: Any
+    LimitExceeded: Any
+
+    def acquire(self, block: bool = False, timeout: float | None = None) -> Any:
+        if not block or timeout is not None or not self.limit:
+            return super().acquire(block, timeout)  # type: ignore[misc]
+        seconds = 1.0
+        while True:
+            self._release_queue()
+            try:
+                return super().acquire(True, seconds)  # type: ignore[misc]
+            except self.LimitExceeded:
+                gc.collect()  # what nobody holds any more leaves the set of what is in use
+                seconds = min(2 * seconds, 60)
+
+    def release(self, resource: Any) -> None:
+        self._release_queue()
+        super().release(resource)  # type: ignore[misc]
+
+    def _release_queue(self) -> None:
+        """Replace the queue if its lock, which is held for microseconds, was lost: Python's has a gap as well."""
+        lost = self._resource
+        if lost.mutex.acquire(timeout=1):
+            lost.mutex.release()
+            return
+        fresh = type(lost)()
+        fresh.queue = lost.queue
+        self._resource = fresh
+
+
+def restore_losses(pool: Any) -> None:
+    """Give a pool of Kombu the mixin `RestoresLosses`."""
+    if not isinstance(pool, RestoresLosses):
+        pool._dirty = WeakSet(pool._dirty)
+        mix_in(pool, RestoresLosses)
 
 
 class EncodesProperties:
@@ -135,7 +184,7 @@ def open_channel(connection: Any) -> Any:
         return connection.channel()
     except BaseException:
         for number, channel in (connection.channels or {}).items():
-            if number not in before and not channel.is_open:
+            if number not in before and hasattr(channel, "on_open") and not channel.is_open:  # if it is made at all
                 channel.then(close_without_waiting)
         raise
 
@@ -175,6 +224,25 @@ def has_input(transport: Any) -> bool:
     return True  # also of a connection that is closed
 
 
+def await_input(transport: Any) -> None:
+    """Wait until an `amqp` transport has something to read, and take nothing of it. Waits as long as its socket does.
+
+    Returns at once where that cannot be told, as for TLS with eventlet. Raises the errors of `read_frame`.
+    """
+    sock = transport.sock
+    if not isinstance(sock, socket.socket) or transport._read_buffer or getattr(sock, "pending", int)():
+        return
+    try:
+        socket.socket.recv(sock, 1, socket.MSG_PEEK)  # not that of TLS, which takes no flags
+    except (BlockingIOError, InterruptedError) as exc:  # the option read_timeout
+        raise TimeoutError(str(exc)) from exc
+    except TimeoutError:
+        raise
+    except OSError:
+        transport.connected = False
+        raise
+
+
 def receive(connection: Any, timeout: float) -> bytes:
     """Return bytes that an `amqp.Connection` receives. The connection itself must not be read afterwards.
 
@@ -188,6 +256,13 @@ def receive(connection: Any, timeout: float) -> bytes:
         if not data:
             raise OSError("the broker has closed the connection")
     return bytes(data)
+
+
+def stop_waiting(connection: Any) -> None:
+    """Make an `amqp.Connection` close its socket without waiting for the other side, as TLS would."""
+    if connection._transport is not None and connection._transport.sock is not None:
+        with suppress(OSError):
+            connection._transport.sock.settimeout(0)
 
 
 def close_socket(connection: Any) -> None:

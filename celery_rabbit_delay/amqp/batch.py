@@ -126,11 +126,12 @@ class Batch:
     def collecting(self, client: kombu.Connection) -> Iterator[None]:
         """Collect the delayed messages of a Kombu connection. In nested blocks the innermost batch collects them."""
         batches = client_of(client).batches
-        batches.append(self)
         try:
+            batches.append(self)
             yield
         finally:
-            batches.remove(self)
+            if self in batches:  # not if it was interrupted before
+                batches.remove(self)
 
     @contextmanager
     def failing(self) -> Iterator[None]:

@@ -165,6 +165,8 @@ class ConfirmedChannel:
         if self._writer is None:
             self._writer = MessageWriter(self._connection)
         try:
+            if not self._connection.connected:
+                raise RecoverableConnectionError("connection already closed")
             for name, (message, exchange, key) in messages.items():
                 self._writer.add(channel, message, exchange, key, self._connection.seconds_left())
                 if self._confirm:
@@ -172,6 +174,11 @@ class ConfirmedChannel:
             self._writer.flush(self._connection.seconds_left())
         except RecoverableConnectionError:
             self._connection.collect()  # a partial frame may have been sent, after which the broker can read nothing
+            raise
+        except (AMQPError, OSError):
+            raise
+        except BaseException:  # an interrupt: the same; and another thread may wait for the lock that this one has
+            self._connection.give_up()
             raise
         finally:
             self._writer.discard()

@@ -6,23 +6,30 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from typing import Any
 
 from amqp import spec
-from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
 from .. import upstream
 from ..core.destination import Declarations
-from ..core.errors import UnsupportedConfiguration
+from ..core.errors import DelayError, UnsupportedConfiguration
 from ..core.options import Options
 from .confirms import ConfirmedChannel
 from .deliveries import DeferredDeliveries, Delivery, TolerantFrames
 from .publisher import DelayedPublisher
+
+#: What py-amqp and this package raise. Whatever else leaves a read, a write or a wait has interrupted it: an exception
+#: of a signal handler, such as `SoftTimeLimitExceeded` and `KeyboardInterrupt`, or a time-out of green threads.
+OWN_ERRORS = (AMQPError, MessageNacked, OSError, DelayError)
+
+#: Seconds to wait for the answer to a question to the broker, such as a declaration; to the last one, when a connection
+#: or a channel closes; and seconds to try to send what needs no answer, when there is no time left.
+ANSWERING, CLOSING, SENDING = 300, 10, 1
 
 
 class Connection(pyamqp.Connection):  # type: ignore[misc]
@@ -31,7 +38,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.frame_handler_cls: Any = partial(TolerantFrames, self.frame_handler_cls)
-        self.frame_writer_cls: Any = partial(_in_turn, self.frame_writer_cls)
+        self.frame_writer_cls: Any = partial(FrameWriter, self.frame_writer_cls)
         #: For writes: threads, also green ones, may share a connection, and no frame may come into another.
         self.write_lock = threading.Lock()  # looked up now: gevent and eventlet may have replaced it since the import
         self._process = os.getpid()
@@ -46,6 +53,57 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self.is_silent = False
         self._exclusive: tuple[ConfirmedChannel, ...] = ()  # of the blocks of `exclusively` that are running
         self._deadline: float | None = None
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        """Close without a word to the broker, after an interrupt that may have torn what is read or written.
+
+        py-amqp would take the rest of a frame for the header of the next one, and wait for as many bytes as that says.
+        """
+        self._is_given_up = True  # first, for this may be interrupted as well
+        self.collect()
+
+    def giving_up(self) -> GivingUp:
+        """Give the connection up if a `with` block is interrupted."""
+        return GivingUp(self)
+
+    @property
+    def connected(self) -> bool:
+        return not self._is_given_up and bool(super().connected)
+
+    def connect(self, callback: Any = None) -> Any:
+        if self._is_given_up:  # py-amqp would connect again, as soon as a closed connection is used
+            raise RecoverableConnectionError("the connection was given up, because something interrupted it")
+        with self.giving_up():
+            return super().connect(callback)
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        with self.giving_up(), self.within(ANSWERING):
+            return super().wait(*args, **kwargs)
+
+    def blocking_read(self, timeout: float | None = None) -> Any:
+        transport = self.transport
+        began, is_reading = time.monotonic(), False
+        try:
+            with transport.having_timeout(timeout):
+                if timeout != 0:
+                    upstream.await_input(transport)  # takes nothing: a wait that is interrupted may go on later
+                is_reading = True
+                frame = transport.read_frame()
+        except BaseException as exc:
+            if is_reading and self._is_interrupt(exc, timeout, time.monotonic() - began):
+                self.give_up()
+            raise
+        return self.on_inbound_frame(frame)
+
+    def _is_interrupt(self, exc: BaseException, timeout: float | None, seconds: float) -> bool:
+        """Return whether an exception after some seconds of reading is not py-amqp's, which can go on after its own.
+
+        Signal handlers like to raise `TimeoutError`. A time-out of the socket does not come before its time.
+        """
+        if isinstance(exc, TimeoutError):
+            return self.read_timeout is None and (timeout is None or seconds < timeout - 0.1)
+        return not isinstance(exc, OWN_ERRORS)
 
     @property
     def _is_inherited(self) -> bool:
@@ -54,17 +112,20 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def collect(self) -> None:
         if self._is_inherited:
             upstream.close_socket(self)  # py-amqp would shut the socket down, for the parent as well
+        else:
+            upstream.stop_waiting(self)
         super().collect()
 
     def close(self, *args: Any, **kwargs: Any) -> None:
         if self.is_silent:
             self.abandon()
         else:
-            super().close(*args, **kwargs)
+            with self.within(CLOSING):
+                super().close(*args, **kwargs)
 
     def abandon(self) -> None:
         """Close, and wait for nothing. The broker is told, so that it logs no error."""
-        with suppress(OSError, AMQPError):
+        with suppress(OSError, AMQPError), self.within(SENDING):
             self.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
         self.collect()
 
@@ -125,6 +186,10 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             )
         return left
 
+    def seconds_to_send(self) -> float | None:
+        """Return the seconds for the next write: those until the deadline, or a few after it; None without one."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), SENDING)
+
     def within(self, seconds: float | None) -> Within:
         """Limit the total time that a `with` block waits. Blocks may be nested. Raises `TimeoutError`.
 
@@ -178,6 +243,20 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return self._publishers[cascade.high]
 
 
+class GivingUp:
+    """A block of `Connection.giving_up`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is not None and not issubclass(kind, OWN_ERRORS):
+            self._connection.give_up()
+
+
 class Within:
     """A block of `Connection.within`: as a class, for a `contextmanager` costs six times as much."""
 
@@ -191,7 +270,7 @@ class Within:
             deadline = time.monotonic() + self._seconds
             self._connection._deadline = deadline if outer is None else min(outer, deadline)
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *exc_info: object) -> None:
         self._connection._deadline = self._outer
 
 
@@ -203,27 +282,60 @@ class Exclusively(Within):
         self._channel = channel
 
     def __enter__(self) -> None:
-        super().__enter__()
         connection = self._connection
-        connection._deliveries.__enter__()
-        self._outer_channels = connection._exclusive
-        connection._exclusive = (*self._outer_channels, self._channel)
+        with connection.giving_up():  # deliveries would be held for ever
+            super().__enter__()
+            connection._deliveries.__enter__()
+            self._outer_channels = connection._exclusive
+            connection._exclusive = (*self._outer_channels, self._channel)
 
-    def __exit__(self, *exc_info: object) -> None:
-        super().__exit__()
-        self._connection._exclusive = self._outer_channels
-        self._connection._deliveries.__exit__()  # calls consumers
+    def __exit__(self, kind: type[BaseException] | None = None, *exc_info: object) -> None:
+        connection = self._connection
+        with connection.giving_up():
+            if kind is not None and not issubclass(kind, OWN_ERRORS):
+                connection.give_up()  # whose answer comes next is not known any more
+            super().__exit__()
+            connection._exclusive = self._outer_channels
+            connection._deliveries.release()
+        connection._deliveries.flush()  # calls consumers
 
 
-def _in_turn(frame_writer: Any, connection: Connection, *args: Any) -> Callable[..., None]:
-    """Return py-amqp's function that writes a frame, with a lock that `MessageWriter` uses as well."""
-    write = frame_writer(connection, *args)
+class FrameWriter:
+    """Wraps py-amqp's function that writes a frame.
 
-    def write_frame(*frame: Any) -> None:
-        with connection.write_lock:
-            write(*frame)
+    Writes one frame at a time, which `MessageWriter` respects as well, within the limit of `Connection.within`. If a
+    frame is sent in part, the connection is given up: the broker would take the next one for the rest.
+    """
 
-    return write_frame
+    def __init__(self, frame_writer: Any, connection: Connection, transport: Any) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._is_begun = False
+        self._write = frame_writer(connection, self)  # which takes nothing from a transport but `write`
+
+    def write(self, data: Any) -> None:
+        self._is_begun = True
+        self._transport.write(data)
+
+    def __call__(self, *frame: Any) -> None:
+        connection, lock, is_mine = self._connection, self._connection.write_lock, False
+        if not connection.connected:
+            raise RecoverableConnectionError("connection already closed")
+        seconds = connection.seconds_to_send()
+        try:
+            is_mine = lock.acquire(timeout=-1 if seconds is None else seconds)
+            if not is_mine:
+                raise RecoverableConnectionError("another thread has been sending for too long")
+            self._is_begun = False
+            with self._transport.having_timeout(seconds):
+                self._write(*frame)
+        except BaseException as exc:
+            if self._is_begun if is_mine else not isinstance(exc, OWN_ERRORS):  # the lock may be taken for ever
+                connection.give_up()
+            raise
+        finally:
+            if is_mine:
+                lock.release()
 
 
 def server_version(connection: Any) -> tuple[Any, ...]:

@@ -40,8 +40,12 @@ class DeferredDeliveries:
         self._holds += 1
 
     def __exit__(self, *exc_info: object) -> None:
-        self._holds -= 1
+        self.release()
         self.flush()
+
+    def release(self) -> None:
+        """End a block, but do not pass on what it has held."""
+        self._holds -= 1
 
     def offer(self, delivery: Delivery) -> bool:
         """Take a delivery if deliveries are being held; return whether it was taken."""
@@ -56,8 +60,8 @@ class DeferredDeliveries:
         """
         if self._holds or self._delivering or not self._waiting:
             return False
-        self._delivering = True  # a consumer called from here must not call the next one
         try:
+            self._delivering = True  # a consumer called from here must not call the next one
             while self._waiting:
                 self._deliver(self._waiting.popleft())
         finally:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from amqp import spec
 from amqp.exceptions import ChannelError, InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
@@ -23,7 +24,7 @@ from .batch import PublishBatch
 from .clients import client_of
 from .clocks import monotonic_us
 from .confirms import NotStored
-from .connection import Connection, server_version
+from .connection import ANSWERING, CLOSING, Connection, server_version
 from .deliveries import state_of
 from .destinations import is_lasting
 from .journal import entry_for
@@ -114,10 +115,25 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             publisher.void(pending)
             raise
 
+    def wait(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.connection is None:
+            raise RecoverableConnectionError("connection already closed")
+        is_confirm = isinstance(method, list) and spec.Basic.Ack in method  # its limit is the caller's
+        # If a wait is interrupted, its answer would count as the one to the next question.
+        with self.connection.giving_up(), self.connection.within(None if is_confirm else ANSWERING):
+            return super().wait(method, *args, **kwargs)
+
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        if self.connection is not None and self.connection.is_silent:
+        if self.connection is None:
+            return None
+        if self.connection.is_silent:
             return upstream.close_without_waiting(self)
-        return super().close(*args, **kwargs)
+        with self.connection.within(CLOSING):
+            return super().close(*args, **kwargs)
+
+    def collect(self) -> None:
+        with contextlib.suppress(AttributeError):  # of a channel that was interrupted while it was made
+            super().collect()
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return the batch object for `kombu.Producer.batch`."""

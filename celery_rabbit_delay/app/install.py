@@ -106,6 +106,14 @@ class DelayedAMQP:
     queues: Any
     delay_options: Options
 
+    @property
+    def producer_pool(self) -> Any:
+        """The app's pool of producers; an interrupt, such as a soft time limit, takes nothing out of it for good."""
+        pool = super().producer_pool  # type: ignore[misc]
+        for one in (pool, pool.connections):
+            upstream.restore_losses(one)
+        return pool
+
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
         """Return a `kombu.Connection` with our transport, or a plain one where there is no broker.
 

@@ -145,7 +145,7 @@ def test_a_broker_that_does_not_read_ends_the_connection(
     broker.reads = False
     with pytest.raises(RecoverableConnectionError, match="timed out"):
         publish(confirmed, "x" * size, **timeouts)
-    assert (broker.now, connection.connected) == (3, None)
+    assert (broker.now, connection.connected) == (3, False)
     confirmed.reset()
 
 
