@@ -30,6 +30,9 @@ from testkit.wait import wait_until
 #: Outboxes of 0.03 to 1.1 s, for ticks of 10 ms.
 SHORT: dict[str, Any] = {"outboxes": [0.03, 0.07, 0.25, 0.61, 1.1], "max_delay": 20}
 
+#: So that a delay is round even where a busy machine takes long to publish it.
+EASY: dict[str, Any] = {"slack": (0.2, 0.2)}
+
 Q = Destination("", ("q",))
 
 
@@ -62,7 +65,7 @@ def outboxes(vhost: Vhost) -> list[str]:
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_a_round_delay_passes_one_queue_and_no_level(vhost: Vhost, queue_type: str) -> None:
     vhost.declare("q")
-    with vhost.connection(queue_type=queue_type) as connection:
+    with vhost.connection(**EASY, queue_type=queue_type) as connection:
         lead(connection, "q", delays=[1, 2, 3])
         for seconds in (1, 2, 3, 3, 1):
             send(connection, seconds * 1000)
@@ -76,7 +79,7 @@ def test_a_round_delay_passes_one_queue_and_no_level(vhost: Vhost, queue_type: s
 )
 def test_outboxes_of_exchanges_delay_as_well(vhost: Vhost, exchange: str, destination: str) -> None:
     vhost.declare("q", exchange="" if exchange.startswith("amq.") else exchange)
-    with vhost.connection(outboxes=[0.5]) as connection:
+    with vhost.connection(**EASY, outboxes=[0.5]) as connection:
         if exchange.startswith("amq."):
             connection.default_channel.queue_bind("q", exchange, "q")
             destination += "q"  # this connection knows the key
@@ -164,7 +167,7 @@ def test_a_deleted_outbox_is_created_again_and_nothing_is_lost(
     vhost: Vhost, confirm: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     vhost.declare("q")
-    with vhost.connection(confirm=confirm) as connection, caplog.at_level(logging.ERROR):
+    with vhost.connection(**EASY, confirm=confirm) as connection, caplog.at_level(logging.ERROR):
         lead(connection, "q", delays=[1])
         send(connection, 1000)
         assert arrive(vhost, 1) == [[outbox(vhost, "1s.")]]
@@ -175,7 +178,7 @@ def test_a_deleted_outbox_is_created_again_and_nothing_is_lost(
                 wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has returned it")
         assert outbox(vhost, "1s.") in outboxes(vhost)
         ways = arrive(vhost, 3)
-        assert [outbox(vhost, "1s.")] in ways
+        assert ways.count([outbox(vhost, "1s.")]) >= 2
     assert not caplog.records
 
 
@@ -187,7 +190,7 @@ def test_without_confirm_a_returned_message_arrives_as_it_was_sent(vhost: Vhost,
     if isinstance(body, bytes):
         sent |= {"content_encoding": "binary", "content_type": "application/octet-stream"}
     headers = {"x-delay": 500, "CC": ["copy"], "a": [1, None, {"b": "c"}]}
-    with vhost.connection(confirm=False, outboxes=[0.5]) as connection:
+    with vhost.connection(**EASY, confirm=False, outboxes=[0.5]) as connection:
         got = []
         for time_ in ("first", "returned"):
             with routing_keys() as keys:
@@ -212,7 +215,7 @@ def test_a_batch_loses_nothing_with_an_outbox_that_was_deleted(vhost: Vhost, pas
     with vhost.connection() as connection:
         for queue in ("q", "r"):
             lead(connection, queue, delays=[1])
-    with vhost.connection(declare="passive" if passive else "auto") as connection:
+    with vhost.connection(**EASY, declare="passive" if passive else "auto") as connection:
         for queue in ("q", "r"):
             lead(connection, queue, delays=[1])
         vhost.delete_queue(outbox(vhost, "1s."))
@@ -229,11 +232,11 @@ def test_a_passive_publisher_uses_the_outboxes_that_exist(vhost: Vhost) -> None:
     with vhost.connection(outboxes=[1]) as connection:
         lead(connection, "q", delays=[1])
     before = vhost.names("queues")
-    with vhost.connection(declare="passive") as connection:
+    with vhost.connection(**EASY, declare="passive") as connection:
         for seconds in (1, 2, 1, 2):
             send(connection, seconds * 1000)
         ways = arrive(vhost, 4)
-    assert ways.count([outbox(vhost, "1s.")]) >= 1
+    assert ways.count([outbox(vhost, "1s.")]) == 2
     assert {way[-1] for way in ways} <= {outbox(vhost, "1s."), outbox(vhost)}
     assert vhost.names("queues") == before
 
@@ -258,7 +261,7 @@ def test_a_passive_publisher_does_without_an_outbox_that_nothing_leads_to_any_mo
     name = outbox(vhost, "1s.")
     with vhost.connection() as connection:
         lead(connection, "q", delays=[1])
-    with vhost.connection(declare="passive", outboxes=[1]) as connection:
+    with vhost.connection(**EASY, declare="passive", outboxes=[1]) as connection:
         lead(connection, "q", delays=[1])
         send(connection, 1000)
         assert arrive(vhost, 1) == [[name]]
@@ -407,7 +410,7 @@ def test_a_publisher_needs_to_write_to_the_two_entries_alone(vhost: Vhost) -> No
     for exchange in (cascade.behind_ingest, cascade.levels[3].done, "amq.topic"):
         rule = {"exchange": exchange, "write": "^$", "read": "^$"}
         vhost.broker.api("PUT", f"/topic-permissions/{vhost.name}/{user}", rule)
-    with vhost.connection(user, declare="passive") as connection:
+    with vhost.connection(user, **EASY, declare="passive") as connection:
         lead(connection, "q", delays=[1])
         with routing_keys() as keys:
             for milliseconds in (1000, 370, 1000, 2000):
@@ -421,7 +424,7 @@ def test_a_publisher_who_may_not_write_to_the_outboxes_is_told(vhost: Vhost) -> 
     with vhost.connection() as connection:
         lead(connection, "q", delays=[1])
     user = vhost.user(".*", f"^{vhost.cascade.ingest}$", ".*")
-    with vhost.connection(user, declare="passive") as connection:
+    with vhost.connection(user, **EASY, declare="passive") as connection:
         lead(connection, "q", delays=[1])
         send(connection, 370)
         with pytest.raises(NotPermitted, match=r"ingest\.outboxes"):
@@ -472,7 +475,7 @@ def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
 
 def test_a_task_with_an_eta_in_whole_seconds_takes_the_outbox_too(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection() as connection:
+    with vhost.connection(**EASY) as connection:
         lead(connection, "q", delays=[2])
         send(connection, 370)
         due = datetime.fromtimestamp(time.time() + 2, timezone.utc)
