@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from celery_rabbit_delay.core.topology import LAYOUT
 from testkit.page import fill, machine, markdown
 
 from .app import CONTENDERS, OURS
@@ -151,7 +152,19 @@ def bursts(results: Results) -> str:
     return markdown(["", "RabbitMQ", "contender", "seconds until the last has run"], lines)
 
 
+def earlier(results: Results) -> str:
+    """Return of which layout the battles of this package are."""
+    layouts = {figures.get("layout", 2) for *_, who, figures in rows(results) if who == OURS}
+    if layouts == {LAYOUT}:
+        return f"The battles of this package were fought with layout {LAYOUT} of the queues on the broker."
+    return (
+        "**The battles of this package are not those of this release**, but of an earlier layout of the queues on the "
+        "broker, which was not published. Battles with the present layout will replace them."
+    )
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
+    "earlier": lambda: earlier(read()),
     "machine": lambda: machine("Run", brokers(read())),
     "answers": lambda: answers(read(), read(LOAD)),
     "totals": lambda: totals(read()),

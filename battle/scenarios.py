@@ -19,6 +19,7 @@ from amqp import Message
 import celery_rabbit_delay
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.waiting import Allowed
+from celery_rabbit_delay.core.topology import LAYOUT
 from testkit.meter import about
 from testkit.node import Node, NodeFailed, cluster, dead_letters_again, start_all
 from testkit.proxy import Proxy, proxy
@@ -34,10 +35,10 @@ RATE = 30  # tasks a second
 
 #: Options of publishers that come and go.
 OTHERS: list[dict[str, Any]] = [
-    {"shards": 4, "lanes": [3, 7, 11]},
-    {"shards": 1, "lanes": []},
-    {"shards": 3, "lanes": [2.5, 9]},
-    {"shards": 2},
+    {"outboxes": [3, 7, 11]},
+    {"outboxes": [], "max_delay": 3600},
+    {"outboxes": [2.5, 9], "max_delay": 60},
+    {"slack": 0.1},
 ]
 
 
@@ -215,8 +216,8 @@ def classic_node_down(stage: Stage) -> None:
         node.start()
 
 
-#: Steps between levels that do not exist, or are in the wrong order.
-FORGED = (("@.>^5", "@.^5>^9"), ("@.>^3", "@.^3>x"), ("@.>^6", "@.^6>^2", "@.^2>^30"))
+#: Keys of levels that do not exist, or are in the wrong order; and addresses of outboxes that do not exist.
+FORGED = (("@.^5.^9",), ("@.^3.x",), ("@.^6.^2.^60",), ("@.^4", "@.7s.+nobody"), ("@.^4.^3", "@.=+nobody", "@.+nobody"))
 
 
 def forged_keys(stage: Stage) -> None:
@@ -241,7 +242,7 @@ def node_killed(stage: Stage) -> None:
 
 
 def options_changed(stage: Stage) -> None:
-    """Publishers come and go, each with different lanes and a different number of shards, and nodes are killed."""
+    """Publishers come and go, each with other outboxes, another `max_delay` or another `slack`; nodes are killed."""
     for number in range(4 * stage.rounds):
         stage.arena.publish(6 * RATE, RATE, options=OTHERS[number % len(OTHERS)])
         stage.arena.wait(3)
@@ -342,11 +343,10 @@ SCENARIOS: dict[str, Scenario] = {
     "forged keys": Scenario(forged_keys, again=DEFAULT_AGAIN, patience=30),
     "a node of three killed": Scenario(node_killed, 30, nodes=3),
     "a node of three killed, RabbitMQ's own settings": Scenario(node_killed, 30, nodes=3, again=DEFAULT_AGAIN),
-    "a node of three killed, three shards": Scenario(node_killed, 30, nodes=3, options={"shards": 3}),
-    "lanes and shards changed": Scenario(options_changed, 20, options={"shards": 2}),
-    "lanes and shards of three nodes changed": Scenario(options_changed, 30, nodes=3, options={"shards": 3}),
-    "a node of three partitioned": Scenario(node_partitioned, 55, nodes=3, options={"shards": 3}),
-    "rolling restart of three": Scenario(rolling_restart, 60, nodes=3, options={"shards": 3}),
+    "options changed": Scenario(options_changed, 20),
+    "options changed, three nodes": Scenario(options_changed, 30, nodes=3),
+    "a node of three partitioned": Scenario(node_partitioned, 55, nodes=3),
+    "rolling restart of three": Scenario(rolling_restart, 60, nodes=3),
     "priorities and expiry": Scenario(peace, mode="mixed"),
     "workers' clocks 30 s ahead": Scenario(peace, clocks=Clocks(worker=30)),
     "workers' clocks 30 s behind": Scenario(peace, clocks=Clocks(worker=-30)),
@@ -390,6 +390,6 @@ def fight(name: str, contender: str, server: Path, directory: Path, rounds: int)
             verdict = arena.finish(50 + scenario.again)
             if verdict.lost:
                 leave_evidence(nodes, directory)
-            return verdict, {"rounds": rounds, **about(nodes[0])}
+            return verdict, {"rounds": rounds, "layout": LAYOUT, **about(nodes[0])}
         finally:
             arena.close()

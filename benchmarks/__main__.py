@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from celery_rabbit_delay.core.topology import LAYOUT
 from testkit import meter
 from testkit.node import Node, find_server
 
@@ -46,7 +47,7 @@ def main() -> None:
                 started = time.monotonic()
                 measured = rows[row](node, arguments.scale, arguments.repeats, log)
                 about: dict[str, Any] = meter.about(node)
-                about |= {"scale": arguments.scale, "repeats": arguments.repeats}
+                about |= {"scale": arguments.scale, "repeats": arguments.repeats, "layout": LAYOUT}
                 about |= {"seconds": round(time.monotonic() - started)}
                 if row in AMOUNTS:
                     about["messages"] = int(AMOUNTS[row] * arguments.scale)

@@ -38,21 +38,19 @@ class Quiet(Ours):
         pass
 
 
-def send(url: str, dues: Sequence[float], shards: int, size: int) -> None:
+def send(url: str, dues: Sequence[float], size: int) -> None:
     """Publish confirmed, in batches, in a process of its own. A body begins with the moment when it is due."""
-    contender = Quiet(url, shards=shards)
+    contender = Quiet(url)
     with batch(contender.producer, max_size=500):
         for due in dues:
             contender.publish(due - time.time(), body=f"{due!r} ".ljust(size, "x"))
     contender.close()
 
 
-def send_all(url: str, dues: Sequence[float], shards: int = 1, processes: int = 3, size: int = 200) -> None:
+def send_all(url: str, dues: Sequence[float], processes: int = 3, size: int = 200) -> None:
     """Publish from some processes side by side."""
     context = multiprocessing.get_context("spawn")
-    senders = [
-        context.Process(target=send, args=(url, dues[number::processes], shards, size)) for number in range(processes)
-    ]
+    senders = [context.Process(target=send, args=(url, dues[number::processes], size)) for number in range(processes)]
     for sender in senders:
         sender.start()
     for sender in senders:
@@ -75,12 +73,12 @@ def receive(url: str, amount: int, lateness: Any) -> None:
     lateness.send(late)
 
 
-def lateness(url: str, dues: Sequence[float], shards: int = 1, processes: int = 3) -> list[float]:
+def lateness(url: str, dues: Sequence[float], processes: int = 3) -> list[float]:
     """Publish messages that are due at some `time.time()`, and return how late they come."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
     consumer = multiprocessing.get_context("spawn").Process(target=receive, args=(url, len(dues), sending))
     consumer.start()
-    send_all(url, dues, shards, processes)
+    send_all(url, dues, processes)
     log(f"all sent {min(dues) - time.time():.0f} s before the first is due")
     late: list[float] = receiving.recv()
     consumer.join()
@@ -149,15 +147,14 @@ def a_month(server: Path, amount: int) -> dict[str, Any]:
 def a_minute(server: Path, amount: int) -> dict[str, Any]:
     """Let 100,000 be due in one minute in a cluster of three nodes, and measure how late they are."""
     chosen = random.Random(1)
-    shards = 3
     with cluster(3, server=server) as nodes:
         time.sleep(5)
-        Ours(nodes[0].url(), shards=shards).close()
+        Ours(nodes[0].url()).close()
         before = [meter.cpu(meter.pid(node)) for node in nodes]
         first = time.time() + 20 + amount / 700
-        late = lateness(nodes[0].url(), [first + chosen.uniform(0, 60) for _ in range(amount)], shards)
+        late = lateness(nodes[0].url(), [first + chosen.uniform(0, 60) for _ in range(amount)])
         used = sum(meter.cpu(meter.pid(node)) - earlier for node, earlier in zip(nodes, before, strict=True))
-        found = {"amount": amount, "shards": shards, "cpu": used, "late": spread(late)}
+        found = {"amount": amount, "cpu": used, "late": spread(late)}
         log(str(found))
         return {**found, "about": meter.about(nodes[0])}
 

@@ -16,14 +16,15 @@ import amqp
 import kombu
 
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core import headers as headers_
-from celery_rabbit_delay.core import routing_key
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Queue
 from testkit.broker import Broker
 from testkit.node import Node
 
 QUEUE = "bench"
+DESTINATION = Destination("", (QUEUE,))
 BODY = "x" * 200  # about what Celery's protocol sends for a small task
 
 
@@ -54,6 +55,9 @@ class Contender:
 
     def prepare(self) -> None:
         """Declare what it needs besides the queue."""
+
+    def prepare_for(self, delays: Sequence[float]) -> None:
+        """Declare what messages with these delays need, so that it is not measured."""
 
     def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
         """Publish a message as a user does."""
@@ -90,51 +94,63 @@ class Ours(Contender):
     def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
         self.producer.publish(body, routing_key=QUEUE, headers={"x-delay": delay * 1000}, **options)
 
+    def prepare_for(self, delays: Sequence[float]) -> None:
+        options = self.options
+        outboxes = {options.route(options.cascade, round(delay * 1_000_000)).outbox for delay in delays} - {0}
+        with self.connection.channel() as channel:
+            declare.bind_destination(channel, options.cascade, DESTINATION, sorted(outboxes))
+
+    @property
+    def options(self) -> Options:
+        found: Options = self.connection.transport.delay_options
+        return found
+
     def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
-        options: Options = self.connection.transport.delay_options
+        options = self.options
         due = datetime.now(timezone.utc) + timedelta(seconds=delay)
         headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
-        first, *later = routing_key.steps(options.route(options.cascade, round(delay * 1_000_000)))
-        return options.cascade.ingest, first, headers_.addressed(headers, Destination("", (QUEUE,)), later)
+        route = options.route(options.cascade, round(delay * 1_000_000))
+        exchange, (key, *others) = options.cascade.entry(route, DESTINATION)
+        return exchange, key, headers_.addressed(headers, others)
 
     def burst_due_at(self, due: float, amount: int) -> None:
-        """Send messages that are all due at a `time.monotonic()`, to all shards by turns."""
-        options: Options = self.connection.transport.delay_options
-        shards = options.shards_of(options.cascade)
+        """Send messages that are all due at a `time.monotonic()`."""
+        tick = self.options.tick
+        self.prepare_for([ticks * tick for ticks in range(1, math.ceil((due - time.monotonic()) / tick) + 1)])
         channel = self.connection.connection.channel()
-        wires: dict[int, tuple[str, dict[str, Any]]] = {}
-        for number in range(amount):
-            ticks = math.ceil((due - time.monotonic()) / options.tick)
+        wires: dict[int, tuple[str, str, dict[str, Any]]] = {}
+        for _ in range(amount):
+            ticks = math.ceil((due - time.monotonic()) / tick)
             if ticks not in wires:
-                _, key, headers = self.wire(ticks * options.tick)
-                wires[ticks] = key, headers
-            key, headers = wires[ticks]
+                wires[ticks] = self.wire(ticks * tick)
+            exchange, key, headers = wires[ticks]
             sent = amqp.Message(BODY, delivery_mode=2, application_headers=headers)
-            channel._basic_publish(sent, shards[number % len(shards)].ingest, key)
+            channel._basic_publish(sent, exchange, key)
 
 
 class OursWithoutOutbox(Ours):
     """A cascade that leads straight to its destination, which then stops everybody if it takes nothing."""
 
-    name = "celery-rabbit-delay, without its outbox"
+    name = "celery-rabbit-delay, without outboxes"
+
+    def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
+        return super().transport_options(confirm, {**options, "outboxes": ()})
 
     def prepare(self) -> None:
         super().prepare()
-        options: Options = self.connection.transport.delay_options
-        destination = Destination("", (QUEUE,))
+        cascade = self.options.cascade
         channel = self.connection.connection.channel()
-        for shard in options.shards_of(options.cascade):
-            channel.queue_unbind(shard.outbox_name(destination), shard.done, destination.outbox_address)
-            channel.exchange_bind(shard.exit, shard.done, destination.address)
+        channel.queue_unbind(cascade.outbox_name(DESTINATION), cascade.done, DESTINATION.outbox_address())
+        channel.exchange_bind(cascade.exit, cascade.done, DESTINATION.address)
         channel.close()
 
 
 @dataclass(frozen=True)
 class Hurried(Cascade):
-    """A cascade in which no level takes longer than a second: hops as always, in a time that can be waited for."""
+    """A cascade in which no level and no outbox takes longer than a second: hops as always, but nobody waits long."""
 
-    def _passing(self, name: str, ttl: int, dead_letter_exchange: str) -> Queue:
-        return super()._passing(name, min(ttl, 1000), dead_letter_exchange)
+    def _passing(self, name: str, delay: int, dead_letter_exchange: str) -> Queue:
+        return super()._passing(name, min(delay, 1000), dead_letter_exchange)
 
 
 class HurriedOptions(Options):
@@ -145,7 +161,7 @@ class HurriedOptions(Options):
 
 
 class OursHurried(Ours):
-    """Ours, with levels of a second at most."""
+    """Ours, with levels and outboxes of a second at most."""
 
     def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
         return {"rabbit_delay": HurriedOptions(confirm=confirm)}
@@ -189,6 +205,10 @@ class QueuePerDelay(Contender):
     def prepare(self) -> None:
         self.channel = self.connection.default_channel
         self.declared: set[int] = set()
+
+    def prepare_for(self, delays: Sequence[float]) -> None:
+        for delay in delays:
+            self.declared_for(delay)
 
     def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
         self.producer.publish(body, routing_key=self.declared_for(delay), **options)
@@ -242,16 +262,17 @@ class HurriedQueuePerDelayAndOutbox(QueuePerDelayAndOutbox):
     longest = 1
 
 
-class HurriedQueuePerDelayOutboxAndHeader(HurriedQueuePerDelayAndOutbox):
-    """The same, with a header such as ours."""
+class HurriedQueuePerDelayAndHeader(HurriedQueuePerDelay):
+    """The same as `HurriedQueuePerDelay`, with a header such as ours."""
 
-    name = "one queue per delay, an outbox, and our header"
+    name = "one queue per delay, and our header"
 
     def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
         exchange, key, _ = super().wire(delay)
         due = datetime.now(timezone.utc) + timedelta(seconds=delay)
         headers = headers_.wrap({}, Options().cascade.root, "", QUEUE, due)
-        return exchange, key, {name: value for name, value in headers.items() if name != "CC"}
+        del headers["CC"]  # which would lead to the queue at once
+        return exchange, key, headers
 
 
 class MessageTTL(QueuePerDelay):

@@ -1,6 +1,6 @@
-"""Draws `results.json` and `schedule.json` into docs/benchmarks.md and docs/benchmarks/*.svg.
+"""Draws `results.json` and `schedule.json` into docs/benchmarks.md, docs/benchmarks/*.svg and benchmarks/README.md.
 
-A test checks that the page is current.
+A test checks that the pages are current.
 """
 
 from __future__ import annotations
@@ -12,27 +12,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.core.topology import LAYOUT
 from testkit.page import fill, machine, markdown
 
 from . import schedule
 from .contenders import (
     Contender,
-    HurriedQueuePerDelayOutboxAndHeader,
+    HurriedQueuePerDelayAndHeader,
+    HurriedQueuePerDelayAndOutbox,
     MessageTTL,
     Native,
     Ours,
+    OursWithoutOutbox,
     QueuePerDelay,
     QueuePerDelayAndOutbox,
 )
-from .rows import HORIZONS, ROWS, SLACKS, WHOLE_SECONDS, WORKERS
+from .rows import HORIZONS, OUTBOXES, ROUTES, ROWS, WHOLE_SECONDS, WORKERS
 
 RESULTS, SCHEDULE = (Path(__file__).with_name(name) for name in ("results.json", "schedule.json"))
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+NOTES = Path(__file__).with_name("README.md")
 
 #: A message with one of the delays that are measured visits so many queues: its levels, its outbox and its queue.
-TRANSITS = 2 + sum(len(Options().route(Options().cascade, n * 1_000_000)) for n in WHOLE_SECONDS) / len(WHOLE_SECONDS)
+TRANSITS = 2 + sum(len(Options().route(Options().cascade, n * 1_000_000).levels) for n in WHOLE_SECONDS) / len(
+    WHOLE_SECONDS
+)
 
 Rows = dict[str, dict[str, Any]]
+
+NOT_YET = "not measured yet"
+
+#: The layout of results that do not name theirs.
+EARLIER = 2
 
 
 class Goal(NamedTuple):
@@ -62,25 +73,14 @@ def in_turns(row: str, name: str) -> Callable[[Rows], float]:
     return lambda rows: float(rows[row][name]["ratio"])
 
 
-def against_outbox(name: str) -> Callable[[Rows], float]:
-    """Return a figure: a contender with everyday delays against one queue per delay with an outbox."""
-    in_one_turn, of_medians = in_turns("everyday_cpu", name), ratio("everyday_cpu", name, QueuePerDelayAndOutbox.name)
-    return lambda rows: in_one_turn(rows) if "ratio" in rows["everyday_cpu"][name] else of_medians(rows)
-
-
-def by_their_shares(rows: Rows) -> float:
-    """Return what everyday delays would take, if those of one level and those of two took as much as they do alone."""
-    two = mean_hops("default, everyday")(rows) - 1  # none takes more
-    return (1 - two) * against_outbox(f"{US}, one level")(rows) + two * against_outbox(f"{US}, two levels")(rows)
-
-
 def added_bytes(name: str) -> Callable[[Rows], float]:
     """Return a figure: bytes of memory of a waiting message, beyond those of one without a delay."""
     return lambda rows: float(rows["memory"][name]["median"] - rows["memory"][NONE]["median"])
 
 
-def mean_hops(name: str) -> Callable[[Rows], float]:
-    return lambda rows: float(rows["hops"][name]["mean"])
+def mean_levels(delays: str) -> Callable[[Rows], float]:
+    """Return a figure: the mean number of levels of such delays, with the default options, besides the outbox."""
+    return lambda rows: float(rows["hops"][f"default, {delays}"]["mean"])
 
 
 def both(limit: float) -> dict[str, float]:
@@ -93,69 +93,74 @@ UNCONFIRMED = f"{US}, unconfirmed"
 
 GOALS = [
     Goal(
-        "Mean hops of everyday delays, 1 s to 30 days",
-        mean_hops("default, everyday"),
-        both(1.5),
+        "Hops of everyday delays, 1 s to 30 days, the outbox included",
+        lambda rows: 1 + mean_levels("everyday")(rows),
+        both(1.0),
     ),
-    Goal("Mean hops, evenly spread up to an hour", mean_hops("default, an hour"), both(4.3)),
-    Goal("Mean hops, up to a day", mean_hops("default, a day"), both(5.7)),
-    Goal("Mean hops, up to a month", mean_hops("default, a month"), both(7.8)),
+    *(
+        Goal(
+            f"Mean levels, evenly spread up to {horizon}, besides the outbox",
+            mean_levels(horizon),
+            both(limit),
+            form="{:.1f}",
+        )
+        for horizon, limit in {"15 s": 2.4, "a minute": 3.0, "an hour": 3.7, "a day": 5.5}.items()
+    ),
     Goal(
         "Broker CPU against native, 1–15 s, confirmed one by one",
         ratio("broker_cpu_confirmed", US, NATIVE),
-        {"3.10": 0.36, "4.3": 0.60},
+        {"3.10": 0.28, "4.3": 0.48},
     ),
     Goal(
         "The same, burst without confirms",
         ratio("broker_cpu", f"{US}, quorum", f"{NATIVE}, quorum"),
-        {"3.10": 0.17, "4.3": 0.34},
+        {"3.10": 0.08, "4.3": 0.17},
     ),
     Goal(
-        "Broker CPU, everyday delays, against one queue per delay, both with an outbox",
-        against_outbox(US),
-        both(1.15),
-    ),
-    Goal(
-        "Seconds to declare everything: 1.5 times what 31 levels took before, 0.6 to 0.9",
-        lambda rows: float(rows["declaring"]["lanes"]["median"]),
-        both(0.9),
-    ),
-    Goal("The same, against no lanes, in the same run", ratio("declaring", "lanes", "no lanes"), both(1.5)),
-    Goal(
-        "Seconds that the last message is late after a kill: what it was without lanes and outboxes",
-        lambda rows: float(rows["after_a_kill"]["lanes"]["most"]),
-        {"3.10": 24, "4.3": 9},
-        form="{:.1f}",
-    ),
-    Goal(
-        "Seconds that half of the messages are late then: what it was before",
-        lambda rows: float(rows["after_a_kill"]["lanes"]["p50"]),
+        "Broker CPU, everyday delays, burst, against one queue per delay without an outbox",
+        in_turns("everyday_cpu", US),
         both(1.3),
+    ),
+    Goal(
+        "Due in the same second, messages per second, against a cascade without outboxes",
+        ratio("due_at_once", US, OursWithoutOutbox.name),
+        both(0.9),
+        at_least=True,
+    ),
+    Goal(
+        "Broker CPU of delays up to an hour, µs: what layout 2 took",
+        lambda rows: float(rows["hops_cpu"]["default"]["median"]),
+        {"3.10": 3208, "4.3": 3075},
+        form="{:.0f}",
+    ),
+    Goal(
+        "Seconds to declare everything",
+        lambda rows: float(rows["declaring"]["default"]["median"]),
+        both(0.25),
+    ),
+    Goal(
+        "Queues of a cascade",
+        lambda rows: float(rows["queues"]["cascade"]),
+        both(31),
+        form="{:.0f}",
+    ),
+    Goal(
+        "Queues of a destination that gets delays of 60 s and 300 s",
+        lambda rows: float(rows["queues"]["destination"]),
+        both(3),
+        form="{:.0f}",
+    ),
+    Goal(
+        "Seconds that the last message is late after a kill: what it was with layout 2",
+        lambda rows: float(rows["after_a_kill"]["default"]["most"]),
+        {"3.10": 181.6, "4.3": 3.6},
         form="{:.1f}",
     ),
     Goal(
-        "Due in the same second, one node, four shards against one",
-        ratio("due_at_once", "four shards", "one shard"),
-        both(1.6),
-        at_least=True,
-    ),
-    Goal(
-        "The same in a cluster of three on this machine, three shards against one",
-        ratio("due_at_once_in_a_cluster", "three shards", "one shard"),
-        both(1.5),
-        at_least=True,
-    ),
-    Goal(
-        "Due in the same second with outboxes, against a cascade without, one shard",
-        ratio("due_at_once", "one shard", "one shard, without the outbox"),
-        both(0.8),
-        at_least=True,
-    ),
-    Goal(
-        "The same with four shards",
-        ratio("due_at_once", "four shards", "four shards, without the outbox"),
-        both(0.8),
-        at_least=True,
+        "Milliseconds that 99 % are late by at most at 200/s: what it was with layout 2",
+        lambda rows: float(rows["lateness"][US]["p99"]),
+        {"3.10": 133, "4.3": 132},
+        form="{:.0f}",
     ),
     Goal(
         "Lateness at 2,000/s, delays of 1–60 s, p99, ticks",
@@ -193,7 +198,7 @@ GOALS = [
     Goal(
         "Broker memory per waiting message of 1 KiB, quorum, against native",
         ratio("memory", US, NATIVE),
-        both(1.0),
+        both(1.15),
     ),
 ]
 
@@ -228,7 +233,7 @@ def answers(results: dict[str, Any]) -> str:
         return f"{row['one by one']['median']:,.0f} tasks/s one by one and {row['batch']['median']:,.0f} in a batch"
 
     early = sum(found["rows"]["lateness"][US]["early"] for found in results.values())
-    hops = mean_hops("default, an hour")(next(iter(results.values()))["rows"])
+    levels = mean_levels("an hour")(next(iter(results.values()))["rows"])
     confirmed = "broker_cpu_confirmed"
     lines = [
         f"**The broker's CPU**, against native delayed delivery, every task confirmed: "
@@ -239,7 +244,8 @@ def answers(results: dict[str, Any]) -> str:
         f"**Publishing** from one process: {on_each(rates)}.",
         f"**The worker's CPU** for a delayed task, against one without a delay: {times(in_turns('worker', US))}. "
         f"Native delayed delivery: {times(in_turns('worker', NATIVE))}.",
-        f"**Hops**: {hops:.1f} on average for delays spread evenly up to an hour.",
+        f"**Hops**: one for everyday delays such as a minute or an hour, {levels + 1:.1f} on average for delays "
+        "spread evenly up to an hour.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -290,6 +296,18 @@ SCHEDULE_GOALS = [
 ]
 
 
+def current(results: dict[str, Any]) -> dict[str, Any]:
+    """Return results with only those rows that were measured with the present layout."""
+    return {
+        broker: {"rows": {row: figures for row, figures in found["rows"].items() if layout_of(found, row) == LAYOUT}}
+        for broker, found in results.items()
+    }
+
+
+def layout_of(found: dict[str, Any], row: str) -> int:
+    return int(found["about"][row].get("layout", EARLIER))
+
+
 def goals(results: dict[str, Any], chosen: Iterable[Goal] = GOALS) -> str:
     lines = []
     for goal in chosen:
@@ -297,8 +315,11 @@ def goals(results: dict[str, Any], chosen: Iterable[Goal] = GOALS) -> str:
         limits = dict.fromkeys(f"{sign} {goal.limits[broker]:g}" for broker in results)
         cells = []
         for broker, found in results.items():
-            text = goal.form.format(goal.figure(found["rows"]))
-            cells.append(f"**{text}**" if goal.reached(broker, found["rows"]) else f"{text} (missed)")
+            try:
+                text = goal.form.format(goal.figure(found["rows"]))
+                cells.append(f"**{text}**" if goal.reached(broker, found["rows"]) else f"{text} (missed)")
+            except KeyError:  # of results that are older
+                cells.append(NOT_YET)
         lines.append([goal.what, ", ".join(limits), *cells])
     return markdown(["what", "goal", *titles(results)], lines)
 
@@ -312,21 +333,19 @@ FLOORS: list[tuple[str, Callable[[Rows], float], str]] = [
     ),
     ("The same without the outbox", ratio("broker_cpu_confirmed", QueuePerDelay.name, NATIVE), "{:.2f}"),
     (
-        "Everyday delays of one level, against one queue per delay and an outbox",
-        against_outbox(f"{US}, one level"),
+        "Everyday delays: one queue per delay and an outbox, against the same without the outbox",
+        in_turns("everyday_cpu", HurriedQueuePerDelayAndOutbox.name),
         "{:.2f}",
     ),
-    ("Those of two levels", against_outbox(f"{US}, two levels"), "{:.2f}"),
-    ("Both, by how many of the everyday delays take one and two", by_their_shares, "{:.2f}"),
     (
-        "One queue per delay, an outbox and our header, against the same without the header",
-        against_outbox(HurriedQueuePerDelayOutboxAndHeader.name),
+        "One queue per delay and our header, against the same without the header",
+        in_turns("everyday_cpu", HurriedQueuePerDelayAndHeader.name),
         "{:.2f}",
     ),
     ("`apply_async()`, confirmed, against unconfirmed", in_turns("client_cpu", "no delay, confirmed"), "{:.2f}"),
     ("`apply_async()` of plain Celery with an eta, against without", in_turns("client_cpu", "plain eta"), "{:.2f}"),
     ("Bytes that a message takes in memory, more than one without a delay: native", added_bytes(NATIVE), "{:.0f}"),
-    ("The same: this package, one level", added_bytes(f"{US}, an hour"), "{:.0f}"),
+    ("The same: this package, one hop", added_bytes(f"{US}, an hour"), "{:.0f}"),
     ("The same: this package, one to two hours", added_bytes(US), "{:.0f}"),
 ]
 
@@ -336,7 +355,7 @@ def floors(results: dict[str, Any]) -> str:
         try:
             return form.format(figure(rows))
         except KeyError:  # of results that are older
-            return "not measured"
+            return NOT_YET
 
     lines = [
         [what, *(cell(found["rows"], figure, form) for found in results.values())] for what, figure, form in FLOORS
@@ -376,11 +395,16 @@ def lateness(results: dict[str, Any], row: str, names: Iterable[str]) -> str:
 def hops(results: dict[str, Any]) -> str:
     found = next(iter(results.values()))["rows"]["hops"]
     lines = []
-    for slack in SLACKS:
-        means = [f"{found[f'{slack}, {horizon}']['mean']:.1f}" for horizon in ("everyday", *HORIZONS)]
-        most = max(found[f"{slack}, {horizon}"]["most"] for horizon in HORIZONS)
-        lines.append([slack, *means, str(most)])
-    return markdown(["slack", "everyday", *HORIZONS, "most"], lines)
+    for name in ROUTES:
+        means = [f"{found[f'{name}, {horizon}']['mean']:.1f}" for horizon in ("everyday", *HORIZONS)]
+        most = max(found[f"{name}, {horizon}"]["most"] for horizon in HORIZONS)
+        lines.append([name, *means, str(most)])
+    return markdown(["options", "everyday", *HORIZONS, "most"], lines)
+
+
+def queues(results: dict[str, Any]) -> str:
+    names = next(iter(results.values()))["rows"]["queues"]
+    return table(results, names, lambda rows, name: str(rows["queues"][name]))
 
 
 def per_hop(results: dict[str, Any]) -> str:
@@ -432,7 +456,7 @@ def kills(results: dict[str, Any]) -> str:
         share = f"{100 * found['share']:.1f} %" if "share" in found else "not counted"
         return f"{found['p50']:.1f} s, {found['most']:.1f} s, {share}"
 
-    return table(results, ["lanes", "no lanes"], cell)
+    return table(results, OUTBOXES, cell)
 
 
 def at_once(results: dict[str, Any], row: str) -> str:
@@ -440,8 +464,6 @@ def at_once(results: dict[str, Any], row: str) -> str:
 
     def cell(rows: Rows, name: str) -> str:
         found = rows[row][name]
-        if "cpu" not in found:  # of results that are older
-            return median(found)
         return f"{median(found)}; {found['cpu']['median']:,.0f} µs; {found['busy']['median']:.1f} CPUs"
 
     return table(results, dict.fromkeys(name for found in results.values() for name in found["rows"][row]), cell)
@@ -449,8 +471,9 @@ def at_once(results: dict[str, Any], row: str) -> str:
 
 def measured(results: dict[str, Any], rows: Iterable[str]) -> str:
     """Return when and with what the rows were measured, and a table of how each was."""
-    rows = [row for row in rows if row != "hops"]  # which is computed
-    every = [found["about"][row] for found in results.values() for row in rows]
+    known = {row for found in results.values() for row in found["rows"]}
+    rows = [row for row in rows if row in known and row != "hops"]  # which is computed
+    every = [found["about"][row] for found in results.values() for row in rows if row in found["rows"]]
     same = all((one["date"], one["cpus"]) == (every[0]["date"], every[0]["cpus"]) for one in every)
 
     def cell(found: dict[str, Any], row: str) -> str:
@@ -464,12 +487,17 @@ def measured(results: dict[str, Any], rows: Iterable[str]) -> str:
             parts.append("scale not recorded" if about["scale"] is None else f"scale {about['scale']:g}")
         if not same:
             parts += [about["date"], f"{about['cpus']} CPUs"]
+        if (layout := layout_of(found, row)) != LAYOUT:
+            parts.append(f"layout {layout}")
         return ", ".join(filter(None, [*parts, about.get("note")]))
 
     text = machine("Measured", every)
     if all("seconds" in one for one in every):
         text += f" It took {sum(one['seconds'] for one in every) / 60:.0f} minutes."
-    lines = [[f"`{row}`", *(cell(found, row) for found in results.values())] for row in rows]
+    lines = [
+        [f"`{row}`", *(cell(found, row) if row in found["rows"] else NOT_YET for found in results.values())]
+        for row in rows
+    ]
     return f"{text}\n\n{markdown(['row', *titles(results)], lines)}"
 
 
@@ -482,22 +510,40 @@ def runs_of(row: Any) -> Iterator[int]:
             yield from runs_of(part)
 
 
+def earlier(results: dict[str, Any]) -> str:
+    """Return a warning about rows that were measured with an earlier layout; nothing if there are none."""
+    rows = [
+        row
+        for row in (*ROWS, *schedule.ROWS)
+        if any(row in found["rows"] and layout_of(found, row) != LAYOUT for found in results.values())
+    ]
+    if not rows:
+        return f"All figures are those of layout {LAYOUT} of the queues on the broker."
+    names = ", ".join(f"`{row}`" for row in rows)
+    return (
+        "**Some figures are not those of this release.** These were measured with an earlier layout of the queues on "
+        f"the broker, which was not published: {names}. Figures of the present layout will replace them."
+    )
+
+
 SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "earlier": earlier,
     "headline": headline,
     "measured": lambda results: measured(results, ROWS),
     "answers": answers,
-    "goals": goals,
-    "floors": floors,
+    "goals": lambda results: goals(current(results)),
+    "floors": lambda results: floors(current(results)),
     "broker_cpu": lambda results: medians(results, "broker_cpu"),
     "broker_cpu_confirmed": lambda results: medians(results, "broker_cpu_confirmed"),
     "everyday_cpu": lambda results: medians(results, "everyday_cpu"),
-    "per_hop": per_hop,
+    "per_hop": lambda results: per_hop(current(results)),  # by the number of hops as it is now
     "hops": hops,
     "hops_cpu": lambda results: medians(results, "hops_cpu"),
     "publish_rate": lambda results: medians(results, "publish_rate"),
     "client_cpu": lambda results: medians(results, "client_cpu"),
     "batch_rate": lambda results: medians(results, "batch_rate"),
     "declaring": lambda results: medians(results, "declaring", "{:.2f}"),
+    "queues": queues,
     "after_a_kill": kills,
     "due_at_once": lambda results: at_once(results, "due_at_once"),
     "due_at_once_in_a_cluster": lambda results: at_once(results, "due_at_once_in_a_cluster"),
@@ -510,7 +556,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 #: Of the results in `SCHEDULE`.
 SCHEDULE_SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "schedule_measured": lambda results: measured(results, schedule.ROWS),
+    "schedule_measured": lambda results: f"{earlier(results)}\n\n{measured(results, schedule.ROWS)}",
     "schedule_goals": lambda results: goals(results, SCHEDULE_GOALS),
     "journal_broker_cpu": lambda results: journal(results, "journal_broker_cpu"),
     "journal_client_cpu": lambda results: journal(results, "journal_client_cpu"),
@@ -520,15 +566,23 @@ SCHEDULE_SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def read() -> dict[str, Any]:
-    """Return the results of the brokers that all has been measured on."""
+    """Return the results of each broker."""
     results = json.loads(RESULTS.read_text())
-    return {broker: results[broker] for broker in sorted(results) if results[broker]["rows"].keys() >= ROWS.keys()}
+    return {broker: results[broker] for broker in sorted(results)}
+
+
+def drawn_from(section: Callable[[dict[str, Any]], str], results: dict[str, Any]) -> str:
+    """Return a section, or that its rows are missing."""
+    try:
+        return section(results)
+    except KeyError:
+        return f"{NOT_YET.capitalize()}."
 
 
 def page(text: str, results: dict[str, Any]) -> str:
     of_schedule = json.loads(SCHEDULE.read_text())
-    sections = {name: partial(section, results) for name, section in SECTIONS.items()}
-    sections |= {name: partial(section, of_schedule) for name, section in SCHEDULE_SECTIONS.items()}
+    sections = {name: partial(drawn_from, section, results) for name, section in SECTIONS.items()}
+    sections |= {name: partial(drawn_from, section, of_schedule) for name, section in SCHEDULE_SECTIONS.items()}
     return fill(text, sections)
 
 
@@ -573,7 +627,8 @@ def plots(results: dict[str, Any]) -> None:
 
 def main() -> None:
     results = read()
-    PAGE.write_text(page(PAGE.read_text(), results))
+    for path in (PAGE, NOTES):
+        path.write_text(page(path.read_text(), results))
     plots(results)
 
 

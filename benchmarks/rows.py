@@ -20,9 +20,10 @@ from celery import Celery, group
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.levels import DEFAULT_LANES
+from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
 from testkit import meter
 from testkit.background import kill, start
+from testkit.broker import Broker
 from testkit.frames import frames
 from testkit.node import Node, cluster
 from testkit.proxy import proxy
@@ -31,8 +32,8 @@ from .contenders import (
     QUEUE,
     Contender,
     HurriedQueuePerDelay,
+    HurriedQueuePerDelayAndHeader,
     HurriedQueuePerDelayAndOutbox,
-    HurriedQueuePerDelayOutboxAndHeader,
     MessageTTL,
     Native,
     Ours,
@@ -56,7 +57,7 @@ AMOUNTS = {
     "client_cpu": 40,
     "batch_rate": 5000,
     "after_a_kill": 600,
-    "due_at_once": 10_000,
+    "due_at_once": 50_000,
     "due_at_once_in_a_cluster": 6000,
     "lateness": 1600,
     "lateness_fast": 40_000,
@@ -86,6 +87,7 @@ def transit(
     chosen = random.Random(1)
     with vhost(node) as url:
         contender = make(url, queue_type, confirm, **options)
+        contender.prepare_for(sorted(set(delays)))
         before = meter.cpu(meter.pid(node))
         if confirm:
             for delay in chosen.choices(delays, k=amount):
@@ -126,25 +128,20 @@ def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> di
 def everyday_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure it for everyday delays, sent as fast as they can be; no queue holds them for more than a second.
 
-    Also for those of one level, and of two, apart, which tells what a level costs; and for one queue per delay with an
-    outbox and a header as long as ours, which tells what headers cost.
+    Also for one queue per delay with an outbox, which tells what a second queue costs, and with a header as long as
+    ours, which tells what headers cost.
     """
     amount = amount_of("everyday_cpu", scale, 62)
-    options = Options()
-    levels = {seconds: len(options.route(options.cascade, seconds * 1_000_000)) for seconds in EVERYDAY}
-    runs: dict[str, Callable[[], float]] = {
+    runs = {
         make.name: partial(transit, node, make, amount, EVERYDAY)
         for make in (
             OursHurried,
             HurriedQueuePerDelay,
             HurriedQueuePerDelayAndOutbox,
-            HurriedQueuePerDelayOutboxAndHeader,
+            HurriedQueuePerDelayAndHeader,
         )
     }
-    for number, name in ((1, "one level"), (2, "two levels")):
-        delays = [seconds for seconds in EVERYDAY if levels[seconds] == number]
-        runs[f"{OursHurried.name}, {name}"] = partial(transit, node, OursHurried, amount, delays)
-    return meter.interleaved(runs, repeats, log, HurriedQueuePerDelayAndOutbox.name)
+    return meter.interleaved(runs, repeats, log, HurriedQueuePerDelay.name)
 
 
 # --- hops
@@ -154,22 +151,39 @@ EVERYDAY = [1, 2, 3, 5, 10, 15, 20, 30, 45]
 EVERYDAY += [60 * minutes for minutes in EVERYDAY] + [3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12)]
 EVERYDAY += [86400 * days for days in (1, 2, 3, 7, 14, 30)]
 
-HORIZONS = {"a minute": 60, "an hour": 3600, "a day": 86400, "a month": 30 * 86400, "a year": 365 * 86400}
-SLACKS: dict[str, Any] = {"none": 0.0, "default": (0.001, 1.0), "1 %, no cap": 0.01}
+HORIZONS = {
+    "15 s": 15,
+    "a minute": 60,
+    "10 min": 600,
+    "an hour": 3600,
+    "a day": 86400,
+    "a month": 30 * 86400,
+    "a year": 365 * 86400,
+}
+
+#: Options that decide how many levels a delay takes.
+ROUTES: dict[str, dict[str, Any]] = {
+    "no slack": {"slack": 0.0},
+    "default": {},
+    "default, `outboxes=()`": {"outboxes": ()},
+    "slack of 1 %, at most 1 s": {"slack": (0.01, 1.0)},
+    "slack of 1 %": {"slack": 0.01},
+}
 
 
 def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Compute the mean hops for delays spread evenly up to a horizon."""
+    """Compute the mean levels of everyday delays, and of delays spread evenly up to a horizon, besides the outbox."""
     found: dict[str, Any] = {}
-    for slack, value in SLACKS.items():
-        options = Options(slack=value)
+    for name, chosen_options in ROUTES.items():
+        options = Options(**chosen_options)
+        delays = {"everyday": [seconds * 1_000_000 for seconds in EVERYDAY]}
         for horizon, seconds in HORIZONS.items():
             chosen = random.Random(1)
-            delays = (chosen.randint(1, seconds * 1_000_000) for _ in range(100_000))
-            counts = [len(options.route(options.cascade, delay)) for delay in delays]
-            found[f"{slack}, {horizon}"] = {"mean": sum(counts) / len(counts), "most": max(counts)}
-        everyday = [len(options.route(options.cascade, seconds * 1_000_000)) for seconds in EVERYDAY]
-        found[f"{slack}, everyday"] = {"mean": sum(everyday) / len(everyday), "most": max(everyday)}
+            delays[horizon] = [chosen.randint(1, seconds * 1_000_000) for _ in range(int(20_000 * scale) or 1)]
+        for horizon, each in delays.items():
+            counts = [len(options.route(options.cascade, delay).levels) for delay in each]
+            found[f"{name}, {horizon}"] = {"mean": sum(counts) / len(counts), "most": max(counts)}
+            log(f"  {name}, {horizon}: {found[f'{name}, {horizon}']}")
     return found
 
 
@@ -342,13 +356,17 @@ def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     return {"declaring": declaring, "channel.open": answers.count((20, 11)), "confirm": answers.count((60, 80))}
 
 
+#: The outboxes with a delay of each alternative.
+OUTBOXES: dict[str, Sequence[float]] = {"default": DEFAULT_OUTBOXES, "`outboxes=()`": ()}
+
+
 def declaring(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure the seconds of the first delayed message of all, which declares everything."""
 
-    def run(lanes: Sequence[float]) -> float:
+    def run(outboxes: Sequence[float]) -> float:
         with vhost(node) as url:
             contender = Contender(url)
-            options = {"rabbit_delay": {"lanes": lanes}}
+            options = {"rabbit_delay": {"outboxes": outboxes}}
             with kombu.Connection(url.replace("amqp", "rabbit-delay", 1), transport_options=options) as connection:
                 producer = connection.Producer()
                 producer.publish("undelayed", routing_key=QUEUE)
@@ -358,18 +376,29 @@ def declaring(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
             contender.close()
         return seconds
 
-    return meter.interleaved({"lanes": partial(run, DEFAULT_LANES), "no lanes": partial(run, ())}, 3 * repeats, log)
+    runs = {name: partial(run, outboxes) for name, outboxes in OUTBOXES.items()}
+    return meter.interleaved(runs, 3 * repeats, log)
+
+
+def queues(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Count the queues of a cascade, and those of a destination that gets delays of 60 s and of 300 s."""
+    with Broker(node).vhost() as fresh:
+        contender = Ours(fresh.url("amqp"))
+        before = set(fresh.names("queues"))
+        for delay in (60, 300):
+            contender.publish(delay)
+        cascade = contender.options.cascade
+        after = set(fresh.names("queues"))
+        contender.close()
+    own = {name for name in after if cascade.outbox_of(name) is not None}
+    found = {"cascade": len(after - own - {QUEUE}), "destination": len(own), "of 60 s and 300 s": len(after - before)}
+    log(f"  {found}")
+    return found
 
 
 # --- what is due in the same moment
 
-#: Contender and shards.
-AT_ONCE: dict[str, tuple[type[Ours], int]] = {
-    "one shard": (Ours, 1),
-    "four shards": (Ours, 4),
-    "one shard, without the outbox": (OursWithoutOutbox, 1),
-    "four shards, without the outbox": (OursWithoutOutbox, 4),
-}
+AT_ONCE: tuple[type[Ours], ...] = (Ours, OursWithoutOutbox)
 
 
 class Drained(NamedTuple):
@@ -383,7 +412,7 @@ class Drained(NamedTuple):
 def due_at_once(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure messages a second that reach their queue, all of them due in the same moment."""
     amount = amount_of("due_at_once", scale, 100)
-    runs = {name: partial(drain, [node], make, shards, amount, 2500) for name, (make, shards) in AT_ONCE.items()}
+    runs = {make.name: partial(drain, [node], make, amount, 2500) for make in AT_ONCE}
     return drained(runs, repeats, log)
 
 
@@ -394,11 +423,7 @@ def due_at_once_in_a_cluster(node: Node, scale: float, repeats: int, log: Log) -
         deadline = time.monotonic() + 60
         while len(nodes[0].api("GET", "/nodes?columns=name")) < len(nodes) and time.monotonic() < deadline:
             time.sleep(0.5)
-        runs = {
-            name: partial(drain, nodes, Ours, shards, amount, 1000)
-            for name, shards in {"one shard": 1, "three shards": 3}.items()
-        }
-        return drained(runs, repeats, log)
+        return drained({Ours.name: partial(drain, nodes, Ours, amount, 1000)}, repeats, log)
 
 
 def drained(runs: Mapping[str, Callable[[], Drained]], repeats: int, log: Log) -> dict[str, Any]:
@@ -418,7 +443,7 @@ def drained(runs: Mapping[str, Callable[[], Drained]], repeats: int, log: Log) -
     return found
 
 
-def drain(nodes: Sequence[Node], make: type[Ours], shards: int, amount: int, publish_rate: float) -> Drained:
+def drain(nodes: Sequence[Node], make: type[Ours], amount: int, publish_rate: float) -> Drained:
     """Measure messages from when they are due until all of them are in their queue.
 
     `publish_rate` is one at which the broker surely takes them before. The nodes are those of a cluster, or one.
@@ -428,7 +453,7 @@ def drain(nodes: Sequence[Node], make: type[Ours], shards: int, amount: int, pub
         return sum(meter.cpu(meter.pid(node)) for node in nodes)
 
     with vhost(nodes[0]) as url:
-        contender = make(url, shards=shards)
+        contender = make(url)
         channel = contender.connection.channel()
         due = time.monotonic() + 3 + amount / publish_rate
         contender.burst_due_at(due, amount)
@@ -478,10 +503,10 @@ def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, 
     """
     amount = amount_of("after_a_kill", scale)
 
-    def run(lanes: Sequence[float]) -> list[float]:
+    def run(outboxes: Sequence[float]) -> list[float]:
         chosen = random.Random(1)
         with Node(node.server, node.plugins, node.conf) as fresh:
-            contender = Ours(fresh.url(), confirm=True, lanes=lanes)
+            contender = Ours(fresh.url(), confirm=True, outboxes=outboxes)
             due = [time.time() + chosen.uniform(4, 14) for _ in range(amount)]
             with celery_rabbit_delay.batch(contender.producer):
                 for one in due:
@@ -497,15 +522,14 @@ def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, 
                 print(f"  {amount - len(late)} of {amount} never came", file=sys.stderr)
         return list(late.values())
 
-    variants = {"lanes": DEFAULT_LANES, "no lanes": ()}
-    runs: dict[str, list[Future[list[float]]]] = {name: [] for name in variants}
+    runs: dict[str, list[Future[list[float]]]] = {name: [] for name in OUTBOXES}
     with ThreadPoolExecutor() as pool:
         for _ in range(max(5, repeats)):
-            for name, lanes in variants.items():
-                runs[name].append(pool.submit(run, lanes))
+            for name, outboxes in OUTBOXES.items():
+                runs[name].append(pool.submit(run, outboxes))
                 wait(runs[name][-1:], timeout=30)
     found = {}
-    for name in variants:
+    for name in OUTBOXES:
         each = [one.result() for one in runs[name]]
         log(f"  {name}: {', '.join(f'{max(late):.1f}' for late in each)} s")
         every = [seconds for late in each for seconds in late]
@@ -708,7 +732,7 @@ _USED = "[erlang:garbage_collect(P) || P <- processes()], erlang:memory(total)."
 _EMPTY_LOG = "ra_log_wal:force_roll_over(ra_log_wal)."
 
 
-#: Contenders, each with the least and the greatest delay in seconds. An hour is a lane: one level.
+#: Contenders, each with the least and the greatest delay in seconds. An hour takes no level, but an outbox alone.
 MEMORY: dict[str, tuple[type[Contender], tuple[int, int]]] = {
     Contender.name: (Contender, (3600, 7200)),
     Ours.name: (Ours, (3600, 7200)),
@@ -769,6 +793,7 @@ ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
         batch_rate,
         declare,
         declaring,
+        queues,
         after_a_kill,
         due_at_once,
         due_at_once_in_a_cluster,

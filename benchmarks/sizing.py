@@ -1,4 +1,4 @@
-"""Measures what `dead_letter_worker_consumer_prefetch` and shards do, and draws the tables of docs/sizing.md.
+"""Measures what `dead_letter_worker_consumer_prefetch` does, and draws the tables of docs/sizing.md.
 
 python -m benchmarks.sizing                     on RabbitMQ 3.10, 4.0 and 4.3
 python -m benchmarks.sizing --rabbitmq 4.3 --scale 0.1 --out /tmp/sizing.json
@@ -19,6 +19,7 @@ import kombu
 
 import celery_rabbit_delay
 from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.core.topology import LAYOUT
 from testkit import meter
 from testkit.node import Node, find_server
 from testkit.page import fill, listed, machine, markdown
@@ -32,8 +33,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "sizing.md"
 
 AGAIN = "{dead_letter_worker_publisher_confirm_timeout, 10000}"
 
-#: Messages on their way out of one queue, RabbitMQ's default and another, and shards.
-SETTINGS = {f"{unsettled}, {shards}": (unsettled, shards) for unsettled in (32, 512) for shards in (1, 4)}
+#: Messages on their way out of one queue: RabbitMQ's default, and another.
+SETTINGS = {"32": 32, "512": 512}
 
 
 def amount_at(scale: float) -> int:
@@ -52,15 +53,14 @@ def handing_on(server: Path, scale: float, repeats: int, log: Callable[[str], No
     twice: dict[str, list[float]] = {name: [] for name in SETTINGS}
 
     def run(name: str) -> float:
-        unsettled, shards = SETTINGS[name]
         # After a crash, RabbitMQ tries again after ten seconds instead of three minutes.
-        settings = f"{{dead_letter_worker_consumer_prefetch, {unsettled}}}, {AGAIN}"
+        settings = f"{{dead_letter_worker_consumer_prefetch, {SETTINGS[name]}}}, {AGAIN}"
         advanced = f"[{{rabbit, [{settings}]}}]."
         with Node(server, ("rabbitmq_management",), CONF, advanced) as fresh:
             with meter.peak_memory(meter.pid(fresh)) as peak:
-                rate = drain([fresh], Ours, shards, amount, 2500).rate
+                rate = drain([fresh], Ours, amount, 2500).rate
             grown[name].append(peak.grown / 1e6)
-            twice[name].append(1000 * doubled(fresh, shards, amount) / amount)
+            twice[name].append(1000 * doubled(fresh, amount) / amount)
         return rate
 
     found = meter.interleaved({name: partial(run, name) for name in SETTINGS}, repeats, log)
@@ -71,9 +71,9 @@ def handing_on(server: Path, scale: float, repeats: int, log: Callable[[str], No
     return found
 
 
-def doubled(node: Node, shards: int, amount: int) -> int:
+def doubled(node: Node, amount: int) -> int:
     """Return how many messages come twice, the node being killed while it hands on what is due in the same moment."""
-    contender = Ours(node.url(), confirm=True, shards=shards)
+    contender = Ours(node.url(), confirm=True)
     with celery_rabbit_delay.batch(contender.producer, max_size=500):
         due = time.monotonic() + 4 + amount / 1500
         for number in range(amount):
@@ -99,15 +99,14 @@ def doubled(node: Node, shards: int, amount: int) -> int:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return the table of what RabbitMQ's setting and shards do to what is due in the same moment."""
+    """Return the table of what RabbitMQ's setting does to what is due in the same moment."""
 
     def cell(found: dict[str, Any]) -> str:
         grown, twice = found["grown"]["median"], found["twice"]["median"]
         return f"{found['median']:,.0f}; {grown:,.0f} MB; {twice:.1f}"
 
     lines = [[broker, *(cell(found["settings"][name]) for name in SETTINGS)] for broker, found in results.items()]
-    heads = [f"{unsettled}, {shards} shard{'s' if shards > 1 else ''}" for unsettled, shards in SETTINGS.values()]
-    return markdown(["RabbitMQ", *heads], lines)
+    return markdown(["RabbitMQ", *SETTINGS], lines)
 
 
 def measured(results: dict[str, Any]) -> str:
@@ -140,7 +139,7 @@ def minute(found: dict[str, Any]) -> str:
         ],
         ["late: half, 99 %, the last", late(found["late"])],
     ]
-    head = [f"{found['amount']:,} messages of 200 bytes, due in one minute, {found['shards']} shards, confirmed", ""]
+    head = [f"{found['amount']:,} messages of 200 bytes, due in one minute, confirmed", ""]
     return f"{markdown(head, lines)}\n\n{when(found)}"
 
 
@@ -191,6 +190,7 @@ def main() -> None:
             about = meter.about(node)
         log(f"RabbitMQ {about['rabbitmq']}")
         about |= {"scale": arguments.scale, "repeats": arguments.repeats, "messages": amount_at(arguments.scale)}
+        about["layout"] = LAYOUT
         results[name] = {"settings": handing_on(server, arguments.scale, arguments.repeats, log), "about": about}
         arguments.out.write_text(json.dumps(results, indent=2) + "\n")
     if arguments.out == RESULTS:

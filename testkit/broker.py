@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,8 @@ from urllib.parse import quote
 import kombu
 
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.amqp.clocks import monotonic_us
+from celery_rabbit_delay.amqp.pending import PendingMessage
 from celery_rabbit_delay.core.destination import Destination
 from testkit.node import Node
 from testkit.wait import wait_until
@@ -94,7 +96,7 @@ class Vhost:
     def publish(self, queue: str, *delays: float, **options: Any) -> None:
         """Publish messages to a queue, with delays in seconds."""
         with self.connection() as connection:
-            lead(connection, queue, options.get("priority"))
+            lead(connection, queue, options.get("priority"), delays)
             for delay in delays:
                 publish(connection, delay, queue, **options)
 
@@ -147,6 +149,14 @@ class Vhost:
             counts = (int(channel.queue_declare(queue, passive=True).message_count) for _ in range(3))
             return next(filter(None, counts), 0)  # RabbitMQ says 0, too, when a leader takes long to answer
 
+    def waiting(self) -> dict[str, int]:
+        """Return how many messages levels and outboxes hold, by their names, without empty ones."""
+        names = [name for name in self.names("queues") if ".delay." in name or ".out." in name]
+        with self.plain() as connection:
+            channel = connection.default_channel
+            counts = {name: int(channel.queue_declare(name, passive=True).message_count) for name in names}
+        return {name: count for name, count in counts.items() if count}
+
     def take(self, queue: str, amount: int, timeout: float = 60) -> list[Any]:
         """Take so many raw messages, as Kombu's own transport sees them."""
         with self.plain() as connection:
@@ -183,6 +193,12 @@ def take(connection: kombu.Connection, queue: str | list[str], amount: int, time
     return messages
 
 
-def lead(connection: kombu.Connection, queue: str, priority: int | None = None) -> None:
-    """Lead to a queue. A connection's first message waits for this, and with fewer ticks left may take another way."""
-    connection.connection.publisher_for(priority).bind(Destination("", (queue,)))
+def lead(connection: kombu.Connection, queue: str, priority: int | None = None, delays: Iterable[float] = ()) -> None:
+    """Lead to a queue, through the outboxes that suit some delays in seconds.
+
+    A connection's first message waits for this, and with fewer ticks left may take another way.
+    """
+    publisher, destination = connection.connection.publisher_for(priority), Destination("", (queue,))
+    publisher.bind(destination)
+    for delay in (round(seconds * 1_000_000) for seconds in delays):
+        publisher.prepare(PendingMessage(None, {}, monotonic_us() + delay, delay, destination))

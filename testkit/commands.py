@@ -15,8 +15,7 @@ from testkit.broker import QUICK, Vhost, lead
 from testkit.wait import wait_until
 
 CASCADE = Options(**QUICK).cascade
-_LANES = ",".join(map(str, QUICK["lanes"]))
-QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]), "--lanes", _LANES)
+QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
 
 PROGRAM = Path(sys.executable).with_name("celery-rabbit-delay")
 

@@ -14,10 +14,12 @@ import io
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import kombu
+from amqp.exceptions import NotFound
 from celery import Celery
 from rich.console import Console
 from rich.live import Live
@@ -26,6 +28,7 @@ from rich.text import Text
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.core.destination import Destination
 from testkit import background, ledger
 from testkit.node import Node, NodeFailed, find_server
 
@@ -35,12 +38,7 @@ COUNTDOWNS = [8 + n / 2 for n in range(10)]
 IMMEDIATE = 3
 STALLS = "4.3"  # the RabbitMQ to show it on
 LIMIT = 45.0  # seconds until the demo gives up
-#: Where these tasks may wait, in the order of their way: none is on its way while one looks.
-LEVELS = [
-    level.queue
-    for level in sorted(Options().cascade.levels, key=lambda level: (not level.is_lane, -level.ttl))
-    if level.ttl <= 1000 * COUNTDOWNS[-1] + 1
-]
+OPTIONS = Options()
 
 
 NO_STALL = """\
@@ -90,11 +88,27 @@ def count(channel: Any, queue: str) -> int:
     return int(channel.queue_declare(queue, passive=True).message_count)
 
 
+def waiting_places(connection: kombu.Connection) -> list[str]:
+    """Return the queues in which the tasks may wait, in the order of their way: none is missed while one looks.
+
+    A publisher has created the outboxes that its tasks need.
+    """
+    cascade, longest = OPTIONS.cascade, 1000 * COUNTDOWNS[-1]
+    destination = Destination("", ("with",))
+    outboxes = [cascade.outbox_name(destination, ticks) for ticks in (0, *OPTIONS.outbox_ticks)]
+    found = [level.queue for level in reversed(cascade.levels) if level.ttl <= longest]
+    for name in outboxes:
+        with connection.channel() as channel, suppress(NotFound):
+            count(channel, name)
+            found.append(name)
+    return found
+
+
 def bar(amount: int, color: str) -> Text:
     return Text("■ " * amount, color) if amount else Text("·", "dim")
 
 
-def picture(sides: list[Side], channel: Any, started: float) -> Table:
+def picture(sides: list[Side], channel: Any, places: list[str], started: float) -> Table:
     """Return a picture of where the tasks are now."""
     table = Table(title=f"{time.time() - started:4.1f} s after sending", title_justify="left", min_width=78)
     table.add_column("")
@@ -103,7 +117,7 @@ def picture(sides: list[Side], channel: Any, started: float) -> Table:
         table.add_column(f"{side.name} celery-rabbit-delay", min_width=30)
         ran = side.ran()
         queued = count(channel, side.name)
-        waiting = sum(count(channel, level) for level in LEVELS) if side.name == "with" else 0
+        waiting = sum(count(channel, place) for place in places) if side.name == "with" else 0
         not_due = sum(due > time.time() for due in side.due.values())
         behind = sum(name not in ran for name in side.due if name.startswith("immediate"))
         held = max(0, not_due - waiting - max(0, queued - behind))
@@ -160,11 +174,12 @@ def demo(console: Console, node: Node, recorder: Console) -> bool:
                 for n in range(IMMEDIATE):
                     side.send(f"immediate {n + 1}")
             started = time.time()
+            places = waiting_places(connection)
             channel = connection.default_channel
             with Live(console=console, refresh_per_second=8, transient=True) as live:
                 snapshots = [1.0, COUNTDOWNS[0] / 2, COUNTDOWNS[4]]
                 while any(len(side.ran()) < len(side.due) for side in sides) and time.time() < started + LIMIT:
-                    table = picture(sides, channel, started)
+                    table = picture(sides, channel, places, started)
                     live.update(table)
                     if snapshots and time.time() >= started + snapshots[0]:
                         snapshots.pop(0)

@@ -7,17 +7,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from celery_rabbit_delay.core import headers, routing_key
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.destination import Destination, is_match
+from celery_rabbit_delay.core.levels import Route
+from celery_rabbit_delay.core.options import Options
 from celery_rabbit_delay.core.topology import Binding, Cascade, Topology
 from tools.svg import HEIGHT, Box, Picture
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "diagrams"
 
+DEFAULT = Options()
 #: Small enough to look at, with the names of the default options.
-CASCADE = Cascade("celery-rabbit-delay", timedelta(milliseconds=125), powers=4)
-WITH_LANES = Cascade("celery-rabbit-delay", timedelta(milliseconds=125), powers=10, lanes=(120, 480))
+CASCADE = Cascade(DEFAULT.prefix, timedelta(seconds=DEFAULT.tick), powers=4)
+MINUTE = 480  # ticks
 QUEUE = Destination("", ("celery",))
+SHORT_LIVED = Destination("", ("",), short_lived=True)
 
 
 class Stop(NamedTuple):
@@ -29,43 +32,52 @@ class Stop(NamedTuple):
     seconds: float = 0.0  # that it waits there
 
 
-def journey(cascade: Cascade, ticks: int) -> tuple[tuple[str, ...], list[Stop]]:
-    """Return the routing keys of one message for the queue `celery`, and its stops, from binding to binding."""
-    first, *later = routing_key.steps(cascade.route(ticks, 0))
-    keys = (first, *headers.addressed({"CC": ["celery"]}, QUEUE, later)["CC"])
-    bindings = [*cascade.bindings(), *cascade.destination_bindings(QUEUE)]
-    queues = {queue.name: queue for queue in [*cascade.queues(), cascade.outbox(QUEUE)]}
+def journey(cascade: Cascade, route: Route) -> tuple[tuple[str, ...], list[Stop]]:
+    """Return the keys of one message for the queue `celery`, and its stops, from binding to binding."""
+    start, keys = cascade.entry(route, QUEUE)
+    topology = Topology.of([cascade], [QUEUE], outboxes=[route.outbox] if route.outbox else [])
     notes = {
+        cascade.ingest: "where publishers send delayed tasks to",
+        cascade.behind_ingest: "leads to the first level",
+        cascade.outbox_ingest: "where publishers send tasks to whose delay is that of an outbox",
         cascade.done: "all levels are behind it",
-        cascade.outbox_name(QUEUE): "the outbox of the destination",
         cascade.exit: "passed on at once",
         "celery": "the destination, from which the worker receives the task",
     }
-    stops = [Stop("exchange", cascade.ingest, "where publishers send delayed tasks to")]
-    exchange = cascade.ingest
+    stops = [Stop("exchange", start, notes[start])]
+    exchange = start
     while True:
-        [binding] = [b for b in bindings if b.source == exchange and b.routing_key in keys]
-        stops[-1] = stops[-1]._replace(note=stops[-1].note or f"leads on by {binding.routing_key}")
+        [binding] = [
+            binding
+            for binding in topology.bindings
+            if binding.source == exchange
+            and any(is_match(topology.exchanges[exchange].type, binding.routing_key, key) for key in keys)
+        ]
         name = binding.destination
-        if name not in queues:
-            stops.append(Stop(binding.destination_type, name, notes.get(name, "")))
-            if binding.destination_type == "queue":
-                return keys, stops
+        stops[-1] = stops[-1]._replace(note=stops[-1].note or f"leads on by {binding.routing_key}")
+        if binding.destination_type == "exchange":
+            stops.append(Stop("exchange", name, notes.get(name, "")))
             exchange = name
             continue
-        seconds = queues[name].seconds
-        stops.append(Stop("queue", name, notes.get(name, f"waits {seconds:g} s, then is dead-lettered"), seconds))
-        exchange = str(queues[name].arguments["x-dead-letter-exchange"])
+        if name not in topology.queues:
+            return keys, [*stops, Stop("queue", name, notes[name])]
+        seconds = topology.queues[name].seconds
+        note = f"waits {seconds:g} s, then is dead-lettered" if seconds else "dead-lettered at once"
+        if cascade.outbox_of(name):
+            note = f"the outbox of the destination: {note}"
+        stops.append(Stop("queue", name, note, seconds))
+        exchange = str(topology.queues[name].arguments["x-dead-letter-exchange"])
         stops.append(Stop("exchange", exchange, notes.get(exchange, "")))
 
 
-def draw_journey(cascade: Cascade, ticks: int) -> str:
+def draw_journey(cascade: Cascade, route: Route) -> str:
     """Draw the stops of one message, from top to bottom."""
-    (first, *others), stops = journey(cascade, ticks)
+    (first, *others), stops = journey(cascade, route)
+    seconds = (sum(level.ticks for level in route.levels) + route.outbox) * cascade.tick.total_seconds()
     picture = Picture()
     top = 78
-    picture.note(20, 28, f"A task that is due in {ticks * cascade.tick.total_seconds():g} s, for the queue celery")
-    picture.note(20, 48, f"routing key {first} · CC: {', '.join(others)}", code=True)
+    picture.note(20, 28, f"A task that is due in {seconds:g} s, for the queue celery")
+    picture.note(20, 48, f"routing key {first} · CC: celery, {', '.join(others)}", code=True)
     above: Box | None = None
     for number, stop in enumerate(stops):
         box = picture.box(stop.kind, short(cascade, stop.name), 20, top + number * 46, 190)
@@ -77,63 +89,77 @@ def draw_journey(cascade: Cascade, ticks: int) -> str:
     picture.note(
         20, height - 18, f"round: exchange · with a bar: queue · names, but for celery, begin with {cascade.root}."
     )
-    seconds = ticks * cascade.tick.total_seconds()
     return picture.svg(f"The way of a task with a delay of {seconds:g} s", 640, height)
 
 
+def default_journey(seconds: int) -> str:
+    """Draw the stops of a message with the default options."""
+    return draw_journey(DEFAULT.cascade, DEFAULT.route(DEFAULT.cascade, seconds * 1_000_000))
+
+
 def topology() -> str:
-    """Draw all exchanges, queues and bindings of a cascade of four levels, and one destination."""
+    """Draw all exchanges, queues and bindings of a cascade of four levels, and one destination with two outboxes."""
     picture = Picture()
     levels = CASCADE.levels[::-1]
-    left, column = 150, 205
-    boxes: dict[str, Box] = {CASCADE.ingest: picture.box("exchange", "ingest", 20, 40, 90)}
+    left, column = 250, 215
+    boxes: dict[str, Box] = {
+        CASCADE.ingest: picture.box("exchange", "ingest", 20, 40, 80),
+        CASCADE.behind_ingest: picture.box("exchange", "route", 130, 40, 80),
+    }
     for number, level in enumerate(levels):
         x = left + number * column
         boxes[level.queue] = picture.box("queue", short(CASCADE, level.queue), x, 96, 120)
         boxes[level.done] = picture.box("exchange", short(CASCADE, level.done), x, 226, 120)
         picture.arrow([boxes[level.queue].bottom, boxes[level.done].top])
         picture.note(x + 64, 144, f"{level.ttl / 1000:g} s")
-    outboxes = [CASCADE.outbox(QUEUE).name, CASCADE.outbox_name(Destination("", ("",), short_lived=True))]
+    outboxes = [CASCADE.outbox(SHORT_LIVED), CASCADE.outbox(QUEUE), CASCADE.outbox(QUEUE, MINUTE)]
     places = [
         ("exchange", CASCADE.done, 20, 330, 90),
-        *(("queue", name, 240, 330 + 50 * number, 130) for number, name in enumerate(outboxes)),
-        ("exchange", CASCADE.exit, 490, 330, 100),
-        ("exchange", CASCADE.short_lived_exit, 490, 380, 170),
-        ("queue", "celery", 720, 330, 100),
-        ("exchange", CASCADE.lost, 490, 430, 100),
-        ("queue", CASCADE.orphans, 720, 430, 100),
-        ("exchange", CASCADE.record, 20, 430, 90),
-        ("queue", CASCADE.records, 240, 430, 130),
+        *(("queue", outbox.name, 260, 330 + 50 * number, 150) for number, outbox in enumerate(outboxes)),
+        ("exchange", CASCADE.outbox_ingest, 20, 480, 130),
+        ("exchange", CASCADE.short_lived_exit, 520, 330, 140),
+        ("exchange", CASCADE.exit, 520, 380, 100),
+        ("queue", "celery", 800, 380, 100),
+        ("exchange", CASCADE.lost, 520, 480, 100),
+        ("queue", CASCADE.orphans, 800, 480, 100),
     ]
     boxes |= {name: picture.box(kind, short(CASCADE, name), x, y, w) for kind, name, x, y, w in places}
     of_levels = {level.done: number for number, level in enumerate(levels)}
-    for binding in Topology.of([CASCADE], [QUEUE]).bindings:
+    for binding in Topology.of([CASCADE], [QUEUE], outboxes=[MINUTE]).bindings:
         draw_binding(picture, binding, boxes[binding.source], boxes[binding.destination], of_levels)
-    for name, exit_ in zip(outboxes, CASCADE.exits, strict=True):
-        picture.arrow([boxes[name].right, boxes[exit_].left])
-    picture.note(392, 338, "at once")
-    picture.note(672, 399, "leads to short-lived queues")
-    picture.note(490, 480, "lost is the alternate exchange of all but ingest: it takes what no binding takes.")
-    picture.note(20, 510, f"round: exchange · with a bar: queue · names, but for celery, begin with {CASCADE.root}.")
-    return picture.svg("All exchanges, queues and bindings of a cascade of four levels", 980, 528)
+    for outbox in outboxes:
+        source, target = boxes[outbox.name].right, boxes[str(outbox.arguments["x-dead-letter-exchange"])].left
+        bend = [(source[0] + 65, source[1]), (source[0] + 65, target[1])] if source[1] != target[1] else []
+        picture.arrow([source, *bend, target])
+        picture.note(source[0] + 8, source[1] - 6, f"{outbox.seconds:g} s" if outbox.seconds else "at once")
+    picture.note(672, 349, "leads to short-lived queues")
+    picture.note(520, 530, "lost takes what no binding takes. It is the alternate exchange of all exchanges")
+    picture.note(520, 546, "but ingest, route and ingest.outboxes, from which a message returns to its publisher.")
+    picture.note(20, 566, f"round: exchange · with a bar: queue · names, but for celery, begin with {CASCADE.root}.")
+    return picture.svg("All exchanges, queues and bindings of a cascade of four levels", 1060, 584)
 
 
 def draw_binding(picture: Picture, binding: Binding, source: Box, target: Box, of_levels: dict[str, int]) -> None:
     """Draw a binding, and its key beside it, along the rows and columns of `topology`."""
     x, y = target.top
-    step = ">" in binding.routing_key  # not the one key of a message with a single level, which has a line of its own
-    if binding.source == CASCADE.ingest:
+    if binding.source == CASCADE.behind_ingest:
         picture.arrow([source.right, (x, source.right[1]), target.top])
-        picture.note(x + 4, 88 if step else 74, binding.routing_key, code=True)
+        picture.note(x + 4, 82, binding.routing_key, code=True)
     elif binding.source in of_levels and binding.destination == CASCADE.done:
         picture.arrow([source.bottom, (source.bottom[0], 300), (x, 300), target.top])
-        picture.note(source.bottom[0] + 4, 286 if step else 272, binding.routing_key, code=True)
+        picture.note(source.bottom[0] + 4, 280, binding.routing_key, code=True)
     elif binding.source in of_levels:
         number = of_levels[binding.source]
-        lane = 162 + 20 * number  # each exchange has a height of its own to pass the others at
+        height = 162 + 20 * number  # each exchange has a height of its own to pass the others at
         start, end = source.right[0] + 12, target.left[0] - 12 - 10 * number
-        picture.arrow([source.right, (start, source.right[1]), (start, lane), (end, lane), (end, y + 15), target.left])
-        picture.note(end - 4, lane - 3, binding.routing_key, code=True, anchor="end")
+        picture.arrow(
+            [source.right, (start, source.right[1]), (start, height), (end, height), (end, y + 15), target.left]
+        )
+        picture.note(end - 4, height - 3, binding.routing_key, code=True, anchor="end")
+    elif binding.source == CASCADE.outbox_ingest:
+        middle, below = source.right[0] + 20, target.left[1] + 9
+        picture.arrow([source.right, (middle, source.right[1]), (middle, below), (target.left[0], below)])
+        picture.note(target.left[0] - 10, below + 14, binding.routing_key, code=True, anchor="end")
     else:
         middle = source.right[0] + 20
         points = [source.right, target.left]
@@ -149,8 +175,8 @@ def short(cascade: Cascade, name: str) -> str:
 
 
 DIAGRAMS = {
-    "journey.svg": lambda: draw_journey(CASCADE, 10),
-    "lanes.svg": lambda: draw_journey(WITH_LANES, 604),
+    "journey.svg": lambda: default_journey(70),
+    "round.svg": lambda: default_journey(60),
     "topology.svg": topology,
 }
 

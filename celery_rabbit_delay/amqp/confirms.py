@@ -71,9 +71,13 @@ class Outgoing(NamedTuple):
 class ConfirmedChannel:
     """A channel, opened when needed, on which each message is mandatory and, with `confirm`, confirmed."""
 
-    def __init__(self, connection: Any, confirm: bool = True) -> None:
+    def __init__(
+        self, connection: Any, confirm: bool = True, send_again: Callable[[Outgoing], bool] = lambda returned: False
+    ) -> None:
         self._connection = connection
         self._confirm = confirm
+        #: Without `confirm`, is called with each returned message; returns whether it was sent again.
+        self._send_again = send_again
         self._channel: Any = None
         self._writer: MessageWriter | None = None
         self._confirming: int | None = None  # the revivals of the channel when it was told to confirm
@@ -255,7 +259,7 @@ class ConfirmedChannel:
 
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[exchange, key] = str(exc.reply_text)
-        if not self._confirm:  # no caller waits for the answer
+        if not self._confirm and not self._send_again(Outgoing(message, exchange, key)):  # no caller waits for it
             what = "a delayed message" if message.headers else "the record of a delayed message"
             logger.error("RabbitMQ returned %s, which is lost: %s, %r", what, exc.reply_text, message.headers)
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound
 
 from .. import upstream
-from ..core import changes, streams
+from ..core import changes, routing_key, streams
 from ..core import headers as headers_
-from ..core.destination import Destination
+from ..core.destination import Destination, without_delay
 from ..core.errors import CascadeMissing, NotRouted
 from ..core.levels import Route
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
-from .clocks import monotonic_us
+from .clocks import monotonic_us, utc_ms
 from .confirms import Answered, ConfirmedChannel, Outgoing, patiently
 from .create import create_cascade
 from .journal import Journal
@@ -43,7 +43,7 @@ class DelayedPublisher:
         self.options = options
         self.cascade = cascade
         self._connection = connection
-        self._channel = ConfirmedChannel(connection, options.confirm)
+        self._channel = ConfirmedChannel(connection, options.confirm, self._send_again)
         self._unawaited = ConfirmedChannel(connection)
         self.journal = Journal(connection, cascade, options)
         self._sent: Outgoing
@@ -68,26 +68,50 @@ class DelayedPublisher:
                 unrecorded = self._publish(pending)
             except (CascadeMissing, NotRouted):
                 # A part of the cascade, or an outbox, was deleted meanwhile.
-                if self.options.declare == "auto":
-                    self.repair()
-                elif not self._forget_outboxes(pending.destination):
+                if not self.repair([pending.destination]):
                     raise
                 unrecorded = self._publish(pending)
         if pending.entry:
             self.journal.store(unrecorded)
             self.journal.write_keys([pending])
 
-    def repair(self) -> None:
-        """Declare the whole cascade again. Raises the same errors as `create_cascade`."""
+    def repair(self, destinations: Iterable[Destination] = ()) -> bool:
+        """Declare the whole cascade again; return whether a message to one of some destinations is worth repeating.
+
+        With `declare="passive"`, do without their outboxes with a delay instead. Raises the errors of `create_cascade`.
+        """
+        if self.options.declare == "passive":
+            return max(map(self._forget_outboxes, destinations), default=False)
         self._forget_all()
         with self._exclusively(), self._reset_on_error():
             create_cascade(self._channel, self.cascade)
+        return True
 
     def _forget_outboxes(self, destination: Destination) -> bool:
         """Do without the outboxes with a delay of a destination; return whether there were any."""
-        had_some = self._usable_outboxes(destination) != ()
+        if not self._usable_outboxes(destination):
+            return False
         self._usable[destination] = ()
-        return had_some
+        self._bound.pop(destination, None)
+        return True
+
+    def _send_again(self, returned: Outgoing) -> bool:
+        """Send a message through levels whose outbox was deleted, without waiting; return whether it was for an outbox.
+
+        Without `confirm` nobody waits for a message to be returned. The next one creates the outbox again.
+        """
+        state = headers_.read_state(returned.message.headers)
+        if returned.exchange != self.cascade.outbox_ingest or state is None:
+            return False
+        self._forget_all()
+        milliseconds = headers_.milliseconds(state.due) + 1 - utc_ms()  # the header counts whole ones
+        route = self.options.route(self.cascade, milliseconds * 1000, outboxes=())
+        headers = headers_.addressed(returned.message.headers, [without_delay(returned.key)])
+        message = with_headers(returned.message, headers)
+        message.body = message.body or b""  # py-amqp leaves a text there, and the encoding may be that of no text
+        with self._exclusively():
+            self._channel.publish_all({None: Outgoing(message, self.cascade.ingest, routing_key.key(route.levels))})
+        return True
 
     def submit(self, pending: PendingMessage, answered: Answered) -> None:
         """Send a message that was prepared, without waiting for the broker's answer.

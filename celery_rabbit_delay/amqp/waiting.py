@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import kombu
@@ -13,18 +15,24 @@ from amqp.exceptions import ConnectionError as AMQPConnectionError
 
 from .. import upstream
 from ..core.destination import check_key
+from ..core.due import microseconds_until
 from ..core.errors import DelayError
-from ..core.headers import Delivery, Headers, cc_keys, read_state, resent
+from ..core.headers import X_DELAY_NUMBER, Delivery, Headers, State, cc_keys, read_state, resent, wrap, wrap_for_return
 from ..core.topology import Cascade
 from . import declare
+from .clocks import monotonic_us
 from .confirms import ConfirmedChannel
 from .connecting import own_channel
 from .deliveries import is_unreadable, take_anything
 from .destinations import bindings_of
 from .only_reader import wait_for_return
+from .pending import PendingMessage
+from .publisher import DelayedPublisher
 
 #: Headers in which a quorum queue counts its deliveries of a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
+
+_MILLISECOND = timedelta(milliseconds=1)  # the due time in a header is rounded down
 
 _ADVICE = "use --any-queue to allow any queue"
 
@@ -103,14 +111,21 @@ def replay(
 ) -> Iterator[tuple[Message, str | None]]:
     """Send the `chosen` ones of the oldest orphans to their destinations, one by one, as if they were sent now.
 
-    Yields each orphan with None once the broker has stored its copy, or else with the reason why it stays. An
-    interruption loses no message, and sends at most one twice. Raises `NotPermitted`, and `TimeoutError` if the broker
+    One that is not due yet, because an outbox with a delay was deleted, waits in the cascade for the rest. Yields each
+    orphan with None once the broker has stored its copy, or else with the reason why it stays. An interruption loses no
+    message, and sends at most one twice. Raises `NotPermitted`, and `TimeoutError` if the broker
     does not confirm a message within the option `confirm_timeout`.
     """
     channel = connection.channel()
     confirmed = ConfirmedChannel(connection)
 
-    def publish(copy: Message, exchange: str, routing_key: str) -> str | None:
+    delaying = _Delaying(connection)
+
+    def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
+        delay = microseconds_until(state.due + _MILLISECOND, datetime.now(timezone.utc))
+        if delay > 0:
+            delaying.publish(copy, exchange, routing_key, state, delay)
+            return None
         with connection.exclusively(confirmed, connection.delay_options.confirm_timeout):
             return confirmed.publish(copy, exchange, routing_key)
 
@@ -130,21 +145,61 @@ def replay(
             upstream.close_without_waiting(channel)  # returns unacknowledged messages to the queue
 
 
-def send_on(message: Message, allowed: Allowed, publish: Callable[[Message, str, str], str | None]) -> str | None:
+class _Delaying:
+    """Sends orphans that are not due yet back into the cascade: with their numbers, so that their records stay valid.
+
+    Each is confirmed, whatever the option `confirm` says.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._options = replace(connection.delay_options, confirm=True)
+        self._publishers: dict[Cascade, DelayedPublisher] = {}
+
+    def publish(self, copy: Message, exchange: str, routing_key: str, state: State, delay: int) -> None:
+        """Publish a copy with a delay in microseconds. Raises what `DelayedPublisher.publish` raises."""
+        moment = monotonic_us()
+        self._options.check_delay(delay)
+        headers = {name: value for name, value in copy.headers.items() if name != X_DELAY_NUMBER}
+        root = self._options.cascade.root
+        if state.routing_key is None:
+            wrapped = wrap(headers, root, exchange, routing_key, state.due, state.number)
+        else:
+            received = {**headers, "CC": list(state.cc)} if state.cc else headers
+            delivery = Delivery(state.exchange, state.routing_key, received)
+            wrapped = wrap_for_return(delivery, root, routing_key, state.due, state.number)
+        keys = [*wrapped["CC"], *cc_keys(wrapped, "BCC")]
+        passive = self._options.declare == "passive"
+        destination = self._connection.declarations.destination(exchange, keys, passive)
+        pending = PendingMessage(copy, wrapped, moment + delay, delay, destination)
+        self._publisher(pending.priority).publish(pending)
+
+    def _publisher(self, priority: int | None) -> DelayedPublisher:
+        cascade = self._options.cascade_for(priority, self._connection.server_version)
+        if cascade not in self._publishers:
+            self._publishers[cascade] = DelayedPublisher(self._connection, cascade, self._options)
+        return self._publishers[cascade]
+
+
+def send_on(
+    message: Message, allowed: Allowed, publish: Callable[[Message, str, str, State], str | None]
+) -> str | None:
     """Publish a copy of a message to its exchange with its routing key; return the reason if that fails, or None.
 
-    `publish` returns the reason if no queue took the copy. Raises `TimeoutError`, and errors of a lost connection.
+    `publish` also gets what the package's header says, and returns the reason if no queue took the copy. Raises
+    `TimeoutError`, and errors of a lost connection.
     """
     if is_unreadable(message):
         return "its properties cannot be read: any user who may publish with a delay may have forged it"
-    if read_state(message.headers or {}) is None:
+    state = read_state(message.headers or {})
+    if state is None:
         return "it was not sent by celery-rabbit-delay"
     try:
         copy, exchange, routing_key = original(message)
         check_key(exchange, "exchange")
         for key in (routing_key, *cc_keys(copy.headers, "CC"), *cc_keys(copy.headers, "BCC")):
             check_key(key)
-        return allowed.refuses(exchange, routing_key, copy.headers) or publish(copy, exchange, routing_key)
+        return allowed.refuses(exchange, routing_key, copy.headers) or publish(copy, exchange, routing_key, state)
     except AMQPConnectionError:
         raise
     except (AMQPError, DelayError, ValueError) as exc:

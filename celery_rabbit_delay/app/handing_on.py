@@ -126,7 +126,7 @@ class HandingOn:
         task.publisher.submit(task.pending, partial(self._answered, task, again))
 
     def _answered(self, task: _HandedOn, again: bool, refusal: Exception | None) -> None:
-        if isinstance(refusal, NotRouted) and not again and task.publisher.options.declare == "auto":
+        if isinstance(refusal, NotRouted) and not again:
             self._unrouted.append(task)
         else:
             self._settle(task, refusal)
@@ -135,11 +135,11 @@ class HandingOn:
             self._repair()
 
     def _repair(self) -> None:
-        """Declare deleted parts of the cascade again, and repeat the messages that no queue took."""
+        """Declare deleted parts of the cascade again, or do without, and repeat the messages that no queue took."""
         unrouted, self._unrouted = self._unrouted, []
         try:
             for publisher in {task.publisher for task in unrouted}:
-                publisher.repair()
+                publisher.repair({task.pending.destination for task in unrouted if task.publisher is publisher})
             for task in unrouted:
                 task.publisher.prepare(task.pending)
         except (DelayError, NotStored) as exc:

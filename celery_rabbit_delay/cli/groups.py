@@ -50,12 +50,11 @@ class _Standalone(common.Group):
 @click.option("--tick", metavar="SECONDS", type=float, help="Set the shortest delay.")
 @click.option("--max-delay", metavar="SECONDS", type=float, help="Set the longest delay.")
 @click.option(
-    "--lanes",
+    "--outboxes",
     metavar="SECONDS,...",
     type=common.parse_seconds,
-    help="Set the delays that take one hop, separated by commas; '' for none.",
+    help="Set the delays that a queue has outboxes for, separated by commas; '' for none.",
 )
-@click.option("--shards", metavar="NUMBER", type=int, help="Set the number of parallel sets of levels.")
 @click.option("--queue-type", type=click.Choice(["quorum", "classic"]), help="Set the type of the level queues.")
 @click.option("--journal", metavar="SECONDS", type=float, help="Set the shortest delay that is recorded.")
 @click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from .common import (
     allowed,
     any_queue_option,
     connected,
+    destinations,
     format_duration,
     limit_option,
     management_of,
@@ -25,14 +27,13 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..operate import LevelStatus, Orphan, OutboxStatus, Status
+    from ..operate import HeldUp, Orphan, Status
 
 
 @click.command(short_help="Show how many messages wait, level by level.")
 @priorities_option
 @management_option
 @click.option("--all", "show_all", is_flag=True, help="Show empty levels and streams as well.")
-@click.option("--shards", is_flag=True, help="Show each shard of a level or a destination by itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @click.pass_obj
@@ -41,29 +42,29 @@ def status(
     priorities: bool | None,
     management_url: str | None,
     show_all: bool,
-    shards: bool,
     as_json: bool,
     watch: bool,
 ) -> None:
-    """Show how many messages wait, level by level, and how many could not be delivered.
+    """Show how many messages wait, in levels and in outboxes with a delay, and how many could not be delivered.
+
+    --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
 
     Exits with 3 if a level is blocked or missing, if there are orphans, or, with --management-url, if a destination
     accepts nothing and the cause is known.
     """
     from .. import operate
 
-    with connected(target_of(obj)) as connection:
+    target = target_of(obj)
+    with connected(target) as connection:
         while True:
-            wanted = operate.existing(connection, priorities)
-            found = operate.status(connection, wanted, management_of(management_url, connection))
-            levels = found.levels if shards else found.added_up
-            outboxes = found.outboxes if shards else found.outboxes_added_up
+            wanted, management = operate.existing(connection, priorities), management_of(management_url, connection)
+            found = operate.status(connection, wanted, destinations(target), management)
             if watch and not as_json:
                 click.clear()
             if as_json:
-                click.echo(json.dumps(_as_data(found, levels, outboxes)))
+                click.echo(json.dumps(_as_data(found)))
             else:
-                click.echo(_as_text(found, levels, outboxes, show_all))
+                click.echo(_as_text(found, show_all))
             if not watch:
                 break
             time.sleep(2)
@@ -73,7 +74,7 @@ def status(
 
 @click.group(short_help="Handle tasks that could not be delivered.")
 def orphans() -> None:
-    """List, replay or purge orphans: tasks that could not be delivered when they were due."""
+    """List, replay or purge orphans: tasks whose queue or outbox was gone when they were led there."""
 
 
 @orphans.command("list", short_help="List the oldest orphans.")
@@ -98,8 +99,9 @@ def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool
             else:
                 click.echo(format_orphan(orphan))
         if management := management_of(management_url, connection):
-            for outbox in operate.add_up(operate.outboxes(operate.existing(connection), management)):
-                click.echo(json.dumps(_outbox_data(outbox)) if as_json else escape(str(outbox)))
+            cascade = connection.transport.delay_options.cascade
+            for held_up in operate.add_up(operate.held_up(cascade, management)):
+                click.echo(json.dumps(_held_up_data(held_up)) if as_json else escape(str(held_up)))
     _tell_of_limit(len(found), limit)
 
 
@@ -111,9 +113,9 @@ def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool
 def replay(obj: Any, limit: int, any_queue: bool, management_url: str | None) -> None:
     """Send the oldest orphans for the queues of the app to their destinations.
 
-    Sends them one by one, each confirmed by the broker. Orphans that still cannot be delivered stay. With
-    --management-url and a user with the tag policymaker, this also makes RabbitMQ retry at once the messages that
-    exchanges could not route. Exits with 3 if some stayed.
+    Sends them one by one, each confirmed by the broker. One that is not due yet waits for the rest of its delay.
+    Orphans that still cannot be delivered stay. With --management-url and a user with the tag policymaker, this also
+    makes RabbitMQ retry at once the messages that exchanges could not route. Exits with 3 if some stayed.
     """
     from .. import operate
 
@@ -167,43 +169,47 @@ def format_orphan(orphan: Orphan) -> str:
     return escape(f"{due}  {place} {orphan.routing_key!r}  {what}")
 
 
-def _outbox_data(outbox: OutboxStatus) -> dict[str, Any]:
-    data = outbox._asdict()
-    del data["is_stuck"], data["text"]
+def _held_up_data(held_up: HeldUp) -> dict[str, Any]:
+    data = held_up._asdict()
+    del data["is_stuck"]
     return data
 
 
-def _as_data(found: Status, levels: list[LevelStatus], outboxes: list[OutboxStatus] | None) -> dict[str, Any]:
+def _as_data(found: Status) -> dict[str, Any]:
     return {
         "waiting": found.waiting,
         "orphans": found.orphans,
         "blocked": [level.queue for level in found.blocked],
-        "levels": [level._asdict() for level in levels],
+        "levels": [level._asdict() for level in found.levels],
+        "outboxes": [outbox._asdict() for outbox in found.outboxes],
         "streams": [stream._asdict() for stream in found.streams if stream.messages is not None],
         "destinations": found.destinations,
-        "stuck": None if outboxes is None else list(map(_outbox_data, outboxes)),
+        "stuck": None if found.held_up is None else list(map(_held_up_data, found.held_up)),
     }
 
 
-def _as_text(found: Status, levels: list[LevelStatus], outboxes: list[OutboxStatus] | None, show_all: bool) -> str:
-    shown = [
-        level
-        for level in sorted(levels, key=lambda level: level.ttl)
-        if show_all or level.ready != 0 or level.unsettled
-    ]
-    lines = [f"{'level':>10}  {'ready':>9}  {'unsettled':>9}  queue"] if shown else []
-    for level in shown:
-        ready = "missing" if level.ready is None else f"{level.ready:,}"
-        unsettled = "" if level.unsettled is None else f"{level.unsettled:,}"
-        lines.append(f"{format_duration(level.ttl):>10}  {ready:>9}  {unsettled:>9}  {level.queue}")
+def _as_text(found: Status, show_all: bool) -> str:
+    levels = [level for level in found.levels if show_all or level.ready != 0 or level.unsettled]
+    rows = [(level.ttl, level.ready, level.unsettled, level.queue) for level in levels]
+    lines = list(_table("level", "queue", rows))
+    lines += _table("outbox", "for", [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes])
     for stream in found.streams if show_all else ():
         if stream.messages is not None:
             lines.append(f"{'stream':>10}  {stream.messages:>9,}  {'':>9}  {stream.queue}")
     lines.append(f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans"))
     for destination in found.destinations or ():
         lines.append(f"leads to {destination!r}")
-    for outbox in outboxes or ():
-        lines.append(escape(str(outbox)))
+    for held_up in found.held_up or ():
+        lines.append(str(held_up))
     for level in found.blocked:
         lines.append(f"{level.queue} may be blocked; run `verify`")
-    return "\n".join(lines)
+    return "\n".join(map(escape, lines))
+
+
+def _table(what: str, where: str, rows: Sequence[tuple[int, int | None, int | None, str]]) -> Iterator[str]:
+    """Yield a line for each queue, the one with the shortest delay first, below the names of the columns."""
+    if rows:
+        yield f"{what:>10}  {'ready':>9}  {'unsettled':>9}  {where}"
+    for delay, ready, unsettled, name in sorted(rows, key=lambda row: (row[0], row[3])):
+        counts = "missing" if ready is None else f"{ready:,}", "" if unsettled is None else f"{unsettled:,}"
+        yield f"{format_duration(delay):>10}  {counts[0]:>9}  {counts[1]:>9}  {name}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +17,7 @@ from .common import (
     any_queue_option,
     connected,
     connection_to,
+    destinations,
     management_of,
     management_option,
     parse_seconds,
@@ -28,8 +28,7 @@ from .common import (
 if TYPE_CHECKING:
     import kombu
 
-    from ..core.layouts import Layout1
-    from ..core.topology import Cascade
+    from ..operate import Outbox
 
 
 @click.command(short_help="Move waiting tasks to another cascade or broker.")
@@ -48,17 +47,15 @@ if TYPE_CHECKING:
 @click.option("--to-tick", metavar="SECONDS", type=float, help="Set the new shortest delay.")
 @click.option("--to-max-delay", metavar="SECONDS", type=float, help="Set the new longest delay.")
 @click.option(
-    "--to-lanes",
+    "--to-outboxes",
     metavar="SECONDS,...",
     type=parse_seconds,
-    help="Set the new lanes, separated by commas; '' for none.",
+    help="Set the new delays of outboxes, separated by commas; '' for none.",
 )
-@click.option("--to-shards", metavar="NUMBER", type=int, help="Set the new number of parallel sets of levels.")
 @click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]), help="Set the new type of the level queues.")
 @click.option(
     "--to-journal", metavar="SECONDS", type=float, help="Record moved tasks that still have at least this delay."
 )
-@click.option("--from-layout", type=click.Choice(["1"]), help="Move from the cascade of an earlier release.")
 @any_queue_option
 @management_option
 @click.pass_obj
@@ -66,16 +63,16 @@ def migrate(
     obj: Any,
     /,
     to_broker: str | None,
-    from_layout: str | None,
     any_queue: bool,
     management_url: str | None,
     **changes: Any,
 ) -> None:
     """Move waiting tasks for the queues of the app to a cascade with other options, or to another broker.
 
-    Each message keeps its due time. A message that cannot be moved stays where it is. After an interruption, run this
-    again: nothing is lost, and at most one message is delivered twice. Apps publish to the old cascade until you change
-    their options, too.
+    Each message keeps its due time. --management-url also finds those that wait in outboxes of other queues, or with
+    other delays than --outboxes says; otherwise they stay, and are delivered when due. A message that cannot be moved
+    stays where it is. After an interruption, run this again: nothing is lost, and at most one message is delivered
+    twice. Apps publish to the old cascade until you change their options, too.
 
     Exits with 3 if some messages stayed.
     """
@@ -90,24 +87,31 @@ def migrate(
     with connected(source_target) as source:
         current = source.transport.delay_options
         options = replace(current, declare="auto", confirm=True, **changed)
-        if not (to_broker or from_layout) and options.cascade.root == current.cascade.root:
-            raise click.UsageError(
-                "name the target with --to-prefix, --to-tick, --to-queue-type or --to-broker, or use --from-layout"
-            )
+        if not to_broker and options.cascade.root == current.cascade.root:
+            raise click.UsageError("name the target with --to-prefix, --to-tick, --to-queue-type or --to-broker")
         transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
         if to_broker:
             target = connection_to(to_broker, transport_options)
         else:
             target = copy_of(source, transport_options=transport_options)
-        cascades, waiting = _source(source, from_layout, management_url)
+        operate.require(source)
+        cascades, management = operate.existing(source), management_of(management_url, source)
+        known = destinations(source_target)
+
+        def outboxes() -> list[Outbox]:
+            return operate.existing_outboxes(source, known, management)
+
+        def waiting() -> int:
+            return operate.status(source, cascades, known, management).waiting
+
         with closing(target):
             ensure_connection(target)
-            is_same_name = to_broker and not from_layout and options.cascade.root == current.cascade.root
+            is_same_name = to_broker and options.cascade.root == current.cascade.root
             if is_same_name and _is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
             before = waiting()
-            moving = operate.migrate(source, target, cascades, allowed(source_target, any_queue))
+            moving = operate.migrate(source, target, cascades, outboxes, allowed(source_target, any_queue))
             with (
                 until_interrupted(moving) as (messages, is_interrupted),
                 click.progressbar(length=before, label="moving", file=sys.stderr) as bar,
@@ -122,8 +126,6 @@ def migrate(
                     bar.update(max(0, before - bar.pos))
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
-            if from_layout and management_url:
-                operate.wait_for_counts()
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
             left = max(waiting(), refused.total())
     # A message whose delay ends goes on to its queue, and those that must not be delivered are dropped when taken.
@@ -135,29 +137,6 @@ def migrate(
         raise SystemExit(EXIT_INTERRUPTED)
     if left:
         raise SystemExit(EXIT_PROBLEMS)
-
-
-def _source(
-    source: kombu.Connection, from_layout: str | None, management_url: str | None
-) -> tuple[Sequence[Cascade | Layout1], Callable[[], int]]:
-    """Return what to move messages from, and a function that counts those that wait there.
-
-    Shows an error if there is no such cascade.
-    """
-    from .. import operate
-
-    management = management_of(management_url, source)
-    if from_layout is None:
-        operate.require(source)
-        existing = operate.existing(source)
-        return existing, lambda: operate.status(source, existing, management).waiting
-    earlier = operate.earlier_layout(source, int(from_layout))
-    if operate.count_earlier(source, earlier) is None:
-        prefix = source.transport.delay_options.prefix
-        raise click.ClickException(
-            f"there is no cascade {prefix!r} of layout {from_layout}: check --prefix, --tick and --queue-type"
-        )
-    return earlier, lambda: operate.count_earlier(source, earlier, management) or 0
 
 
 def _is_same(source: kombu.Connection, target: kombu.Connection) -> bool:

@@ -10,6 +10,7 @@ import click
 from ..core.text import escape
 from .common import (
     EXIT_PROBLEMS,
+    BrokerTarget,
     Target,
     connected,
     destinations,
@@ -23,7 +24,7 @@ from .common import (
 if TYPE_CHECKING:
     import kombu
 
-    from ..core.layouts import Layout1
+    from ..core.destination import Destination
     from ..operate import Management
 
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
-    Exits with 0 if everything exists, and with 3 if a part is missing or different, or if an earlier layout exists.
+    Exits with 0 if everything exists, and with 3 if a part is missing or different.
     """
     _report(obj, priorities, management_url, probing=False)
 
@@ -44,12 +45,17 @@ def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
 @click.option(
     "--prune",
     is_flag=True,
-    help="Also delete empty outboxes whose queue, exchange or binding is gone; needs --management-url, takes 12 s.",
+    help="Also delete empty outboxes whose queue, exchange or binding is gone, and those with a delay that nothing was "
+    "led to in the last hour, which takes a user with the tag monitoring; needs --management-url, takes 12 s.",
 )
 @management_option
 @click.pass_obj
 def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | None) -> None:
-    """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe."""
+    """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
+
+    Also creates the outboxes of the option `outboxes` for queues named with --queue, and for the queues of an app with
+    declare="passive". Other publishers create an outbox when they first need it.
+    """
     from .. import operate
 
     target = target_of(obj)
@@ -58,13 +64,21 @@ def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | 
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         wanted = operate.cascades(connection, priorities)
-        lacking = operate.setup(connection, wanted, destinations(target))
+        known, with_outboxes = destinations(target), _creates_outboxes(target, connection)
+        lacking = operate.setup(connection, wanted, known, with_outboxes)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
         if prune and management:
-            click.echo(f"{len(operate.prune(connection, management)):,} outboxes deleted, because they led nowhere")
-        _report_earlier(connection)
+            kept = operate.outbox_names(connection, known) if with_outboxes else ()
+            useless, idle = operate.prune(connection, management, kept)
+            click.echo(f"{len(useless):,} outboxes deleted, because they led nowhere")
+            click.echo(f"{len(idle):,} outboxes deleted, because nothing was led to them in the last hour")
+
+
+def _creates_outboxes(target: Target, connection: kombu.Connection) -> bool:
+    """Return whether `setup` creates outboxes with a delay: for publishers that create none."""
+    return isinstance(target, BrokerTarget) or connection.transport.delay_options.declare == "passive"
 
 
 @click.command()
@@ -85,7 +99,7 @@ def export(obj: Any, priorities: bool, kind: str) -> None:
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
     provider cyrilgdn/rabbitmq, `mermaid` is a diagram. The output does not include bindings to the queues of the app,
-    because these queues may not exist yet.
+    because these queues may not exist yet, nor their outboxes, which publishers create when they need them.
     """
     from ..core.options import Options
     from ..core.topology import Topology
@@ -108,8 +122,8 @@ def verify(obj: Any, priorities: bool | None, management_url: str | None) -> Non
 
     The messages test the bindings between these levels. Only --management-url compares all bindings, and policies.
 
-    Exits with 0 if no problem was found, and with 3 if a part is missing or different, an earlier layout exists, a
-    message does not come back, or, with --management-url, a destination accepts nothing for a known cause.
+    Exits with 0 if no problem was found, and with 3 if a part is missing or different, a message does not come back,
+    or, with --management-url, a destination accepts nothing for a known cause.
     """
     _report(obj, priorities, management_url, probing=True)
 
@@ -120,19 +134,20 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
     target = target_of(obj)
     with connected(target) as connection:
         management = management_of(management_url, connection)
-        findings = operate.compare(connection, destinations(target), management, priorities, existing_streams=probing)
+        findings = operate.compare(
+            connection, destinations(target), management, priorities, probing, _creates_outboxes(target, connection)
+        )
         wrong = [finding for finding in findings if finding.state != "present"]
         for finding in wrong:
             detail = f": {finding.detail}" if finding.detail else ""
             click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
         click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
-        earlier = _report_earlier(connection)
-        existing = operate.existing(connection, priorities) if probing and management else []
         stuck = False
-        if existing and management:
-            for outbox in operate.add_up(operate.outboxes(existing, management)):
-                click.echo(escape(str(outbox)))
-                stuck |= outbox.is_stuck
+        if probing and management:
+            cascade = connection.transport.delay_options.cascade
+            for held_up in operate.add_up(operate.held_up(cascade, management)):
+                click.echo(escape(str(held_up)))
+                stuck |= held_up.is_stuck
         lost: list[str] = []
         if probing and operate.can_try_out(wrong):
             for problem in operate.try_out(connection, priorities):
@@ -140,75 +155,49 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
                 lost.append(problem)
             if not lost:
                 click.echo("probe: all messages on time, in the levels of up to 2 s")
-        if existing and management:
-            for text in operate.advice(management, existing):
+        if probing and management:
+            for text in operate.advice(management, operate.existing(connection, priorities)):
                 click.echo(escape(text))
     if (wrong or lost) and probing:
         click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
-    if wrong or lost or earlier or stuck:
+    if wrong or lost or stuck:
         raise SystemExit(EXIT_PROBLEMS)
-
-
-def _report_earlier(connection: kombu.Connection) -> bool:
-    """Print a note if a cascade of an earlier layout exists; return whether one exists."""
-    from .. import operate
-    from ..core.topology import LAYOUT
-
-    waiting = operate.count_earlier(connection, operate.earlier_layout(connection, 1))
-    if waiting is None:
-        return False
-    click.echo(
-        f"layout 1, of an earlier release, exists too and holds {waiting:,} messages, which it delivers when they are "
-        f"due; this release uses layout {LAYOUT}: `migrate --from-layout 1` moves the messages, `teardown --layout 1` "
-        "deletes layout 1"
-    )
-    return True
 
 
 @click.command(short_help="Delete the cascade.")
 @click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait; these are lost.")
-@click.option("--layout", type=click.Choice(["1"]), help="Delete the cascade of an earlier release instead.")
 @click.option("--native", is_flag=True, help="Delete the queues of Celery's native delayed delivery instead.")
 @management_option
 @click.confirmation_option(prompt="Delete the cascade?")
 @click.pass_obj
-def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, management_url: str | None) -> None:
+def teardown(obj: Any, delete_messages: bool, native: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
     Refuses if there are waiting messages or orphans. Stop publishers first: a running publisher creates the cascade
     again. Use --management-url to include messages between two queues, outboxes of queues that the app does not have,
     and messages that are stuck in outboxes; it takes 12 s. Without it outboxes stay, unless --delete-messages deletes
-    those of the app. --layout needs it, or --delete-messages.
+    those of the app.
     """
     from .. import operate
 
     target = target_of(obj)
     if native:
-        if delete_messages or layout:
-            raise click.UsageError("--native cannot be combined with --delete-messages or --layout")
+        if delete_messages:
+            raise click.UsageError("--native cannot be combined with --delete-messages")
         _teardown_native(target, management_url)
         return
     with connected(target) as connection:
         management = management_of(management_url, connection)
-        earlier = operate.earlier_layout(connection, int(layout)) if layout else None
-        if earlier and not (management or delete_messages) and operate.count_earlier(connection, earlier) is not None:
-            raise click.UsageError(
-                "--layout needs --management-url: AMQP does not show tasks that are due and that their queue does not "
-                "accept; --delete-messages deletes whatever is there"
-            )
+        leading = destinations(target)
         if not delete_messages:
-            _require_empty(connection, earlier, None)
+            _require_empty(connection, leading, None)
             if management:  # its counts are those of some seconds ago
                 operate.wait_for_counts()
-                _require_empty(connection, earlier, management)
+                _require_empty(connection, leading, management)
         kept: list[str] = []
-        if earlier:
-            deleted = operate.teardown_earlier(connection, earlier)
-        else:
-            leading = destinations(target)
-            if not (management or delete_messages):
-                kept = operate.opaque_outboxes(connection, leading)
-            deleted = operate.teardown(connection, leading, management, kept)
+        if not (management or delete_messages):
+            kept = operate.opaque_outboxes(connection, leading)
+        deleted = operate.teardown(connection, leading, management, kept)
         click.echo(f"{deleted:,} exchanges and queues deleted" if deleted or kept else "there is no such cascade")
         if kept:
             click.echo(
@@ -217,22 +206,14 @@ def teardown(obj: Any, delete_messages: bool, layout: str | None, native: bool, 
             )
 
 
-def _require_empty(
-    connection: kombu.Connection, earlier: Sequence[Layout1] | None, management: Management | None
-) -> None:
-    """Show an error if messages wait in the cascade, or in that of an earlier layout, or if there are orphans."""
+def _require_empty(connection: kombu.Connection, leading: Sequence[Destination], management: Management | None) -> None:
+    """Show an error if messages wait in the cascade or in outboxes, or if there are orphans."""
     from .. import operate
 
+    found = operate.status(connection, operate.existing(connection), leading, management)
+    waiting = found.waiting + found.stuck
     # Whoever lists orphans, such as the page, holds them for a moment: only the management API counts these.
-    if earlier:
-        waiting = operate.count_earlier(connection, earlier, management) or 0
-        orphans = operate.message_count(connection, earlier[0].orphans) or 0
-        if management:
-            orphans = max(orphans, int(management.queues().get(earlier[0].orphans, {}).get("messages") or 0))
-    else:
-        found = operate.status(connection, operate.existing(connection), management)
-        waiting = found.waiting + found.stuck
-        orphans = max(found.orphans or 0, found.all_orphans)
+    orphans = max(found.orphans or 0, found.all_orphans)
     if waiting or orphans:
         raise click.ClickException(
             f"{waiting:,} messages wait and {orphans:,} are orphans: "

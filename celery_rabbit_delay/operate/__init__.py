@@ -17,28 +17,31 @@ from ..amqp.schedule import (
 )
 from ..amqp.streams import Entry
 from ..core.journal import Record
-from .cascades import cascades, earlier_layout, existing, require
+from .cascades import cascades, existing, require
 from .diff import Finding, diff
 from .hurry import hurry
 from .management import Management
 from .migrate import Moved, migrate
 from .native import native_waiting, teardown_native
 from .orphans import Orphan, orphans, purge, remove, replay
+from .outboxes import Outbox, existing_outboxes, outbox_names
 from .probe import probe, probe_streams
 from .pruning import prune, wait_for_counts
 from .settings import advice
-from .setup import opaque_outboxes, setup, teardown, teardown_earlier
-from .status import LevelStatus, OutboxStatus, Status, add_up, count_earlier, message_count, outboxes, status
+from .setup import opaque_outboxes, setup, teardown
+from .status import HeldUp, LevelStatus, OutboxStatus, Status, add_up, held_up, message_count, status
 from .verify import can_try_out, compare, try_out
 
 __all__ = [
     "Entry",
     "Finding",
     "Follower",
+    "HeldUp",
     "LevelStatus",
     "Management",
     "Moved",
     "Orphan",
+    "Outbox",
     "OutboxStatus",
     "Place",
     "Progress",
@@ -54,12 +57,12 @@ __all__ = [
     "cancel",
     "cascades",
     "compare",
-    "count_earlier",
     "describe",
     "diff",
-    "earlier_layout",
     "entry_at",
     "existing",
+    "existing_outboxes",
+    "held_up",
     "hurry",
     "mark",
     "message_count",
@@ -68,7 +71,7 @@ __all__ = [
     "native_waiting",
     "opaque_outboxes",
     "orphans",
-    "outboxes",
+    "outbox_names",
     "probe",
     "probe_streams",
     "prune",
@@ -81,7 +84,6 @@ __all__ = [
     "setup",
     "status",
     "teardown",
-    "teardown_earlier",
     "teardown_native",
     "to_message",
     "try_out",

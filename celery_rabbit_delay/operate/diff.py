@@ -9,10 +9,11 @@ import kombu
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
 from ..amqp import declare
-from ..core.destination import Destination, decode
-from ..core.routing_key import SENTINEL
-from ..core.topology import Binding, Cascade, Exchange, Queue, Stream, Topology
+from ..core.destination import Destination, read
+from ..core.parts import Binding, Exchange, Queue, Stream
+from ..core.topology import Cascade, Topology
 from .management import Management
+from .outboxes import Outbox
 
 #: Policy keys that also affect queues with such arguments: the lower value applies, so that messages leave early, are
 #: deleted with their queue, or are refused by a full one (https://www.rabbitmq.com/docs/parameters#policies).
@@ -38,8 +39,9 @@ def diff(
     streams: Iterable[Stream] = (),
     known: Iterable[Cascade] = (),
     on_demand: bool = False,
+    outboxes: Iterable[Outbox] = (),
 ) -> Iterator[Finding]:
-    """Yield the state of each part of some cascades and of their streams on the broker.
+    """Yield the state of each part of some cascades, of their streams and of some `outboxes` on the broker.
 
     Cascades in `known`, which other processes may have declared, have no unexpected bindings either, but may lack some.
     With `on_demand`, one binding to a stream is enough: publishers create others when they need them.
@@ -51,6 +53,9 @@ def diff(
     """
     wanted, streams, known = list(wanted), list(streams), list(known)
     topology = Topology.of(wanted, destinations, streams)
+    for outbox in outboxes:
+        topology.queues[outbox.queue] = outbox.as_declared(wanted[0])
+        topology.bindings.update(dict.fromkeys(outbox.bindings(wanted[0])))
     channel = connection.default_channel
     for exchange in topology.exchanges.values():
         yield _finding(channel, "exchange", exchange, declare.exchange_exists, declare.declare_exchange)
@@ -86,7 +91,7 @@ def _unexpected(
     """
     cascades = list(cascades)
     topology = Topology.of(cascades)
-    leading = {name: cascade for cascade in cascades for name in (cascade.done, *cascade.exits)}
+    leading = {name: cascade for cascade in cascades for name in (cascade.outbox_ingest, cascade.done, *cascade.exits)}
     for binding in sorted(set(bindings) - topology.bindings.keys()):
         if binding.source in leading:
             expected = _leads_to_its_address(binding, leading[binding.source])
@@ -97,17 +102,24 @@ def _unexpected(
 
 
 def _leads_to_its_address(binding: Binding, cascade: Cascade) -> bool:
-    """Return whether a binding of `done` or an exit leads to the destination that its routing key is the address of."""
-    text = binding.routing_key.removeprefix(f"{SENTINEL}.")
-    if text.startswith("!") and binding.source == cascade.done:  # a hash, which the name of the outbox repeats
-        return binding == Binding(cascade.done, cascade.outbox_prefix + text, "queue", f"{SENTINEL}.{text}")
-    if text.startswith(("!", "=!")):
-        return True  # it does not show what it stands for
-    exchange, *names = decode(binding.routing_key) or ("",)
-    destinations = [Destination("", tuple(names), short_lived=text.startswith("="))]
+    """Return whether a binding leads to the outbox or the destination that its routing key is the address of."""
+    address = read(binding.routing_key)
+    if address is None:
+        return False
+    ticks, rest = divmod(address.delay, cascade.milliseconds(1))
+    if address.names is None:  # a hash
+        if binding.source in cascade.exits:
+            return address.mark == "="  # it does not show what it stands for
+        of_delay = binding.source == cascade.done or ticks > 0
+        return of_delay and not rest and cascade.outbox_address(binding.destination) == binding.routing_key
+    exchange, *names = address.names
+    destinations = [Destination("", tuple(names)), Destination("", tuple(names), short_lived=True)]
     if exchange:
         destinations = [Destination(exchange, key="".join(names) or None), Destination(exchange, fanout=True)]
-    return any(binding in cascade.destination_bindings(destination) for destination in destinations)
+    return any(
+        binding in (*cascade.outbox_bindings(destination, ticks), *cascade.exit_bindings(destination))
+        for destination in destinations
+    )
 
 
 def _finding(

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.topology import Binding, Topology
+from ..core.parts import Binding
+from ..core.topology import Topology
 
 
 def definitions(topology: Topology, vhost: str) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from ..core.errors import NotPermitted, UnsupportedConfiguration
-from ..core.topology import Binding
+from ..core.parts import Binding
 
 #: The columns to fetch of each queue; all columns would be some kilobytes.
 _COLUMNS = (
@@ -32,6 +32,10 @@ _COLUMNS = (
     "message_bytes_ready",
     "message_bytes_dlx",
 )
+
+#: Seconds of the history to fetch, and between two of its counts. RabbitMQ has this by default
+#: (https://www.rabbitmq.com/docs/management#sample-retention).
+HISTORY, SAMPLE = 3600, 60
 
 
 class Management:
@@ -78,6 +82,22 @@ class Management:
     def queues(self) -> dict[str, dict[str, Any]]:
         """Return the columns of each queue, by its name."""
         return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")}
+
+    def histories(self) -> dict[str, dict[str, Any]]:
+        """Return of each queue, by its name, its messages now, and in the last hour on average, and their rates."""
+        columns = ["name", "messages", "messages_details.avg"]
+        columns += [f"message_stats.{what}_details.avg_rate" for what in ("publish", "deliver_get")]
+        ages = "&".join(f"{what}_age={HISTORY}&{what}_incr={SAMPLE}" for what in ("lengths", "msg_rates"))
+        return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(columns)}&{ages}")}
+
+    def has_history(self) -> bool:
+        """Return whether each node runs for so long that the last hour is known; False if the API does not show it."""
+        try:
+            nodes = self._get("/nodes?columns=uptime")
+        except NotPermitted:  # this requires the tag "monitoring"
+            return False
+        has_rates = self._get("/overview?columns=rates_mode").get("rates_mode") != "none"
+        return has_rates and all(((node or {}).get("uptime") or 0) >= HISTORY * 1000 for node in nodes)
 
     def config_files(self) -> list[str] | None:
         """Return the names of the nodes' configuration files; None if the API does not show them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -17,21 +17,28 @@ from ..amqp.waiting import Allowed, send_on, take
 from ..core import changes, streams
 from ..core.due import x_delay_until
 from ..core.headers import X_DELAY, X_DELAY_KEY, X_DELAY_NUMBER, State, milliseconds, read_state
-from ..core.layouts import Layout1
 from ..core.topology import Cascade
+from .outboxes import Outbox
 
 
 class Moved(NamedTuple):
-    """A message of a level that `migrate` has processed. `refused` is the reason why it stays, if it does."""
+    """A message that `migrate` has processed, and its queue. `refused` is the reason why it stays, if it does."""
 
     queue: str
     refused: str | None
 
 
 def migrate(
-    source: kombu.Connection, target: kombu.Connection, cascades: Iterable[Cascade | Layout1], allowed: Allowed
+    source: kombu.Connection,
+    target: kombu.Connection,
+    cascades: Iterable[Cascade],
+    outboxes: Callable[[], Iterable[Outbox]],
+    allowed: Allowed,
 ) -> Iterator[Moved]:
     """Move waiting messages from cascades of `source` into the cascade of `target`; each keeps its due time.
+
+    `outboxes` returns those to take waiting messages from as well. It is called when the levels are done: messages go
+    from levels into outboxes, so that none is missed in this order.
 
     `source` delivers messages that become due in the meantime. An interruption loses no message; start it again. The
     message that was being moved may be delivered twice. A message that cannot be moved stays, and does not stop the
@@ -44,19 +51,25 @@ def migrate(
     moved: list[State] = []  # states of moved messages that are in the journal
     try:
         with own_channel(source) as channel:
-            for cascade in reversed(list(cascades)):
-                for level in reversed(cascade.levels):  # down, as messages go
-                    for message in take(channel, level.queue):
-                        refused = _move(message, target, allowed, sent)
-                        if refused is None:
-                            channel.basic_ack(message.delivery_tag)
-                            state = read_state(message.headers)
-                            moved += [state] if state and state.number is not None else []
-                        if len(moved) >= 100:
-                            _forget(source, moved)
-                        yield Moved(level.queue, refused)
+            for queue in _queues(cascades, outboxes):
+                for message in take(channel, queue):
+                    refused = _move(message, target, allowed, sent)
+                    if refused is None:
+                        channel.basic_ack(message.delivery_tag)
+                        state = read_state(message.headers)
+                        moved += [state] if state and state.number is not None else []
+                    if len(moved) >= 100:
+                        _forget(source, moved)
+                    yield Moved(queue, refused)
     finally:
         _forget(source, moved)
+
+
+def _queues(cascades: Iterable[Cascade], outboxes: Callable[[], Iterable[Outbox]]) -> Iterator[str]:
+    """Yield the queues in which messages wait, down, as messages go."""
+    for cascade in reversed(list(cascades)):
+        yield from (level.queue for level in reversed(cascade.levels))
+    yield from (outbox.queue for outbox in outboxes() if outbox.delay)
 
 
 def _forget(source: kombu.Connection, moved: list[State]) -> None:
@@ -72,11 +85,9 @@ def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: se
 
     `sent` are the keys of the messages that have become the last ones.
     """
-    state = read_state(message.headers or {})
     keys = client_of(target).keys[target.transport.delay_options.cascade.root]
 
-    def publish(copy: Message, exchange: str, routing_key: str) -> None:
-        assert state is not None  # `send_on` refuses other messages
+    def publish(copy: Message, exchange: str, routing_key: str, state: State) -> None:
         # The number of the message becomes void. Consumers that follow both cascades must not drop the copy with it.
         copy.headers.pop(X_DELAY_NUMBER, None)
         key = copy.headers.get(X_DELAY_KEY)

@@ -1,4 +1,4 @@
-"""Deletes what the cascade keeps for queues, exchanges and bindings that are gone."""
+"""Deletes what the cascade keeps for queues, exchanges and bindings that are gone, and outboxes that nobody uses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import kombu
 
 from ..amqp import declare
 from ..core.destination import decode
-from ..core.routing_key import SENTINEL
-from ..core.topology import Binding, Cascade
+from ..core.parts import Binding
+from ..core.topology import Cascade
 from .management import Management
+from .outboxes import Outbox, outbox_named
 
 #: What the management API says of queues or exchanges, by their names.
 Rows = Mapping[str, Mapping[str, Any]]
@@ -20,39 +21,50 @@ Rows = Mapping[str, Mapping[str, Any]]
 #: Seconds after which the counts of the management API, which are five late, show what was on its way.
 QUIET = 12
 
+#: Milliseconds: what stays so long in an outbox shows in the API's history, which has a count for each minute.
+SEEN = 120_000
+
 
 def wait_for_counts() -> None:
     """Wait until the management API counts all messages that were on their way, if no more are published."""
     time.sleep(QUIET)
 
 
-def prune(connection: kombu.Connection, management: Management) -> list[str]:
-    """Delete empty outboxes that lead nowhere; return their names.
+def prune(
+    connection: kombu.Connection, management: Management, kept: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Delete empty outboxes that lead nowhere, and idle ones with a delay, except `kept`; return the names of each.
 
-    Their queues or their exchange are gone, or their direct exchange has no binding with their routing key any more.
-    What comes for them meanwhile, or later, becomes an orphan: nothing is lost. So does what comes for a fanout
-    exchange that is gone; until now it was dropped. Raises `NotPermitted`.
+    Outboxes lead nowhere whose queues or exchange are gone, or whose direct exchange has no binding with their routing
+    key any more. Those are idle that nothing was led to in the last hour. Nothing is lost: a round delay returns to its
+    publisher, which creates the outbox again, and what else comes for an outbox becomes an orphan. So does what comes
+    for a fanout exchange that is gone; until now it was dropped. Raises `NotPermitted`.
     """
     cascade = connection.transport.delay_options.cascade
     channel = connection.default_channel
     with declare.translate_errors(cascade):
         existing, exchanges = management.bindings(), management.exchanges()
         _keep_messages_of_lost_fanouts(channel, cascade, existing, exchanges)
-        unused = _unused(cascade, management.queues(), existing, exchanges)
-        if not unused:
-            return []
+        useless = _leading_nowhere(cascade, management.queues(), existing, exchanges)
+        idle = _idle(cascade, management) - useless - set(kept)
+        if not useless | idle:
+            return [], []
         # An interrupted run has unbound them already.
-        bindings = [binding for binding in existing if binding.destination in unused]
+        bindings = [binding for binding in existing if binding.destination in useless | idle]
         for binding in bindings:
             channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
         wait_for_counts()
-        still_unused = unused & _unused(cascade, management.queues(), management.bindings(), management.exchanges())
-        for name in still_unused:
+        rows, existing = management.queues(), management.bindings()
+        useless &= _leading_nowhere(cascade, rows, existing, management.exchanges())
+        # What a publisher has created again meanwhile is bound.
+        idle = {name for name in idle & _empty(rows) if not declare.message_count(channel, name)}
+        idle -= {binding.destination for binding in existing}
+        for name in useless | idle:
             channel.queue_delete(name)
         for binding in bindings:
-            if binding.destination not in still_unused:  # it is needed again
+            if binding.destination not in useless | idle:  # it is needed again
                 declare.bind(channel, binding)
-        return sorted(still_unused)
+        return sorted(useless), sorted(idle)
 
 
 def _keep_messages_of_lost_fanouts(
@@ -66,16 +78,22 @@ def _keep_messages_of_lost_fanouts(
                 channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
 
 
-def _unused(cascade: Cascade, rows: Rows, bindings: Iterable[Binding], exchanges: Rows) -> set[str]:
+def _empty(rows: Rows) -> set[str]:
+    return {name for name, row in rows.items() if row.get("messages") == 0}
+
+
+def _outboxes(cascade: Cascade, rows: Rows) -> list[Outbox]:
+    """Return the empty outboxes whose names say their destination."""
+    found = filter(None, (outbox_named(cascade, name) for name in _empty(rows)))
+    return [outbox for outbox in found if outbox.address.names and len(outbox.address.names) > 1]
+
+
+def _leading_nowhere(cascade: Cascade, rows: Rows, bindings: Iterable[Binding], exchanges: Rows) -> set[str]:
     """Return the outboxes that are empty and lead nowhere."""
     bound = {(binding.source, binding.routing_key) for binding in bindings}
     found = set()
-    for name, row in rows.items():
-        text = cascade.outbox_of(name)
-        names = decode(f"{SENTINEL}.{text}") if text else None
-        if names is None or len(names) < 2 or row.get("messages") != 0:
-            continue
-        exchange, *rest = names
+    for outbox in _outboxes(cascade, rows):
+        exchange, *rest = outbox.address.names or ()
         if not exchange:
             leads_nowhere = rows.keys().isdisjoint(rest)
         elif exchange in exchanges:
@@ -84,7 +102,7 @@ def _unused(cascade: Cascade, rows: Rows, bindings: Iterable[Binding], exchanges
         else:
             leads_nowhere = True
         if leads_nowhere:
-            found.add(name)
+            found.add(outbox.queue)
     return found
 
 
@@ -92,3 +110,32 @@ def _needs_this_key(exchange: Mapping[str, Any]) -> bool:
     """Return whether an exchange passes a message to nobody without a binding that has exactly its routing key."""
     has_alternate = "alternate-exchange" in (exchange.get("arguments") or {}) or exchange.get("policy")
     return exchange["type"] == "direct" and not has_alternate
+
+
+def _idle(cascade: Cascade, management: Management) -> set[str]:
+    """Return the outboxes with a delay that nothing was led to in the last hour, as far as that is certain.
+
+    The API counts what publishers send to a queue, but not what comes from a level. This shows in its history of the
+    number of messages, or else in that of the queue that the outbox leads to. The history begins when a node starts.
+    """
+    if not management.has_history():
+        return set()
+    rows = management.histories()
+    return {
+        outbox.queue
+        for outbox in _outboxes(cascade, rows)
+        if outbox.delay and _was_empty(rows[outbox.queue]) and (outbox.delay >= SEEN or _leads_to_idle(outbox, rows))
+    }
+
+
+def _leads_to_idle(outbox: Outbox, rows: Rows) -> bool:
+    """Return whether an outbox leads to queues that have got nothing."""
+    exchange, *queues = outbox.address.names or ("",)
+    return not exchange and all(name in rows and _was_empty(rows[name]) for name in queues)
+
+
+def _was_empty(row: Mapping[str, Any]) -> bool:
+    """Return whether a queue has held nothing in the last hour, and nothing was published into it or delivered."""
+    history, rates = row.get("messages_details") or {}, row.get("message_stats") or {}
+    moved = [(rates.get(f"{what}_details") or {}).get("avg_rate") for what in ("publish", "deliver_get")]
+    return row.get("messages") == 0 and history.get("avg") == 0 and not any(moved)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ..core.topology import Cascade
 from .management import Management
-from .status import outboxes, unsettled
+from .status import held_up, unsettled
 
 #: The number of unsettled messages per queue: RabbitMQ's default of `dead_letter_worker_consumer_prefetch`.
 AT_A_TIME = 32
@@ -37,13 +37,12 @@ def _behind(management: Management, wanted: list[Cascade], at_defaults: bool) ->
     rows = management.queues()
     queues = [level.queue for cascade in wanted for level in cascade.levels]
     # If it is known why an outbox is stuck, the cause is not a setting.
-    queues += [outbox.queue for outbox in outboxes(wanted, management) if not outbox.is_stuck]
+    queues += [outbox.queue for outbox in held_up(wanted[0], management) if not outbox.is_stuck]
     behind = {queue: unsettled(rows[queue]) for queue in queues if queue in rows and unsettled(rows[queue]) > AT_A_TIME}
     if behind:
         known = "which" if at_defaults else "if it"
         yield (
             f"{sum(behind.values()):,} messages are due and still in {len(behind)} levels and outboxes, most of them "
             f"in {max(behind, key=behind.__getitem__)}. If this happens repeatedly, raise "
-            f"dead_letter_worker_consumer_prefetch, {known} is at its default of {AT_A_TIME}, or the option `shards` "
-            "(docs/sizing.md)"
+            f"dead_letter_worker_consumer_prefetch, {known} is at its default of {AT_A_TIME} (docs/sizing.md)"
         )

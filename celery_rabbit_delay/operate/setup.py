@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import kombu
 
@@ -12,29 +13,37 @@ from ..amqp.create import create_cascade
 from ..core import streams
 from ..core.destination import Destination
 from ..core.errors import DestinationNotFound
-from ..core.layouts import Layout1
 from ..core.options import Options
 from ..core.topology import Cascade, Topology
-from .cascades import ever_declared
+from .cascades import existing, longest
 from .management import Management
+from .outboxes import existing_outboxes
+
+#: Stands for all of them.
+_SHORT_LIVED = Destination("", ("",), short_lived=True)
 
 
 def setup(
-    connection: kombu.Connection, wanted: Iterable[Cascade], destinations: Iterable[Destination]
+    connection: kombu.Connection,
+    wanted: Iterable[Cascade],
+    destinations: Iterable[Destination],
+    with_outboxes: bool = False,
 ) -> list[Destination]:
     """Create cascades and their streams, and bind them to destinations; return the destinations that do not exist.
 
-    The streams come last, because a broker without streams closes the connection. Raises `CascadeConflict`,
-    `NotPermitted`, `InvalidDestination`, `UnsupportedConfiguration`.
+    With `with_outboxes`, also create the outboxes of the option for each destination that is a queue. The streams come
+    last, because a broker without streams closes the connection. Raises `CascadeConflict`, `NotPermitted`,
+    `InvalidDestination`, `UnsupportedConfiguration`.
     """
     options: Options = connection.transport.delay_options
-    wanted = [cascade for cascade in wanted if cascade.shard == 1]
+    wanted = list(wanted)
     for cascade in wanted:
-        create_cascade(ConfirmedChannel(connection.connection), options.shards_of(cascade), options.confirm_timeout)
+        create_cascade(ConfirmedChannel(connection.connection), cascade)
     lacking = []
     for destination in destinations:
+        outboxes = options.outbox_ticks if with_outboxes and not destination.exchange else ()
         try:
-            declare.bind_destination(connection.default_channel, options.shards_of(options.cascade), destination)
+            declare.bind_destination(connection.default_channel, options.cascade, destination, (0, *outboxes))
         except DestinationNotFound:
             lacking.append(destination)
     for cascade in wanted:
@@ -48,15 +57,12 @@ def opaque_outboxes(connection: kombu.Connection, destinations: Iterable[Destina
 
     That is so for quorum queues: such messages are not ready. Classic queues keep none.
     """
-    if connection.transport.delay_options.queue_type == "classic":
+    options: Options = connection.transport.delay_options
+    if options.queue_type == "classic":
         return []
-    found = ever_declared(connection)
-    topology = Topology.of(found, destinations)
-    return [
-        name
-        for name in topology.queues
-        if found[0].outbox_of(name) and declare.queue_exists(connection.default_channel, name)
-    ]
+    shared = options.cascade.outbox_name(_SHORT_LIVED)
+    found = [shared] if declare.queue_exists(connection.default_channel, shared) else []
+    return found + [outbox.queue for outbox in existing_outboxes(connection, destinations)]
 
 
 def teardown(
@@ -70,27 +76,25 @@ def teardown(
     Deletes the outboxes of `destinations`, and with the management API all others, which AMQP cannot list. Raises
     `NotPermitted`. After an interruption, call it again.
     """
-    found = ever_declared(connection)
-    topology = Topology.of(found, destinations, streams.all_streams(found[0]))
-    # Last go those by which `ever_declared` finds all others: the shortest level of each shard, then the records.
-    queues = list(reversed(topology.queues))
-    if management is not None:
-        queues = [*filter(found[0].outbox_of, management.queues()), *queues]
-    exchanges, records = [found[0].record, found[0].root], [found[0].records]
-    deleted = _delete(
-        connection,
-        [name for name in topology.exchanges if name not in exchanges],
-        [name for name in dict.fromkeys(queues) if name not in (*kept, *records)],
-    )
-    return deleted + _delete(connection, exchanges, records)
+    found = existing(connection)
+    topology = Topology.of(found, (), streams.all_streams(found[0]))
+    # Messages go from levels into outboxes. The shortest level goes last: it shows that levels may be left.
+    outboxes = [outbox.queue for outbox in existing_outboxes(connection, destinations, management)]
+    if management is not None:  # others that somebody gave such a name, too
+        outboxes += filter(found[0].outbox_address, management.queues())
+    queues = dict.fromkeys([*outboxes, *reversed(topology.queues)])
+    exchanges = [name for name in topology.exchanges if name != found[0].root]
+    deleted = _delete(connection, exchanges, [name for name in queues if name not in kept])
+    _delete_markers(connection)
+    return deleted + _delete(connection, [found[0].root], [])
 
 
-def teardown_earlier(connection: kombu.Connection, earlier: Iterable[Layout1]) -> int:
-    """Delete cascades of an earlier layout with their messages; return the number of deleted queues and exchanges.
-
-    Raises `NotPermitted`.
-    """
-    return sum(_delete(connection, cascade.exchange_names(), [*cascade.queue_names()][::-1]) for cascade in earlier)
+def _delete_markers(connection: kombu.Connection) -> None:
+    """Delete the markers of processes with another `max_delay`. To delete what does not exist is no error."""
+    with declare.translate_errors(connection.transport.delay_options.cascade):
+        for cascade in connection.transport.delay_options.cascades(priorities=True):
+            for powers in range(1, longest(cascade).powers + 1):
+                connection.default_channel.exchange_delete(replace(cascade, powers=powers).marker)
 
 
 def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iterable[str]) -> int:

@@ -9,10 +9,11 @@ import kombu
 from ..core import streams
 from ..core.destination import Destination
 from ..core.options import Options
-from ..core.topology import Stream
+from ..core.parts import Stream
 from .cascades import cascades, existing
 from .diff import Finding, diff
 from .management import Management
+from .outboxes import existing_outboxes, outbox_named, outbox_names
 from .probe import probe, probe_streams
 from .status import message_count
 
@@ -22,19 +23,25 @@ def compare(
     destinations: Iterable[Destination],
     management: Management | None = None,
     priorities: bool | None = None,
-    existing_streams: bool = True,
+    on_demand: bool = True,
+    with_outboxes: bool = False,
 ) -> list[Finding]:
-    """Return the state of each part of the cascades that the options ask for.
+    """Return the state of each part of the cascades that the options ask for, and of the known outboxes that exist.
 
-    With `existing_streams`, missing streams that publishers create on demand are not reported.
+    With `on_demand`, parts that publishers create on demand, or do without, are not reported as missing; otherwise
+    streams are, and with `with_outboxes` the outboxes of the option.
     """
+    destinations = list(destinations)
     passive = connection.transport.delay_options.declare == "passive"
     # Otherwise a publisher creates the bindings to a destination on demand.
-    needed = destinations if passive else ()
-    beside = _streams(connection, with_missing=passive or not existing_streams)
+    needed = destinations if passive or (not on_demand and with_outboxes) else ()
+    beside = _streams(connection, with_missing=passive or not on_demand)
     wanted, known = cascades(connection, priorities), existing(connection, priorities)
-    on_demand = existing_streams and not passive
-    return list(diff(connection, wanted, needed, management, beside, known, on_demand))
+    outboxes = existing_outboxes(connection, destinations, management)
+    if with_outboxes and not on_demand:
+        outboxes += filter(None, (outbox_named(wanted[0], name) for name in outbox_names(connection, destinations)))
+    on_demand = on_demand and not passive
+    return list(diff(connection, wanted, needed, management, beside, known, on_demand, outboxes))
 
 
 def can_try_out(findings: Iterable[Finding]) -> bool:

@@ -165,7 +165,7 @@ class Desk:
         """Return the message counts of the cascade."""
         with self._connected() as connection:
             wanted = operate.existing(connection)
-            return operate.status(connection, wanted, self.broker.management(connection))
+            return operate.status(connection, wanted, self.broker.destinations, self.broker.management(connection))
 
     def verify(self) -> Verified:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""

@@ -57,11 +57,19 @@ def _of_the_index(measured: Measured) -> Iterator[Gauge]:
 
 
 def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
-    levels = Gauge(_named("level_messages"), "Waiting messages in a level.", labels=["level", "ttl_seconds", "shard"])
+    levels = Gauge(_named("level_messages"), "Waiting messages in a level.", labels=["level", "ttl_seconds"])
     for level in status.levels:
         held = (level.ready or 0) + (level.unsettled or 0)
-        levels.add_metric([level.queue, f"{level.ttl / 1000:g}", str(level.shard)], held)
+        levels.add_metric([level.queue, f"{level.ttl / 1000:g}"], held)
     yield levels
+    outboxes = Gauge(
+        _named("outbox_messages"),
+        "Waiting messages in an outbox with a delay, if there are any.",
+        labels=["outbox", "destination", "delay_seconds"],
+    )
+    for outbox in status.outboxes:
+        outboxes.add_metric([outbox.queue, outbox.destination, f"{outbox.delay / 1000:g}"], outbox.ready)
+    yield outboxes
     missing = sum(level.ready is None for level in status.levels)
     yield _gauge("missing_levels", "Levels that do not exist.", missing)
     yield _gauge("orphans", "Messages that could not be delivered when they were due.", status.orphans or 0)

@@ -110,12 +110,8 @@ def plain_celery_url(shop: Shop, **more: str) -> str:
 
 
 def waiting(vhost: Vhost) -> int:
-    """Return the number of messages in the levels of the cascade."""
-    there = set(vhost.names("queues"))
-    names = [level.queue for level in vhost.cascade.levels if level.queue in there]
-    with vhost.plain() as connection:
-        channel = connection.default_channel
-        return sum(channel.queue_declare(name, passive=True).message_count for name in names)
+    """Return the number of messages in the levels and outboxes of the cascade."""
+    return sum(vhost.waiting().values())
 
 
 class Worker:
@@ -136,9 +132,8 @@ def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
     for run in shop.runs():
         if run.get("eta"):
             assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
-    assert "celery-rabbit-delay.v2.10ms.orphans" not in shop.vhost.names("queues") or not shop.vhost.count(
-        "celery-rabbit-delay.v2.10ms.orphans"
-    )
+    orphans = shop.vhost.cascade.orphans
+    assert orphans not in shop.vhost.names("queues") or not shop.vhost.count(orphans)
     assert not [name for name in shop.vhost.names("exchanges") if name.startswith("celery_delayed")]
     for worker in workers:
         assert "WARNING" not in worker.output()

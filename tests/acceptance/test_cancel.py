@@ -22,7 +22,7 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 
-CHANGES = "celery-rabbit-delay.v2.10ms.changes"
+CHANGES = "celery-rabbit-delay.v3.10ms.changes"
 
 
 def cancel_one(shop: Shop, id_: str, how: str) -> None:
@@ -74,7 +74,7 @@ def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: Make
     dead = shop.send("note", "cancelled", countdown=4)
     shop.vhost.delete_queue("celery")
     celery_rabbit_delay.cancel(shop.app, dead)
-    wait_until(lambda: shop.vhost.count("celery-rabbit-delay.v2.10ms.orphans") == 1, "it is an orphan")
+    wait_until(lambda: shop.vhost.count("celery-rabbit-delay.v3.10ms.orphans") == 1, "it is an orphan")
     workers = [shop.worker(name=name) for name in ("one", "two")]
     shop.send("note", "stays", countdown=1)
     shop.wait_for(1, "stays")

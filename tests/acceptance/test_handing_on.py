@@ -183,15 +183,37 @@ def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) ->
     for level in shop.vhost.cascade.levels:
         shop.vhost.delete_queue(level.queue)
     for _ in range(20):
-        others.send("note", "delayed", countdown=20)
+        others.send("note", "delayed", countdown=17.5)
     wait_until(lambda: waiting(shop.vhost) >= 20, "all wait in RabbitMQ")
     wait_until(lambda: len(shop.runs("delayed")) >= 20, "all ran")
 
 
+@pytest.mark.parametrize("declare", ["auto", "passive"])
+def test_without_an_outbox_that_somebody_deleted_tasks_are_handed_on_all_the_same(
+    make_shop: MakeShop, declare: str
+) -> None:
+    options = QUICK | {"outboxes": [10], "slack": (0.1, 0.9)}  # so that 10 s are round, also when they reach the worker
+    shop, others = make_shop(options), make_shop(None)
+    shop.send("note", "first", countdown=10)
+    worker = make_shop(options | {"declare": declare}).worker()
+    outbox = f"{shop.vhost.cascade.root}.out.10s.+celery"
+    others.send("note", "second", countdown=10)
+    wait_until(lambda: shop.vhost.count(outbox) == 2, "both wait in the outbox")
+    wait_until(lambda: len(shop.runs()) == 2, "both ran")
+    shop.vhost.delete_queue(outbox)
+    for _ in range(20):
+        others.send("note", "delayed", countdown=10)
+    wait_until(lambda: waiting(shop.vhost) >= 20, "all wait in RabbitMQ")
+    assert (outbox in shop.vhost.names("queues")) is (declare == "auto")
+    wait_until(lambda: len(shop.runs("delayed")) >= 20, "all ran")
+    assert not scheduled(shop)
+    assert HELD_BY_CELERY not in worker.output()
+
+
 def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on(make_shop: MakeShop) -> None:
-    shop, others = make_shop(QUICK | {"lanes": ()}), make_shop(None)
+    shop, others = make_shop(QUICK | {"outboxes": ()}), make_shop(None)
     for n in range(3000):
-        others.send("note", n, countdown=100)  # without lanes, they stay where they are for 40 s
+        others.send("note", n, countdown=100)  # without outboxes, they stay in their first level for 80 s
     worker = shop.worker()
     wait_until(lambda: waiting(shop.vhost) > 100, "it hands on")
     assert worker.stop() == 0

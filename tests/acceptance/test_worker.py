@@ -62,7 +62,7 @@ def test_fifty_retries_stay_on_their_queue_and_do_not_grow(make_shop: MakeShop) 
         assert {k: v for k, v in headers.items() if k not in changing} == {
             k: v for k, v in first.items() if k not in changing
         }
-    assert shop.vhost.count("celery-rabbit-delay.v2.10ms.orphans") == 0
+    assert shop.vhost.count("celery-rabbit-delay.v3.10ms.orphans") == 0
 
 
 def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
@@ -81,7 +81,7 @@ def test_a_queue_declared_again_receives_what_still_waits_for_it(make_shop: Make
     shop.vhost.delete_queue("celery")
     shop.worker()
     shop.wait_for(1, "patient")
-    assert shop.vhost.count("celery-rabbit-delay.v2.10ms.orphans") == 0
+    assert shop.vhost.count("celery-rabbit-delay.v3.10ms.orphans") == 0
 
 
 def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make_shop: MakeShop) -> None:

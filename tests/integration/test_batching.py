@@ -183,13 +183,14 @@ def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app
         vhost.delete_queue(level.queue)
     with celery_rabbit_delay.batch(app) as producer:
         for n in range(30):
-            app.send_task("t", (n,), countdown=1, producer=producer)
+            app.send_task("t", (n,), countdown=1 + n % 2 / 3, producer=producer)  # through levels, and past them
     assert sorted(names(vhost.take("celery", 30))) == list(range(30))
-    vhost.delete_exchange(vhost.cascade.ingest)
-    with celery_rabbit_delay.batch(app) as producer:
-        for n in range(30):
-            app.send_task("t", (n,), countdown=1, producer=producer)
-    assert sorted(names(vhost.take("celery", 30))) == list(range(30))
+    for exchange in (vhost.cascade.ingest, vhost.cascade.outbox_ingest):
+        vhost.delete_exchange(exchange)
+        with celery_rabbit_delay.batch(app) as producer:
+            for n in range(30):
+                app.send_task("t", (n,), countdown=1 + n % 2 / 3, producer=producer)
+        assert sorted(names(vhost.take("celery", 30))) == list(range(30))
 
 
 def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: MakeApp) -> None:

@@ -77,7 +77,7 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
         return original(self, stream)
 
     monkeypatch.setattr(StreamReader, "read", counting)
-    roots = ["made up", "amq.x.v2.10ms", *(f"made-up-{n}.v2.10ms" for n in range(3 * MOST_UNKNOWN))]
+    roots = ["made up", "amq.x.v3.10ms", *(f"made-up-{n}.v3.10ms" for n in range(3 * MOST_UNKNOWN))]
     with vhost.connection() as consumer:
         publish(consumer, 0.1)
         take(consumer, "q", 1)

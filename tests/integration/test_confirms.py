@@ -14,7 +14,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp import confirms
 from celery_rabbit_delay.core.destination import Destination
-from testkit.broker import QUICK, Vhost, take
+from testkit.broker import QUICK, Vhost, lead, take
 from testkit.proxy import proxy
 from testkit.wait import wait_until
 
@@ -27,9 +27,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confirms, "PATIENCE", 0)
 
 
-def fill_levels(vhost: Vhost) -> None:
-    """Make all levels full with a policy."""
-    vhost.policy("full", {"max-length": 0}, pattern=r"\.delay\.")
+def fill(vhost: Vhost, pattern: str = r"\.delay\.") -> None:
+    """Make all levels, or other queues, full with a policy."""
+    vhost.policy("full", {"max-length": 0}, pattern=pattern)
 
 
 def refusal(producer: kombu.Producer, headers: dict[str, Any] = DELAY) -> str:
@@ -41,12 +41,16 @@ def refusal(producer: kombu.Producer, headers: dict[str, Any] = DELAY) -> str:
     return ""
 
 
-def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> None:
+@pytest.mark.parametrize(("outboxes", "full"), [((), r"\.delay\."), ((0.03,), r"\.out\.30ms\.")])
+def test_a_message_that_the_broker_cannot_store_is_an_error(
+    vhost: Vhost, outboxes: tuple[float, ...], full: str
+) -> None:
     vhost.declare("q")
-    with vhost.connection() as connection:
+    with vhost.connection(outboxes=outboxes) as connection:
         producer = connection.Producer()
+        lead(connection, "q", delays=outboxes)
         producer.publish("first", routing_key="q", headers=DELAY)
-        fill_levels(vhost)
+        fill(vhost, full)
         assert "could not store the message" in wait_until(lambda: refusal(producer), "the policy is in force")
         vhost.broker.api("DELETE", f"/policies/{vhost.name}/full")
         wait_until(lambda: not refusal(producer), "the same connection publishes again")
@@ -54,9 +58,9 @@ def test_a_message_that_the_broker_cannot_store_is_an_error(vhost: Vhost) -> Non
 
 def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection() as other:
+    with vhost.connection(outboxes=()) as other:
         other.Producer().publish("declares", routing_key="q", headers={"x-delay": 30})
-        options = {"rabbit_delay": QUICK}
+        options = {"rabbit_delay": QUICK | {"outboxes": ()}}
         with (
             proxy(vhost.broker.node.port) as between,
             kombu.Connection(between.url(vhost.url()), transport_options=options) as connection,
@@ -76,7 +80,7 @@ def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vho
                 between.flowing.set()
             levels = [level.queue for level in vhost.cascade.levels]
             wait_until(lambda: sum(map(vhost.count, levels)) == 1, "the message is stored after all")
-            fill_levels(vhost)
+            fill(vhost)
             wait_until(lambda: refusal(other.Producer(), {"x-delay": 60_000}), "the policy is in force")
             with pytest.raises(MessageNacked):
                 publish("refused")

@@ -10,9 +10,10 @@ import pytest
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
 from testkit.broker import Vhost, take
+from testkit.frames import routing_keys
 from testkit.wait import wait_until
 
-DELAY = {"x-delay": 30}
+DELAY, ROUND = {"x-delay": 30}, {"x-delay": 250}
 LONG = "ü" * 127 + "x"  # 255 bytes
 
 
@@ -48,14 +49,17 @@ def seen(connection: kombu.Connection, queues: list[str], amount: int) -> dict[s
 def assert_same_with_and_without_delay(
     vhost: Vhost, queues: list[str], exchange: str, routing_key: str, copies: int, headers: Any = None, **more: Any
 ) -> dict[str, list[Any]]:
-    with vhost.connection() as connection:
+    with vhost.connection(outboxes=[0.25], slack=(0.2, 0.2)) as connection:
         producer = connection.Producer()
         sent = {"exchange": exchange, "routing_key": routing_key, **more}
         producer.publish({"n": 1}, headers=headers, **sent)
         direct = seen(connection, queues, copies)
-        producer.publish({"n": 1}, headers={**(headers or {}), **DELAY}, **sent)
-        delayed = seen(connection, queues, copies)
-        assert delayed == direct
+        with routing_keys() as keys:
+            for delay in (DELAY, ROUND, ROUND):  # through levels, and straight into an outbox once it exists
+                producer.publish({"n": 1}, headers={**(headers or {}), **delay}, **sent)
+                assert seen(connection, queues, copies) == direct
+        assert keys[0].startswith("@.^")
+        assert keys[-1].startswith("@.250ms.") or more.get("priority", 0) > 4
         time.sleep(0.2)  # for a copy too many
         assert all(vhost.count(queue) == 0 for queue in queues)
         return direct

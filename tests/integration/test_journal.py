@@ -17,8 +17,8 @@ from testkit.frames import routing_keys
 
 from .conftest import MakeApp
 
-JOURNAL = "celery-rabbit-delay.v2.10ms.journal.600"
-KEYS = "celery-rabbit-delay.v2.10ms.keys"
+JOURNAL = "celery-rabbit-delay.v3.10ms.journal.600"
+KEYS = "celery-rabbit-delay.v3.10ms.keys"
 
 
 def records(vhost: Vhost) -> list[Record]:
@@ -120,7 +120,7 @@ def test_without_permission_to_create_a_stream_messages_are_sent_and_a_warning_c
     vhost.declare("q")
     with vhost.connection() as connection:
         publish(connection, 0.1)
-    user = vhost.user(r"^celery-rabbit-delay\.v2\.10ms\.(?!journal)", ".*", ".*")
+    user = vhost.user(r"^celery-rabbit-delay\.v3\.10ms\.(?!journal)", ".*", ".*")
     with vhost.connection(user, journal=0) as connection, caplog.at_level(logging.WARNING):
         for _ in range(3):
             publish(connection, 0.1)

@@ -14,7 +14,7 @@ from testkit.broker import QUICK
 from testkit.node import Node
 from testkit.wait import wait_until
 
-JOURNAL = "celery-rabbit-delay.v2.10ms.journal.600"
+JOURNAL = "celery-rabbit-delay.v3.10ms.journal.600"
 STREAMS = Options(**QUICK, journal=0).streams
 
 

@@ -47,8 +47,11 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
     assert min(lateness) >= 0
 
 
+@pytest.mark.parametrize("outboxes", [(), (0.01,)], ids=["of a level", "of an outbox"])
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, queue_type: str) -> None:
+def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(
+    vhost: Vhost, queue_type: str, outboxes: tuple[float, ...]
+) -> None:
     """A quorum queue lets go of some messages, a few in a thousand of these, a little before their TTL has passed."""
     vhost.declare("q")
     amount = 2000
@@ -59,7 +62,7 @@ def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, queue
         held.append(time.monotonic() - message.payload)
 
     queue = kombu.Queue("q", no_declare=True)
-    with vhost.connection(tick=0.01, max_delay=0.01, lanes=(), queue_type=queue_type) as connection:
+    with vhost.connection(tick=0.01, max_delay=0.01, outboxes=outboxes, queue_type=queue_type) as connection:
         producer = connection.Producer()
         with kombu.Consumer(connection.channel(), [queue], on_message=on_message, no_ack=True):
             for _ in range(amount):
@@ -71,8 +74,9 @@ def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, queue
     assert min(held) >= 0.01
 
 
+@pytest.mark.parametrize("round_", [False, True], ids=["in levels", "in outboxes"])
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_messages_of_any_priority_are_equally_late(vhost: Vhost, queue_type: str) -> None:
+def test_messages_of_any_priority_are_equally_late(vhost: Vhost, queue_type: str, round_: bool) -> None:
     """RabbitMQ 4.0 looks for expired messages only at the head of a quorum queue, where the high ones are."""
     vhost.declare("q")
     amount = 600
@@ -80,11 +84,14 @@ def test_messages_of_any_priority_are_equally_late(vhost: Vhost, queue_type: str
     lateness: dict[int, list[float]] = {priority: [] for priority in range(10)}
 
     def publish() -> None:
-        with vhost.connection(queue_type=queue_type) as connection:
+        with vhost.connection(queue_type=queue_type, outboxes=[1, 2, 3, 5] if round_ else ()) as connection:
             producer = connection.Producer()
+            for priority in (0, 9):
+                lead(connection, "q", priority, [1, 2, 3, 5])
             for _ in range(amount):
-                priority, delay = seed.choice([0, 4, 5, 9]), timedelta(seconds=seed.uniform(1, 6))
-                due = datetime.now(timezone.utc) + delay
+                priority = seed.choice([0, 4, 5, 9])
+                seconds = seed.choice([1, 2, 3, 5]) if round_ else seed.uniform(1, 6)
+                due = datetime.now(timezone.utc) + timedelta(seconds=seconds)
                 producer.publish(due.timestamp(), routing_key="q", priority=priority, headers=task(due.isoformat()))
                 time.sleep(0.01)  # a steady load: as high ones leave a level, others enter it
 
@@ -182,9 +189,9 @@ def test_beyond_the_maximum_is_an_error_that_names_it_and_nothing_is_sent(vhost:
 def test_the_highest_level_of_the_default_options_takes_messages(vhost: Vhost) -> None:
     vhost.declare("q")
     with kombu.Connection(vhost.url()) as connection:
-        years = (125 << 30) + 120_000  # declaring the cascade may take a while
-        connection.Producer().publish("x", routing_key="q", headers={"x-delay": years})
-    assert vhost.count(f"celery-rabbit-delay.v2.125ms.delay.{125 << 30}") == 1
+        half_a_year = (125 << 27) + 120_000  # declaring the cascade may take a while
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": half_a_year})
+    assert vhost.count(f"celery-rabbit-delay.v3.125ms.delay.{125 << 27}") == 1
 
 
 @pytest.mark.parametrize("step", [timedelta(hours=1), timedelta(hours=-1)])

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import report, sizing, worker_settings
 from benchmarks.__main__ import add
+from celery_rabbit_delay.core.topology import LAYOUT
 from testkit import meter
 from testkit.page import drawn, machine
 
@@ -24,15 +25,37 @@ ABOUT: dict[str, Any] = {
     "scale": 1.0,
     "repeats": 3,
     "messages": 500,
+    "layout": LAYOUT,
 }
 
 
-def test_the_page_is_drawn_from_the_results() -> None:
-    assert report.PAGE.read_text() == report.page(report.PAGE.read_text(), report.read())
+@pytest.mark.parametrize("path", [report.PAGE, report.NOTES])
+def test_the_page_is_drawn_from_the_results(path: Path) -> None:
+    assert path.read_text() == report.page(path.read_text(), report.read())
 
 
-def test_every_result_is_on_the_page() -> None:
-    assert drawn(report.PAGE.read_text()) == {*report.SECTIONS, *report.SCHEDULE_SECTIONS}
+def test_every_result_is_on_a_page_and_goals_are_not_in_front_of_users() -> None:
+    users, contributors = (drawn(path.read_text()) for path in (report.PAGE, report.NOTES))
+    assert users | contributors == {*report.SECTIONS, *report.SCHEDULE_SECTIONS}
+    assert contributors == {"goals", "floors", "schedule_goals"}
+    assert not users & contributors
+
+
+def test_a_row_that_was_not_measured_is_said_to_be_missing() -> None:
+    results = {"4.3": {"rows": {}, "about": {}}}
+    assert report.drawn_from(report.SECTIONS["declaring"], results) == "Not measured yet."
+    assert "not measured yet" in report.goals(results)
+
+
+def test_figures_of_an_earlier_layout_are_marked() -> None:
+    before = {name: value for name, value in ABOUT.items() if name != "layout"}
+    results = {"4.3": {"rows": {"memory": {}}, "about": {"memory": before}}}
+    assert "`memory`" in report.earlier(results)
+    assert "layout 2 |" in report.measured(results, ["memory"])
+    assert report.current(results)["4.3"]["rows"] == {}
+    results["4.3"]["about"]["memory"] = ABOUT
+    assert report.earlier(results) == f"All figures are those of layout {LAYOUT} of the queues on the broker."
+    assert "layout" not in report.measured(results, ["memory"])
 
 
 def test_the_table_for_workers_is_drawn_from_its_results() -> None:
@@ -50,7 +73,7 @@ def test_the_page_on_sizing_is_drawn_from_the_results() -> None:
 def test_every_row_says_when_and_how_it_was_measured(path: Path) -> None:
     for found in json.loads(path.read_text()).values():
         assert found["about"].keys() == found["rows"].keys()
-        assert all(ABOUT.keys() - {"messages"} <= about.keys() for about in found["about"].values())
+        assert all(ABOUT.keys() - {"messages", "layout"} <= about.keys() for about in found["about"].values())
 
 
 def test_a_row_measured_later_leaves_what_others_say_of_themselves(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from celery_rabbit_delay import InvalidOption, Options
 from celery_rabbit_delay.cli import groups, moving
-from celery_rabbit_delay.core.levels import DEFAULT_LANES
+from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
 from celery_rabbit_delay.core.topology import QueueType
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -27,8 +27,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "tick": (1.0, 0),
     "max_delay": (3600.0, 0),
     "slack": (0.5, -1),
-    "lanes": ([60.0, 3600.0], 60),
-    "shards": (3, 0),
+    "outboxes": ([60.0, 3600.0], 60),
     "queue_type": ("classic", "stream"),
     "confirm": (False, 1),
     "confirm_timeout": (None, 0),
@@ -40,7 +39,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 def declared(options: Options) -> Any:
-    return options.shards_of(options.cascade), options.streams
+    return options.cascade, options.outbox_ticks, options.streams
 
 
 #: Those that decide what stands on the broker. The others are about publishing.
@@ -105,7 +104,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 def test_the_reference_has_a_row_for_each_option_with_its_default() -> None:
     assert [name for name, *_ in rows()] == NAMES
-    words = {"8 years": 8 * 365 * 24 * 3600.0, "27 of them": DEFAULT_LANES, "the app's": None}
+    words = {"a year": 365 * 24 * 3600.0, "31 of them": DEFAULT_OUTBOXES, "the app's": None}
     for name, default, text in rows():
         value = words[default] if default in words else ast.literal_eval(default.strip("`"))
         assert value == getattr(Options(), name), name

@@ -9,8 +9,8 @@ import pytest
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.topology import Binding
-from celery_rabbit_delay.operate.status import OutboxStatus, add_up, outboxes
+from celery_rabbit_delay.core.parts import Binding
+from celery_rabbit_delay.operate import HeldUp, add_up, held_up
 
 CASCADE = Options().cascade
 QUEUE = Destination("", ("q",))
@@ -24,11 +24,16 @@ PASSING = "it may be on its way"
 UNROUTED = f"{PASSING}, or no queue is bound for its routing key: bind one"
 
 
-def held_up(destination: Destination, rows: dict[str, Any], *bindings: Binding) -> list[OutboxStatus]:
-    name = CASCADE.outbox_name(destination)
-    rows = {name: {"name": name, "messages": 4}, **rows}
+def held_up_for(destination: Destination, rows: dict[str, Any], *bindings: Binding, ticks: int = 0) -> list[HeldUp]:
+    """Return what the outbox of a destination holds up that has four due messages, beside other queues."""
+    name = CASCADE.outbox_name(destination, ticks)
+    counts = {"messages": 9, "messages_ready": 5, "messages_dlx": 4} if ticks else {"messages": 4}
+    return all_held_up({name: {"name": name, **counts}, **rows}, *bindings)
+
+
+def all_held_up(rows: dict[str, Any], *bindings: Binding) -> list[HeldUp]:
     management: Any = SimpleNamespace(queues=lambda: rows, bindings=lambda: set(bindings))
-    return outboxes([CASCADE, Options().high_cascade], management)
+    return held_up(CASCADE, management)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def held_up(destination: Destination, rows: dict[str, Any], *bindings: Binding) 
     ],
 )
 def test_a_queue_that_takes_nothing_is_full_or_down(row: dict[str, Any], reason: str) -> None:
-    [outbox] = held_up(QUEUE, {"q": row})
+    [outbox] = held_up_for(QUEUE, {"q": row})
     assert str(outbox) == f"4 due for queue 'q': {reason}"
     assert outbox.is_stuck is (reason != PASSING)
 
@@ -61,7 +66,7 @@ def test_a_queue_that_takes_nothing_is_full_or_down(row: dict[str, Any], reason:
 def test_the_queue_that_accepts_nothing_is_named_among_several() -> None:
     had_room = {"arguments": REFUSING, "messages_ready": 0}
     rows = {"p": {}, "q": {"arguments": REFUSING, "messages_ready": 1}, "r": had_room}
-    [outbox] = held_up(Destination("", ("p", "q", "r")), rows)
+    [outbox] = held_up_for(Destination("", ("p", "q", "r")), rows)
     assert str(outbox) == f"4 due for queue 'p', 'q', 'r': {FULL}"
 
 
@@ -81,7 +86,7 @@ def test_the_queue_that_accepts_nothing_is_named_among_several() -> None:
 def test_an_exchange_takes_nothing_that_no_queue_is_bound_for_or_that_one_of_these_refuses(
     destination: Destination, bindings: list[tuple[Any, ...]], row: dict[str, Any], reason: str
 ) -> None:
-    [outbox] = held_up(destination, {"q": row}, *(Binding(*binding) for binding in bindings))
+    [outbox] = held_up_for(destination, {"q": row}, *(Binding(*binding) for binding in bindings))
     assert str(outbox) == f"4 due for {destination}: {reason}"
     assert outbox.is_stuck is not reason.startswith(PASSING)
 
@@ -94,13 +99,13 @@ def test_an_exchange_takes_nothing_that_no_queue_is_bound_for_or_that_one_of_the
     ],
 )
 def test_the_status_of_other_outboxes_has_only_their_number_of_messages(destination: Destination, called: str) -> None:
-    [outbox] = held_up(destination, {"q": {"arguments": REFUSING, "messages_ready": 1}})
+    [outbox] = held_up_for(destination, {"q": {"arguments": REFUSING, "messages_ready": 1}})
     assert str(outbox) == f"4 due for {called}: {PASSING}"
     assert not outbox.is_stuck
 
 
 def exit_binding(destination: Destination) -> Binding:
-    return next(binding for binding in CASCADE.destination_bindings(destination) if binding.source in CASCADE.exits)
+    return next(CASCADE.exit_bindings(destination))
 
 
 def full_queue(name: str) -> str:
@@ -112,58 +117,60 @@ SHORT_LIVED = [Destination("", (f"reply-{number}",), short_lived=True) for numbe
 
 def test_short_lived_queues_are_named_if_they_are_few_and_one_that_is_full_is_the_cause() -> None:
     few = [exit_binding(destination) for destination in SHORT_LIVED[:2]]
-    [outbox] = held_up(SHORT_LIVED[0], {"reply-0": {}, "reply-1": {}}, *few)
+    [outbox] = held_up_for(SHORT_LIVED[0], {"reply-0": {}, "reply-1": {}}, *few)
     assert str(outbox) == f"4 due for short-lived queues 'reply-0', 'reply-1': {PASSING}"
     assert not outbox.is_stuck
     full = {"arguments": REFUSING, "messages_ready": 1}
-    [outbox] = held_up(SHORT_LIVED[0], {"reply-0": {}, "reply-1": full}, *few)
+    [outbox] = held_up_for(SHORT_LIVED[0], {"reply-0": {}, "reply-1": full}, *few)
     assert outbox.reason == full_queue("reply-1")
     assert outbox.is_stuck
     many = [exit_binding(destination) for destination in SHORT_LIVED]
-    [outbox] = held_up(SHORT_LIVED[0], {"reply-5": full}, *many)
+    [outbox] = held_up_for(SHORT_LIVED[0], {"reply-5": full}, *many)
     assert str(outbox) == f"4 due for short-lived queues: {full_queue('reply-5')}"
 
 
-@pytest.mark.parametrize("size", [230, 255], ids=["with its prefix", "by itself"])
-def test_bindings_name_a_queue_whose_name_is_too_long_for_its_outbox(size: int) -> None:
+@pytest.mark.parametrize("ticks", [0, 480])
+@pytest.mark.parametrize("size", [220, 255], ids=["with its prefix", "by itself"])
+def test_bindings_name_a_queue_whose_name_is_too_long_for_its_outbox(size: int, ticks: int) -> None:
     queue = "x" * size
     destination = Destination("", (queue,))
     full = {queue: {"arguments": REFUSING, "messages_ready": 1}}
-    [outbox] = held_up(destination, full, *CASCADE.destination_bindings(destination))
+    bindings = [*CASCADE.outbox_bindings(destination, ticks), *CASCADE.exit_bindings(destination)]
+    [outbox] = held_up_for(destination, full, *bindings, ticks=ticks)
     assert str(outbox) == f"4 due for queue {queue!r}: {full_queue(queue)}"
     assert outbox.is_stuck
 
 
-def test_shards_of_a_destination_are_added_up_as_long_as_the_cause_is_the_same() -> None:
-    shards = [*Options(shards=3).shards_of(CASCADE)]
+def test_what_waits_in_an_outbox_with_a_delay_is_not_held_up() -> None:
+    [outbox] = held_up_for(QUEUE, {}, ticks=480)
+    assert (outbox.queue, outbox.stuck) == (CASCADE.outbox_name(QUEUE, 480), 4)
+    name = CASCADE.outbox_name(QUEUE, 480)
+    assert all_held_up({name: {"name": name, "messages": 5, "messages_ready": 5}}) == []
+
+
+def test_outboxes_of_a_destination_are_added_up_as_long_as_the_cause_is_the_same() -> None:
+    long = [Destination("", (name * 255,)) for name in "yz"]
     rows: dict[str, Any] = {
-        shard.outbox_name(destination): {"name": shard.outbox_name(destination), "messages": shard.shard}
-        for destination in (QUEUE, KEY, Destination("", ("y" * 255,)), Destination("", ("z" * 255,)))
-        for shard in shards
+        (name := CASCADE.outbox_name(destination, ticks)): {"name": name, "messages": 1, "messages_dlx": 1 + ticks}
+        for destination in (QUEUE, KEY, *long)
+        for ticks in (0, 8, 480)
     }
-    management: Any = SimpleNamespace(queues=lambda: rows, bindings=set)
-    found = add_up(outboxes(shards, management))
-    assert [(one.destination, one.stuck) for one in found] == [
-        ("queue 'q'", 6),
-        ("exchange 'orders' with the routing key 'new'", 6),
-        ("a destination with a long name", 6),
-        ("a destination with a long name", 6),
+    found = add_up(all_held_up(rows))
+    assert [(one.destination, one.stuck) for one in found[:2]] == [
+        ("queue 'q'", 1 + 9 + 481),
+        ("exchange 'orders' with the routing key 'new'", 1 + 9 + 481),
     ]
     assert found[0].queue == CASCADE.outbox_name(QUEUE)
-
-
-def test_an_outbox_of_a_shard_that_no_option_names_counts() -> None:
-    name = Options(shards=3).shards_of(CASCADE)[2].outbox_name(QUEUE)
-    [outbox] = held_up(KEY, {name: {"name": name, "messages": 2}, CASCADE.outbox_name(KEY): {}})
-    assert (outbox.queue, outbox.stuck) == (name, 2)
+    assert {one.destination for one in found[2:]} == {"a destination with a long name"}
+    assert {one.queue for one in found[2:]} == {CASCADE.outbox_name(one, ticks) for one in long for ticks in (0, 8, 480)}
 
 
 def test_a_queue_that_somebody_named_like_an_outbox_misleads_nobody() -> None:
     name = f"{CASCADE.root}.out.mine"
-    found = held_up(QUEUE, {name: {"name": name, "messages": 1}})
+    found = held_up_for(QUEUE, {name: {"name": name, "messages": 1}})
     assert [one.destination for one in found] == ["queue 'q'", "a destination with a long name"]
 
 
 def test_an_empty_outbox_and_other_queues_hold_nothing_up() -> None:
     name = CASCADE.outbox_name(QUEUE)
-    assert held_up(QUEUE, {name: {"name": name, "messages": 0}, "q": {"name": "q", "messages": 9}}) == []
+    assert held_up_for(QUEUE, {name: {"name": name, "messages": 0}, "q": {"name": "q", "messages": 9}}) == []

@@ -21,7 +21,7 @@ from celery_rabbit_delay.amqp.streams import Entry
 from celery_rabbit_delay.core import headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.operate import LevelStatus, Status
+from celery_rabbit_delay.operate import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web.damage import IndexDamaged
 from celery_rabbit_delay.web.desk import Broker, Desk
@@ -177,8 +177,9 @@ def test_nobody_serves_others_without_a_password() -> None:
 
 
 def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
-    levels = [LevelStatus("l1", 1, 125, 3, 40), LevelStatus("l2", 1, 250, None, None)]
-    status = Status(levels, {}, 2, [], [], [])
+    levels = [LevelStatus("l1", 125, 3, 40), LevelStatus("l2", 250, None, None)]
+    outboxes = [OutboxStatus("o1", "queue 'q'", 60_000, 5, 1)]
+    status = Status(levels, outboxes, 2, [], [], [])
     known = Measured([Share('a"\n', 3, 0)], 4, 1.5, Progress(0.5, 7, 9, None), status, True)
     lines = exposition(known).decode().splitlines()
     for line in (
@@ -187,7 +188,8 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
         "celery_rabbit_delay_index_behind_messages 7.0",
         "celery_rabbit_delay_missing_levels 1.0",
         "celery_rabbit_delay_blocked_levels 1.0",
-        'celery_rabbit_delay_level_messages{level="l1",shard="1",ttl_seconds="0.125"} 43.0',
+        'celery_rabbit_delay_level_messages{level="l1",ttl_seconds="0.125"} 43.0',
+        'celery_rabbit_delay_outbox_messages{delay_seconds="60",destination="queue \'q\'",outbox="o1"} 5.0',
         "celery_rabbit_delay_orphans 2.0",
     ):
         assert line in lines

@@ -1,0 +1,484 @@
+"""Round delays take one hop, through an outbox of their own; whatever outboxes exist, every message arrives."""
+
+from __future__ import annotations
+
+import logging
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+from amqp import spec
+
+from celery_rabbit_delay import NotPermitted, batch, upstream
+from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.options import Options
+from celery_rabbit_delay.core.topology import Topology
+from testkit.broker import QUICK, Vhost, lead, take
+from testkit.frames import frames, routing_keys
+from testkit.node import cluster
+from testkit.wait import wait_until
+
+#: Outboxes of 0.03 to 1.1 s, for ticks of 10 ms.
+SHORT: dict[str, Any] = {"outboxes": [0.03, 0.07, 0.25, 0.61, 1.1], "max_delay": 20}
+
+#: So that a delay is round even where a busy machine takes long to publish it.
+EASY: dict[str, Any] = {"slack": (0.2, 0.2)}
+
+Q = Destination("", ("q",))
+
+
+def send(connection: kombu.Connection, milliseconds: float, queue: str = "q", **more: Any) -> None:
+    body = {"due": time.time() + milliseconds / 1000}
+    connection.Producer().publish(body, routing_key=queue, headers={"x-delay": milliseconds}, **more)
+
+
+def arrive(vhost: Vhost, amount: int, queue: str = "q") -> list[list[str]]:
+    """Take so many messages, none early and none twice; return the queues that each has passed, the first one first."""
+    early, ways = [], []
+    for message in vhost.take(queue, amount):
+        early += [message.payload["due"] - time.time()] if message.payload["due"] > time.time() else []
+        ways.append([death["queue"] for death in reversed(message.headers["x-death"])])
+    assert not early
+    time.sleep(0.1)  # for a copy too many
+    assert vhost.count(queue) == 0
+    return ways
+
+
+def outbox(vhost: Vhost, delay: str = "", queue: str = "q") -> str:
+    return f"{vhost.cascade.root}.out.{delay}+{queue}"
+
+
+def outboxes(vhost: Vhost) -> list[str]:
+    """Return the outboxes with and without a delay, of all destinations."""
+    return [name for name in vhost.names("queues") if ".out." in name and not name.endswith("short-lived")]
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_a_round_delay_passes_one_queue_and_no_level(vhost: Vhost, queue_type: str) -> None:
+    vhost.declare("q")
+    with vhost.connection(**EASY, queue_type=queue_type) as connection:
+        lead(connection, "q", delays=[1, 2, 3])
+        for seconds in (1, 2, 3, 3, 1):
+            send(connection, seconds * 1000)
+        root = connection.connection.delay_options.cascade.root
+    ways = Counter(way for [way] in arrive(vhost, 5))
+    assert ways == {f"{root}.out.1s.+q": 2, f"{root}.out.2s.+q": 1, f"{root}.out.3s.+q": 2}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "destination"), [("", "+q"), ("orders", "orders+"), ("amq.direct", "amq%2Edirect+")]
+)
+def test_outboxes_of_exchanges_delay_as_well(vhost: Vhost, exchange: str, destination: str) -> None:
+    vhost.declare("q", exchange="" if exchange.startswith("amq.") else exchange)
+    with vhost.connection(**EASY, outboxes=[0.5]) as connection:
+        if exchange.startswith("amq."):
+            connection.default_channel.queue_bind("q", exchange, "q")
+            destination += "q"  # this connection knows the key
+        for _ in range(2):
+            send(connection, 500, exchange=exchange)
+    assert arrive(vhost, 2)[1] == [f"{vhost.cascade.root}.out.500ms.{destination}"]
+
+
+def test_an_outbox_is_created_in_the_round_trip_that_leads_to_its_destination(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        lead(connection, "q")
+    assert outboxes(vhost) == [outbox(vhost)]
+    with vhost.connection() as connection:
+        connection.default_channel  # noqa: B018  opened as without a delay
+        with frames(connection) as (sent, received):
+            send(connection, 60_000)
+        assert received == [spec.Channel.OpenOk, spec.Queue.BindOk, spec.Basic.Ack], "one answer to all declarations"
+        assert sent.count(spec.Queue.Declare) == 2
+        assert outboxes(vhost) == sorted([outbox(vhost), outbox(vhost, "60s.")])
+        with frames(connection) as (sent, received):
+            send(connection, 60_000)
+        assert received == [spec.Basic.Ack], "it is created once"
+        with frames(connection) as (sent, received):
+            send(connection, 30_000)
+        assert received == [spec.Queue.BindOk, spec.Basic.Ack]
+        assert sent.count(spec.Queue.Declare) == 1
+    assert vhost.waiting() == {outbox(vhost, "60s."): 2, outbox(vhost, "30s."): 1}
+
+
+def test_delays_that_are_not_round_pass_levels_and_end_in_few_outboxes(vhost: Vhost) -> None:
+    vhost.declare("q")
+    chosen = random.Random(3)
+    with vhost.connection() as connection:
+        options = connection.transport.delay_options
+        lead(connection, "q", delays=[1, 2, 3])
+        for _ in range(60):
+            send(connection, chosen.uniform(1000, 4000))
+        ways = arrive(vhost, 60)
+        assert {way[-1] for way in ways} <= {outbox(vhost, f"{delay}s.") for delay in (1, 2, 3)} | {outbox(vhost)}
+        assert len(outboxes(vhost)) <= 16
+        powers = {level.queue for level in options.cascade.levels}
+    assert {queue for way in ways for queue in way[:-1]} <= powers
+    assert sum(map(len, ways)) / 60 < 5.5
+
+
+@pytest.mark.parametrize(
+    "options", [SHORT, {**SHORT, "outboxes": ()}, {**SHORT, "queue_type": "classic"}, {"slack": 0.1}], ids=str
+)
+def test_every_delay_arrives_once_and_not_early_through_outboxes(vhost: Vhost, options: dict[str, Any]) -> None:
+    vhost.declare("q")
+    delays = random.Random(1).choices(range(1, 2500), k=150)
+    with vhost.connection(**options) as connection:
+        for delay in delays:
+            send(connection, delay)
+        ways = arrive(vhost, len(delays))
+    assert {way[-1].rpartition(".")[2] for way in ways} == {"+q"}
+    if options.get("outboxes") == ():
+        assert outboxes(vhost) == [outbox(vhost)]
+
+
+def test_processes_with_other_options_share_a_cascade(vhost: Vhost) -> None:
+    vhost.declare("q")
+    others: list[dict[str, Any]] = [
+        SHORT,
+        {"outboxes": ()},
+        {"outboxes": [0.07, 0.5, 1.3], "slack": 0.05},
+        {**SHORT, "max_delay": 300},
+        {"max_delay": 3},
+        {"declare": "passive"},
+        {"declare": "passive", "outboxes": [0.5, 0.9], "max_delay": 3},
+    ]
+    with vhost.connection(max_delay=120) as connection:
+        lead(connection, "q")
+    for options in others:
+        with vhost.connection(**options) as connection:
+            for delay in random.Random(1).choices(range(1, 2000), k=40):
+                send(connection, delay)
+    arrive(vhost, 40 * len(others))
+    assert vhost.count(vhost.cascade.orphans) == 0
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_a_deleted_outbox_is_created_again_and_nothing_is_lost(
+    vhost: Vhost, confirm: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    vhost.declare("q")
+    with vhost.connection(**EASY, confirm=confirm) as connection, caplog.at_level(logging.ERROR):
+        lead(connection, "q", delays=[1])
+        send(connection, 1000)
+        assert arrive(vhost, 1) == [[outbox(vhost, "1s.")]]
+        vhost.delete_queue(outbox(vhost, "1s."))
+        for number in range(3):
+            send(connection, 1000)
+            if not confirm and number == 0:
+                wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has returned it")
+        assert outbox(vhost, "1s.") in outboxes(vhost)
+        ways = arrive(vhost, 3)
+        assert ways.count([outbox(vhost, "1s.")]) >= 2
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("body", ["text", {"a": "ü"}, b"\xff\xfe", b"", "x" * 200_000], ids=lambda body: repr(body)[:9])
+@pytest.mark.parametrize("exchange", ["", "orders"])
+def test_without_confirm_a_returned_message_arrives_as_it_was_sent(vhost: Vhost, body: Any, exchange: str) -> None:
+    vhost.declare("q", "copy", exchange=exchange)
+    sent: dict[str, Any] = {"exchange": exchange, "routing_key": "q", "priority": 3, "correlation_id": "7"}
+    if isinstance(body, bytes):
+        sent |= {"content_encoding": "binary", "content_type": "application/octet-stream"}
+    headers = {"x-delay": 500, "CC": ["copy"], "a": [1, None, {"b": "c"}]}
+    with vhost.connection(**EASY, confirm=False, outboxes=[0.5]) as connection:
+        got = []
+        for time_ in ("first", "returned"):
+            with routing_keys() as keys:
+                connection.Producer().publish(body, headers=headers, **sent)
+            if time_ == "returned":
+                assert keys[0].startswith("@.500ms.")
+                wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has returned it")
+            messages = take(connection, ["q", "copy"], 2)
+            for message in messages:
+                info = {key: message.delivery_info[key] for key in ("exchange", "routing_key")}
+                got.append((message.body, message.headers, message.properties, info))
+            if time_ == "first":
+                [own] = [name for name in outboxes(vhost) if ".500ms." in name]
+                vhost.delete_queue(own)
+        assert got[2:] == got[:2]
+        assert vhost.count(vhost.cascade.orphans) == 0
+
+
+@pytest.mark.parametrize("passive", [False, True])
+def test_a_batch_loses_nothing_with_an_outbox_that_was_deleted(vhost: Vhost, passive: bool) -> None:
+    vhost.declare("q", "r")
+    with vhost.connection() as connection:
+        for queue in ("q", "r"):
+            lead(connection, queue, delays=[1])
+    with vhost.connection(**EASY, declare="passive" if passive else "auto") as connection:
+        for queue in ("q", "r"):
+            lead(connection, queue, delays=[1])
+        vhost.delete_queue(outbox(vhost, "1s."))
+        with batch(connection.Producer()):
+            for number in range(40):
+                send(connection, 1000, "qr"[number % 2])
+        arrive(vhost, 20, "q")
+        arrive(vhost, 20, "r")
+    assert vhost.count(vhost.cascade.orphans) == 0
+
+
+def test_a_passive_publisher_uses_the_outboxes_that_exist(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(outboxes=[1]) as connection:
+        lead(connection, "q", delays=[1])
+    before = vhost.names("queues")
+    with vhost.connection(**EASY, declare="passive") as connection:
+        for seconds in (1, 2, 1, 2):
+            send(connection, seconds * 1000)
+        ways = arrive(vhost, 4)
+    assert ways.count([outbox(vhost, "1s.")]) == 2
+    assert {way[-1] for way in ways} <= {outbox(vhost, "1s."), outbox(vhost)}
+    assert vhost.names("queues") == before
+
+
+def test_a_passive_publisher_asks_once_for_an_outbox_that_is_missing(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(outboxes=()) as connection:
+        lead(connection, "q")
+    with vhost.connection(declare="passive", outboxes=[60]) as connection:
+        lead(connection, "q")
+        for _ in range(2):
+            with frames(connection) as (sent, _):
+                send(connection, 60_000)
+        assert sent == [spec.Basic.Publish]
+    assert sum(vhost.waiting().values()) == 2
+    assert not [name for name in vhost.waiting() if ".out." in name]
+
+
+@pytest.mark.parametrize("how", ["deleted", "unbound"])
+def test_a_passive_publisher_does_without_an_outbox_that_nothing_leads_to_any_more(vhost: Vhost, how: str) -> None:
+    vhost.declare("q")
+    name = outbox(vhost, "1s.")
+    with vhost.connection() as connection:
+        lead(connection, "q", delays=[1])
+    with vhost.connection(**EASY, declare="passive", outboxes=[1]) as connection:
+        lead(connection, "q", delays=[1])
+        send(connection, 1000)
+        assert arrive(vhost, 1) == [[name]]
+        if how == "deleted":
+            vhost.delete_queue(name)
+        else:
+            with vhost.plain() as plain:
+                plain.default_channel.queue_unbind(name, vhost.cascade.outbox_ingest, Q.outbox_address(1000))
+        for _ in range(3):
+            send(connection, 1000)
+        ways = arrive(vhost, 3)
+        assert [name] not in ways
+    assert vhost.count(vhost.cascade.orphans) == 0
+
+
+@pytest.mark.parametrize("declare", ["auto", "passive"])
+def test_without_the_exchange_before_the_outboxes_messages_are_refused_with_advice_or_it_is_created(
+    vhost: Vhost, declare: str
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        lead(connection, "q", delays=[1])
+    with vhost.connection(declare=declare) as connection:
+        lead(connection, "q", delays=[1])
+        vhost.delete_exchange(vhost.cascade.outbox_ingest)
+        send(connection, 1000)
+        arrive(vhost, 1)
+
+
+def test_short_lived_queues_have_no_outboxes_of_their_own(vhost: Vhost) -> None:
+    with vhost.connection() as connection:
+        name = connection.default_channel.queue_declare("", exclusive=True).queue
+        send(connection, 1000, name)
+        [message] = take(connection, name, 1)
+        assert message.payload["due"] <= time.time()
+        assert outboxes(vhost) == []
+
+
+def test_a_destination_of_many_round_delays_gets_an_outbox_for_each_that_it_needs(vhost: Vhost) -> None:
+    vhost.declare("q", "r")
+    with vhost.connection() as connection:
+        lead(connection, "q", delays=[30])
+        lead(connection, "r")
+        for seconds in (30, 60, 120):
+            send(connection, seconds * 1000)
+        send(connection, 60_000, "r")
+    assert vhost.waiting() == {
+        outbox(vhost, "30s."): 1,
+        outbox(vhost, "60s."): 1,
+        outbox(vhost, "120s."): 1,
+        outbox(vhost, "60s.", "r"): 1,
+    }
+
+
+PRIORITIES: list[dict[str, Any]] = [{}, {"outboxes": ()}, {"queue_type": "classic"}]
+
+
+@pytest.mark.parametrize("options", PRIORITIES, ids=str)
+def test_a_normal_message_is_not_late_behind_high_ones_that_wait_in_the_same_queue(
+    vhost: Vhost, options: dict[str, Any]
+) -> None:
+    """RabbitMQ 4.0 to 4.2 would look at the high ones alone, while there are any."""
+    vhost.declare("q", "high")
+    with vhost.connection(**options) as connection:
+        for priority in (0, 9):
+            lead(connection, "q", priority, delays=[2])
+        ends = time.monotonic() + 5
+        lateness = []
+        producer, number = connection.Producer(), 0
+        with kombu.Consumer(
+            connection.channel(),
+            [kombu.Queue("q", no_declare=True)],
+            on_message=lambda one: lateness.append((one.payload["priority"], time.time() - one.payload["due"])),
+            no_ack=True,
+        ):
+            while time.monotonic() < ends:
+                number += 1
+                priority = 0 if number % 10 == 0 else 9
+                body = {"due": time.time() + 2, "priority": priority}
+                producer.publish(body, routing_key="q", headers={"x-delay": 2000}, priority=priority)
+                try:
+                    connection.drain_events(timeout=0.02)
+                except TimeoutError:
+                    continue
+            while len(lateness) < number:
+                connection.drain_events(timeout=30)
+    normal = [late for priority, late in lateness if priority == 0]
+    assert len(normal) > 5
+    assert min(late for _, late in lateness) >= 0
+    assert max(normal) < 1.5, "they would be late by seconds, until no high ones follow"
+
+
+def test_where_levels_part_by_priority_high_messages_use_no_outboxes_that_delay(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        for priority in (9, 0):
+            lead(connection, "q", priority, [60])
+            send(connection, 60_000, priority=priority)
+    parted = (4, 0) <= vhost.broker.version < (4, 3)
+    held = vhost.waiting()
+    assert held.pop(outbox(vhost, "60s.")) == (1 if parted else 2)
+    assert len(held) == parted
+    assert all(".high.delay." in name for name in held)
+    assert bool([name for name in vhost.names("queues") if ".high." in name]) is parted
+
+
+NEW_PROCESS = """
+import sys, time
+import kombu
+
+url, number, start = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+options = {"rabbit_delay": {"tick": 0.01, "max_delay": 120}}
+with kombu.Connection(url, transport_options=options) as connection:
+    connection.connect()
+    time.sleep(max(0, start - time.time()))
+    for seconds in (1, 1.37, 2, 0.41, 1):
+        body = {"due": time.time() + seconds, "process": number}
+        connection.Producer().publish(body, routing_key="q", headers={"x-delay": seconds * 1000})
+"""
+
+
+def test_twelve_new_processes_publish_at_the_same_moment(vhost: Vhost) -> None:
+    vhost.declare("q")
+    command = [sys.executable, "-c", "import celery_rabbit_delay.amqp.schemes\n" + NEW_PROCESS, vhost.url()]
+    start = str(time.time() + 8)
+    processes = [
+        subprocess.Popen([*command, str(number), start], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
+        for number in range(12)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors.decode()
+    arrive(vhost, 60)
+    assert vhost.count(vhost.cascade.orphans) == 0
+    assert outbox(vhost, "1s.") in outboxes(vhost)
+
+
+def test_a_publisher_needs_to_write_to_the_two_entries_alone(vhost: Vhost) -> None:
+    vhost.declare("q")
+    cascade = vhost.cascade
+    with vhost.connection() as connection:
+        lead(connection, "q", delays=[1, 2])
+    entries = "|".join(name.replace(".", r"\.") for name in (cascade.ingest, cascade.outbox_ingest))
+    user = vhost.user("^$", f"^({entries})$", "^$")
+    # RabbitMQ checks these only where a user publishes to a topic exchange.
+    for exchange in (cascade.behind_ingest, cascade.levels[3].done, "amq.topic"):
+        rule = {"exchange": exchange, "write": "^$", "read": "^$"}
+        vhost.broker.api("PUT", f"/topic-permissions/{vhost.name}/{user}", rule)
+    with vhost.connection(user, **EASY, declare="passive") as connection:
+        lead(connection, "q", delays=[1])
+        with routing_keys() as keys:
+            for milliseconds in (1000, 370, 1000, 2000):
+                send(connection, milliseconds)
+        assert keys.count("@.1s.+q") == 2
+    arrive(vhost, 4)
+
+
+def test_a_publisher_who_may_not_write_to_the_outboxes_is_told(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        lead(connection, "q", delays=[1])
+    user = vhost.user(".*", f"^{vhost.cascade.ingest}$", ".*")
+    with vhost.connection(user, **EASY, declare="passive") as connection:
+        lead(connection, "q", delays=[1])
+        send(connection, 370)
+        with pytest.raises(NotPermitted, match=r"ingest\.outboxes"):
+            send(connection, 1000)
+    arrive(vhost, 1)
+
+
+def test_all_outboxes_of_the_option_can_be_declared_beforehand(vhost: Vhost) -> None:
+    vhost.declare("q")
+    options = Options(**QUICK)
+    parts = Topology.of([options.cascade], [Q], outboxes=options.outbox_ticks)
+    with vhost.connection() as connection:
+        lead(connection, "q")
+        declare.bind_destination(connection.default_channel, options.cascade, Q, (0, *options.outbox_ticks))
+    assert {name for name in parts.queues if ".out." in name} == {*outboxes(vhost), outbox(vhost)[:-2] + "short-lived"}
+    bindings = {(b.source, b.destination, b.destination_type, b.routing_key) for b in parts.bindings}
+    assert vhost.bindings() == bindings
+
+
+@pytest.mark.long
+def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
+    destinations = [Destination("amq.direct", key=f"k{number}") for number in range(8)]
+    delays = [1, 60]
+    with cluster(3, plugins=("rabbitmq_management",)) as nodes:
+        wait_until(lambda: len(nodes[0].api("GET", "/nodes")) == 3, "all nodes are there")
+
+        def leaders(queues: list[str]) -> dict[str, str]:
+            rows = nodes[0].api("GET", "/queues?columns=name,leader")
+            found = {row["name"]: row.get("leader") for row in rows if row["name"] in queues}
+            return found if found.keys() == set(queues) and all(found.values()) else {}
+
+        url = nodes[0].url().replace("amqp", "rabbit-delay", 1)
+        with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as client:
+            publisher = client.connection.publisher_for()
+            cascade, options = publisher.cascade, publisher.options
+            ticks = [int(delay / options.tick) for delay in delays]
+            for destination in destinations:
+                publisher.bind(destination)
+                declare.bind_destination(client.default_channel, cascade, destination, ticks)
+        levels = [level.queue for level in cascade.levels]
+        own = [cascade.outbox_name(destination, delay) for destination in destinations for delay in (0, *ticks)]
+        led = wait_until(partial(leaders, levels + own), "all have a leader")
+        # One node leads the orphans besides, and so fewer outboxes.
+        for queues, share in ((levels, 1 / 4), (own, 1 / 12), (levels + own, 1 / 4)):
+            counts = Counter(led[queue] for queue in queues)
+            assert min(counts[node.name] for node in nodes) >= len(queues) * share, counts
+
+
+def test_a_task_with_an_eta_in_whole_seconds_takes_the_outbox_too(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**EASY) as connection:
+        lead(connection, "q", delays=[2])
+        send(connection, 370)
+        due = datetime.fromtimestamp(time.time() + 2, timezone.utc)
+        headers = {"task": "t", "id": "1", "eta": due.isoformat()}
+        connection.Producer().publish({"due": due.timestamp()}, routing_key="q", headers=headers)
+    assert arrive(vhost, 2)[1] == [outbox(vhost, "2s.")]
