@@ -135,10 +135,10 @@ def test_a_worker_creates_the_cascade_so_that_no_caller_has_to_wait_for_it(make_
     shop.worker(name="first")
     assert shop.vhost.cascade.marker in shop.vhost.names("exchanges")
     log = shop.vhost.broker.node.log
-    before = len(log.read_text())
+    before = len(log.read_bytes())
     shop.worker(name="second")
-    news = [line for line in log.read_text()[before:].splitlines() if shop.vhost.name in line]
-    assert not [line for line in news if "not_found" in line]
+    news = [line for line in log.read_bytes()[before:].splitlines() if shop.vhost.name.encode() in line]
+    assert not [line for line in news if b"not_found" in line]
 
 
 def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: MakeShop) -> None:
