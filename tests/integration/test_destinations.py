@@ -12,6 +12,8 @@ from celery_rabbit_delay import DestinationNotFound, InvalidDestination
 from testkit.broker import Vhost, take
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 DELAY = {"x-delay": 30}
 LONG = "ü" * 127 + "x"  # 255 bytes
 
