@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from testkit.broker import Broker, Vhost
 from testkit.shared_node import shared_node
+from testkit.shared_vhost import SharedVhost
 from testkit.wait import wait_until
 
 # A test must not fail because the machine is busy.
@@ -29,12 +31,44 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield Broker(node)
 
 
+def assert_no_connections(vhost: Vhost) -> None:
+    """Assert that the connections of a test are closed, or will be soon.
+
+    The management API may go on showing one that is not there any more: it counts while connections come and go.
+    """
+    with suppress(AssertionError):
+        wait_until(lambda: not vhost.connections(), "all connections of the test are closed", 10)
+        return
+    assert vhost.name not in vhost.broker.node.ctl("list_connections", "vhost", "name", "peer_port")
+
+
+@pytest.fixture(scope="session")
+def shared_vhosts(broker: Broker) -> Iterator[list[SharedVhost]]:
+    """Yield the virtual hosts that wait for the next test with `@pytest.mark.shared_vhost`: none or one."""
+    shared: list[SharedVhost] = []
+    yield shared
+    for one in shared:
+        one.remove()
+
+
 @pytest.fixture
-def vhost(broker: Broker) -> Iterator[Vhost]:
-    """Yield a fresh vhost. A test that leaves connections open fails."""
-    with broker.vhost() as vhost:
+def vhost(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Vhost]:
+    """Yield a fresh vhost, or one that `shared_vhosts` are made of. A test that leaves connections open fails."""
+    marked = request.node.get_closest_marker
+    is_shared = marked("shared_vhost") and not marked("own_vhost")
+    with ExitStack() as stack:
+        if is_shared:
+            shared: list[SharedVhost] = request.getfixturevalue("shared_vhosts")
+            one = shared.pop() if shared else SharedVhost(broker)
+            stack.callback(one.remove)
+            vhost = one.vhost
+        else:
+            vhost = stack.enter_context(broker.vhost())
         yield vhost
-        wait_until(lambda: not vhost.connections(), "all connections of the test are closed")
+        assert_no_connections(vhost)
+        if is_shared and one.reset():
+            stack.pop_all()
+            shared.append(one)
 
 
 @pytest.hookimpl(optionalhook=True)

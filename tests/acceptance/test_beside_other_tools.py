@@ -20,6 +20,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, waiting
 
+pytestmark = pytest.mark.shared_vhost
+
 HEAD = f"""
 import json, os, sys
 import celery_rabbit_delay

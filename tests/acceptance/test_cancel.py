@@ -22,6 +22,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 
+pytestmark = pytest.mark.shared_vhost
+
 CHANGES = "celery-rabbit-delay.v3.10ms.changes"
 
 

@@ -15,6 +15,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, signature
 
+pytestmark = pytest.mark.shared_vhost
+
 
 @pytest.mark.long
 def test_a_revoked_task_is_revoked_in_the_result_backend(make_shop: MakeShop, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 
+pytestmark = pytest.mark.shared_vhost
+
 PATIENT = {"task_publish_retry_policy": {"max_retries": 60, "interval_start": 0.5, "interval_step": 0}}
 
 

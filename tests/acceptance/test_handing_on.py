@@ -19,6 +19,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, plain_celery_url, waiting
 
+pytestmark = pytest.mark.shared_vhost
+
 HELD_BY_CELERY = "so it holds such tasks itself, as Celery does"
 
 

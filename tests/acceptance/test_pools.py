@@ -14,6 +14,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, assert_nothing_went_wrong
 
+pytestmark = pytest.mark.shared_vhost
+
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
 @pytest.mark.parametrize(
@@ -93,6 +95,7 @@ def test_a_soft_shutdown_gives_a_delayed_task_back(make_shop: MakeShop) -> None:
     shop.wait_for(2, "sleeps once")
 
 
+@pytest.mark.own_vhost
 def test_two_apps_with_different_prefixes_and_two_with_the_same_share_a_queue(make_shop: MakeShop) -> None:
     shops = [make_shop(QUICK | {"prefix": prefix}) for prefix in ("a", "b", "b")]
     shops[0].worker(name="one")

@@ -14,6 +14,8 @@ from testkit.wait import wait_until
 from .conftest import MakeShop, assert_nothing_went_wrong
 from .queues import KINDS, NAMES
 
+pytestmark = pytest.mark.shared_vhost
+
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("broadcast", "exclusive")])
 def test_tasks_and_retries_stay_on_their_queue(

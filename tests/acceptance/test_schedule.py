@@ -15,6 +15,8 @@ from testkit.commands import celery
 
 from .conftest import MakeShop
 
+pytestmark = pytest.mark.shared_vhost
+
 RECORDED = {**QUICK, "max_delay": 600, "journal": 0}
 
 

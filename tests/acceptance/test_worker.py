@@ -19,6 +19,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop, Worker, plain_celery_url, signature
 
+pytestmark = pytest.mark.shared_vhost
+
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}, {"queues": "classic, topic exchange"}])
 @pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin"])
@@ -130,15 +132,16 @@ def test_an_auto_worker_needs_no_more_than_the_documentation_says(make_shop: Mak
     shop.wait_for(1, "patient")
 
 
+@pytest.mark.own_vhost
 def test_a_worker_creates_the_cascade_so_that_no_caller_has_to_wait_for_it(make_shop: MakeShop) -> None:
     shop = make_shop()
     shop.worker(name="first")
     assert shop.vhost.cascade.marker in shop.vhost.names("exchanges")
     log = shop.vhost.broker.node.log
-    before = len(log.read_text())
+    before = len(log.read_bytes())
     shop.worker(name="second")
-    news = [line for line in log.read_text()[before:].splitlines() if shop.vhost.name in line]
-    assert not [line for line in news if "not_found" in line]
+    news = [line for line in log.read_bytes()[before:].splitlines() if shop.vhost.name.encode() in line]
+    assert not [line for line in news if b"not_found" in line]
 
 
 def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: MakeShop) -> None:

@@ -19,6 +19,8 @@ from testkit.proxy import proxy
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 AMOUNT = 2500  # more than two full batches
 
 

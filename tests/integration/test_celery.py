@@ -29,6 +29,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 
 def waiting(vhost: Vhost, amount: int = 1, *arrived: str) -> list[Any]:
     """Take and return the raw messages in levels and outboxes, and those in the queues that `arrived`."""
@@ -103,6 +105,7 @@ def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf:
         assert message.delivery_info["routing_key"] == "@.1s.+celery"
 
 
+@pytest.mark.own_vhost
 @pytest.mark.parametrize(("countdown", "eta"), [(0, None), (-5, None), (None, NOW - timedelta(days=9999))])
 def test_nothing_to_wait_for_goes_straight_through(vhost: Vhost, make_app: MakeApp, countdown: Any, eta: Any) -> None:
     make_app().tasks["t"].apply_async(countdown=countdown, eta=eta)
@@ -161,6 +164,7 @@ def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
     assert 0 < ticks_of(message) <= 51
 
 
+@pytest.mark.own_vhost
 @pytest.mark.parametrize("exchange_type", ["direct", "topic"])
 def test_native_delayed_delivery_stays_out_of_the_way_without_a_warning(
     vhost: Vhost, make_app: MakeApp, exchange_type: str, caplog: pytest.LogCaptureFixture

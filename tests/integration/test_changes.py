@@ -20,6 +20,8 @@ from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.topology import Stream
 from testkit.broker import Vhost, publish, take
 
+pytestmark = pytest.mark.shared_vhost
+
 
 def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost: Vhost) -> None:
     vhost.declare("q", "bell")
@@ -65,6 +67,7 @@ def test_a_consumer_with_other_options_gets_nothing_that_was_cancelled_moved_or_
     assert Counter(found) == Counter(["last", "of another key", "moved", "end"])
 
 
+@pytest.mark.own_vhost
 def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ from celery_rabbit_delay.app.consumers import DelayedConsumer
 from testkit.broker import Vhost, lead, take
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 DELAY = {"x-delay": 30}
 
 

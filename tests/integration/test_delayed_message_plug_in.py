@@ -13,6 +13,8 @@ from celery import Celery
 from celery_rabbit_delay import UnsupportedConfiguration, install
 from testkit.broker import QUICK, Vhost, take
 
+pytestmark = pytest.mark.shared_vhost
+
 
 def exchange_of(kind: str, name: str = "mails") -> kombu.Exchange:
     return kombu.Exchange(name, type="x-delayed-message", arguments={"x-delayed-type": kind})

@@ -13,6 +13,8 @@ from testkit.broker import Vhost, take
 from testkit.frames import routing_keys
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 DELAY, ROUND = {"x-delay": 30}, {"x-delay": 250}
 LONG = "ü" * 127 + "x"  # 255 bytes
 

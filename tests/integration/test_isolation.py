@@ -19,11 +19,14 @@ from testkit.commands import management, run
 from testkit.proxy import proxy
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 SOON = {"x-delay": 200}
 SLOW = {"x-delay": 8000}
 REPLY = "reply-550e8400-e29b-41d4-a716-446655440000"
 
 
+@pytest.mark.own_vhost
 def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhost: Vhost) -> None:
     long, longer = "x" * 230, "y" * 255
     vhost.declare("stranger", "q", long, longer, REPLY, "amq_gen")

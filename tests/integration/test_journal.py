@@ -17,6 +17,8 @@ from testkit.frames import routing_keys
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 JOURNAL = "celery-rabbit-delay.v3.10ms.journal.600"
 KEYS = "celery-rabbit-delay.v3.10ms.keys"
 
@@ -27,6 +29,7 @@ def records(vhost: Vhost) -> list[Record]:
         return [record for entry in reader.read(stream) for record in journal.unpack_records(entry.body)]
 
 
+@pytest.mark.own_vhost
 def test_by_default_nothing_is_recorded(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection:
@@ -35,6 +38,7 @@ def test_by_default_nothing_is_recorded(vhost: Vhost) -> None:
     assert records(vhost) == []
 
 
+@pytest.mark.own_vhost
 @pytest.mark.parametrize("confirm", [True, False])
 def test_what_is_delayed_for_long_enough_is_recorded(vhost: Vhost, confirm: bool) -> None:
     vhost.declare("q")
@@ -130,6 +134,7 @@ def test_without_permission_to_create_a_stream_messages_are_sent_and_a_warning_c
     assert "permission denied" in warning
 
 
+@pytest.mark.own_vhost
 def test_a_passive_publisher_sends_without_a_record_and_warns_once(
     vhost: Vhost, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,6 +171,7 @@ def test_a_stream_that_nothing_leads_to_any_more_is_found_again(vhost: Vhost) ->
     assert [record.id for record in records(vhost)] == ["first", "second"]
 
 
+@pytest.mark.own_vhost
 @pytest.mark.parametrize(
     ("headers", "delay", "says"),
     [

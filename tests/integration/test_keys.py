@@ -21,6 +21,8 @@ from testkit.broker import Vhost, lead, take
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 LAST = 11.0  # seconds: what is due then arrives after all others
 
 

@@ -14,6 +14,8 @@ from testkit.broker import Vhost
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 
 def in_children(amount: int, work: Callable[[int], None]) -> None:
     """Run `work(n)` in some forked processes and in this one."""

@@ -39,6 +39,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 RECORDED: dict[str, Any] = {"journal": 0}
 
 
@@ -51,6 +53,7 @@ def ids(vhost: Vhost, **filters: Any) -> list[str]:
     return [waiting.id for waiting in listed(vhost, **filters)]
 
 
+@pytest.mark.own_vhost
 def test_nothing_is_listed_on_a_broker_without_a_cascade(vhost: Vhost) -> None:
     assert listed(vhost) == []
     assert vhost.names("queues") == []
@@ -522,6 +525,7 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
 STREAMS = {f"celery-rabbit-delay.v2.10ms.{name}" for name in ("changes", "keys", "journal.600")}
 
 
+@pytest.mark.own_vhost
 def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_them(vhost: Vhost) -> None:
     vhost.declare("q")
     url = vhost.url("amqp")
@@ -541,6 +545,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 
+@pytest.mark.own_vhost
 def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_to(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0

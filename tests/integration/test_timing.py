@@ -18,6 +18,8 @@ from celery_rabbit_delay.amqp import transport
 from testkit.broker import Vhost, lead, take
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 
 def task(eta: object) -> dict[str, Any]:
     return {"task": "t", "id": "1", "eta": eta}
@@ -136,6 +138,7 @@ def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:
         assert [message.payload for message in take(connection, "q", 3)] == [5.0, 5.5, 6.0]
 
 
+@pytest.mark.own_vhost
 @pytest.mark.parametrize("headers", [{"x-delay": 0}, task("2020-01-01T00:00:00+00:00"), task("2020-01-01T00:00:00")])
 def test_zero_and_past_are_published_straight_through(vhost: Vhost, headers: dict[str, Any]) -> None:
     vhost.declare("q")
@@ -177,6 +180,7 @@ def test_what_cannot_be_read_is_an_error_and_nothing_is_sent(vhost: Vhost, heade
     assert vhost.count("q") == 0
 
 
+@pytest.mark.own_vhost
 def test_beyond_the_maximum_is_an_error_that_names_it_and_nothing_is_sent(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(max_delay=60) as connection:

@@ -30,6 +30,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 RECORDED: dict[str, Any] = {"journal": 0}
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
