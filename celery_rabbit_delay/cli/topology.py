@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
-    Exits with 0 if everything exists, and with 3 if a part is missing or different, or if an earlier layout exists.
+    Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, a part is
+    different, or an earlier layout exists.
     """
     _report(obj, priorities, management_url, probing=False)
 
@@ -145,7 +146,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
                 click.echo(escape(text))
     if (wrong or lost) and probing:
         click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
-    if wrong or lost or earlier or stuck:
+    if lost or earlier or stuck or not all(finding.on_demand for finding in wrong):
         raise SystemExit(EXIT_PROBLEMS)
 
 

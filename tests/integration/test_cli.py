@@ -62,6 +62,22 @@ def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost
     )  # they share done, two exits, discard, an outbox, a layout, two streams, twice orphans and twice records
 
 
+@pytest.mark.parametrize("options", [(), ("--journal", "60")], ids=["by default", "with a journal"])
+def test_plan_is_content_with_what_publishers_and_workers_create(vhost: Vhost, options: tuple[str, ...]) -> None:
+    """A stream is created when the first message goes to it."""
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000})
+        operate.cancel(connection, ["a"])
+        for command in ("verify", "plan"):
+            for more in ((), management(vhost)):
+                found = run(vhost.url("amqp"), *options, command, *more)
+                assert found.code == 0, found.out
+        assert f"missing    queue    {CASCADE.root}.keys: it is created when it is needed\n" in found.out
+        vhost.delete_queue(CASCADE.orphans)
+        assert run(vhost.url("amqp"), *options, "plan").code == 3
+
+
 def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
     vhost.declare("here")
     done = run(vhost.url("amqp"), "--queue", "here", "--queue", "missing", "setup")
