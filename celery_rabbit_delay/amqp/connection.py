@@ -44,8 +44,17 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self._errors: deque[AMQPError] = deque()
         #: Whether the broker has last not answered in time, as during an alarm. Then nothing waits for it to close.
         self.is_silent = False
-        self._exclusive: tuple[ConfirmedChannel, ...] = ()  # of the blocks of `exclusively` that are running
-        self._deadline: float | None = None
+        self._exclusive: list[ConfirmedChannel] = []  # of the blocks of `exclusively` that are running
+        self._deadlines = threading.local()  # threads, also green ones, may leave their blocks of `within` in any order
+
+    @property
+    def _deadline(self) -> float | None:
+        """The end of the innermost block of `within` that this thread is in."""
+        return getattr(self._deadlines, "end", None)
+
+    @_deadline.setter
+    def _deadline(self, end: float | None) -> None:
+        self._deadlines.end = end
 
     @property
     def _is_inherited(self) -> bool:
@@ -202,12 +211,11 @@ class Exclusively(Within):
         super().__enter__()
         connection = self._connection
         connection._deliveries.__enter__()
-        self._outer_channels = connection._exclusive
-        connection._exclusive = (*self._outer_channels, self._channel)
+        connection._exclusive.append(self._channel)
 
     def __exit__(self, *exc_info: object) -> None:
         super().__exit__()
-        self._connection._exclusive = self._outer_channels
+        self._connection._exclusive.remove(self._channel)
         self._connection._deliveries.__exit__()  # calls consumers
 
 
