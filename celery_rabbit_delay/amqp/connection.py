@@ -17,6 +17,7 @@ from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
 from .. import upstream
+from ..core import faults
 from ..core.destination import Declarations
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import Options
@@ -228,6 +229,13 @@ def _in_turn(frame_writer: Any, connection: Connection, *args: Any) -> Callable[
             write(*frame)
 
     return write_frame
+
+
+def advice_on_release(connection: Any) -> str | None:
+    """Return what to say of the broker's release, from an `amqp.Connection` with our options; None for nothing."""
+    if connection.delay_options.queue_type != "quorum":  # classic levels use no at-least-once dead lettering
+        return None
+    return faults.advice(str(connection.server_properties.get("version") or ""))
 
 
 def server_version(connection: Any) -> tuple[Any, ...]:

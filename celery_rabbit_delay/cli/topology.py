@@ -128,6 +128,8 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
             click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
         click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
         earlier = _report_earlier(connection)
+        if probing and (advice := operate.advice_on_release(connection.connection)):
+            click.echo(escape(advice))
         existing = operate.existing(connection, priorities) if probing and management else []
         stuck = False
         if existing and management:

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.cli import groups
+from celery_rabbit_delay.core import faults
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade, Topology
@@ -203,6 +204,16 @@ def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
         assert "probe: all messages on time" in verified.out
     wait_until(lambda: not [name for name in vhost.names("queues") if "probe" in name], "the probe's queue is gone")
     assert not [binding for binding in vhost.bindings() if "probe" in str(binding)]
+
+
+def test_verify_names_a_release_with_known_faults(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    command = ["--broker", vhost.url("amqp"), *QUICKLY, "verify"]
+    for release, told in (("4.2.7", True), ("4.3.6", False)):
+        monkeypatch.setattr(operate, "advice_on_release", lambda _, release=release: faults.advice(release))
+        verified = CliRunner().invoke(groups.standalone, command)
+        assert verified.exit_code == 0
+        assert ("upgrade to 4.3.5 or later" in verified.output) is told
 
 
 @pytest.mark.parametrize("damage", ["queue", "exchange", "binding", "extra", "policy"])
