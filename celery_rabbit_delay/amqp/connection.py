@@ -16,6 +16,7 @@ from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
 from .. import upstream
+from ..core import faults
 from ..core.destination import Declarations
 from ..core.errors import DelayError, UnsupportedConfiguration
 from ..core.options import Options
@@ -51,8 +52,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self._errors: deque[AMQPError] = deque()
         #: Whether the broker has last not answered in time, as during an alarm. Then nothing waits for it to close.
         self.is_silent = False
-        self._exclusive: tuple[ConfirmedChannel, ...] = ()  # of the blocks of `exclusively` that are running
-        self._deadline: float | None = None
+        self._exclusive: list[ConfirmedChannel] = []  # of the blocks of `exclusively` that are running
+        self._deadlines = threading.local()  # threads, also green ones, may leave their blocks of `within` in any order
         self._is_given_up = False
 
     def give_up(self) -> None:
@@ -104,6 +105,15 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         if isinstance(exc, TimeoutError):
             return self.read_timeout is None and (timeout is None or seconds < timeout - 0.1)
         return not isinstance(exc, OWN_ERRORS)
+
+    @property
+    def _deadline(self) -> float | None:
+        """The end of the innermost block of `within` that this thread is in."""
+        return getattr(self._deadlines, "end", None)
+
+    @_deadline.setter
+    def _deadline(self, end: float | None) -> None:
+        self._deadlines.end = end
 
     @property
     def _is_inherited(self) -> bool:
@@ -286,8 +296,7 @@ class Exclusively(Within):
         with connection.giving_up():  # deliveries would be held for ever
             super().__enter__()
             connection._deliveries.__enter__()
-            self._outer_channels = connection._exclusive
-            connection._exclusive = (*self._outer_channels, self._channel)
+            connection._exclusive.append(self._channel)
 
     def __exit__(self, kind: type[BaseException] | None = None, *exc_info: object) -> None:
         connection = self._connection
@@ -295,7 +304,7 @@ class Exclusively(Within):
             if kind is not None and not issubclass(kind, OWN_ERRORS):
                 connection.give_up()  # whose answer comes next is not known any more
             super().__exit__()
-            connection._exclusive = self._outer_channels
+            connection._exclusive.remove(self._channel)
             connection._deliveries.release()
         connection._deliveries.flush()  # calls consumers
 
@@ -336,6 +345,13 @@ class FrameWriter:
         finally:
             if is_mine:
                 lock.release()
+
+
+def advice_on_release(connection: Any) -> str | None:
+    """Return what to say of the broker's release, from an `amqp.Connection` with our options; None for nothing."""
+    if connection.delay_options.queue_type != "quorum":  # classic levels use no at-least-once dead lettering
+        return None
+    return faults.advice(str(connection.server_properties.get("version") or ""))
 
 
 def server_version(connection: Any) -> tuple[Any, ...]:

@@ -64,9 +64,13 @@ def is_dropped(connection: Any, message: Any) -> bool:
         key = headers.get(X_DELAY_KEY)
         if isinstance(key, str):
             options = other or connection.delay_options
-            keys = client.keys[options.cascade.root]
-            _follow_once(connection, options, streams.keys(options.cascade), keys.apply)
-            if keys.replaces(number):
+            cascade = options.cascade
+
+            def apply(message: bytes) -> None:  # only streams that exist have keys: there is no end of made up roots
+                client.keys[cascade.root].apply(message)
+
+            _follow_once(connection, options, streams.keys(cascade), apply)
+            if cascade.root in client.keys and client.keys[cascade.root].replaces(number):
                 logger.info(
                     "A message with the key %r is dropped, because another was sent later: %s", key, headers.get("id")
                 )

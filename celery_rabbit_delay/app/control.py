@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 from ..amqp.clients import client_of
 from ..amqp.clocks import utc_ms
 from ..amqp.confirms import NotStored
+from ..amqp.connection import advice_on_release
 from ..amqp.receiving import catch_up
 from ..amqp.schedule import write_changes
 from ..core import changes, streams
@@ -108,6 +109,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.changes = WorkerChanges(time.time)
         self._warned = False
+        self._advised = False
 
     def start(self, consumer: Any) -> None:
         connection = consumer.connection
@@ -116,6 +118,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         client = client_of(connection)
         client.changes = self.changes
         client.on_cancelled = revoke
+        if not self._advised and (advice := advice_on_release(connection.connection)):
+            logger.info("%s", advice)
+        self._advised = True
         stream = streams.changes(connection.transport.delay_options.cascade)
         try:
             catch_up(connection.connection, stream, self.changes.apply, PATIENCE)

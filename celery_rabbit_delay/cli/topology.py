@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
-    Exits with 0 if everything exists, and with 3 if a part is missing or different.
+    Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, or a part
+    is different.
     """
     _report(obj, priorities, management_url, probing=False)
 
@@ -142,6 +143,8 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
             detail = f": {finding.detail}" if finding.detail else ""
             click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
         click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
+        if probing and (advice := operate.advice_on_release(connection.connection)):
+            click.echo(escape(advice))
         stuck = False
         if probing and management:
             cascade = connection.transport.delay_options.cascade
@@ -160,7 +163,7 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
                 click.echo(escape(text))
     if (wrong or lost) and probing:
         click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
-    if wrong or lost or stuck:
+    if lost or stuck or not all(finding.on_demand for finding in wrong):
         raise SystemExit(EXIT_PROBLEMS)
 
 

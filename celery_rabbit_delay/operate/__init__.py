@@ -3,6 +3,7 @@
 Every function takes a `kombu.Connection` with our transport, whose options select the cascade.
 """
 
+from ..amqp.connection import advice_on_release
 from ..amqp.destinations import QueueNames
 from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark
 from ..amqp.reschedule import moving, reschedule
@@ -53,6 +54,7 @@ __all__ = [
     "StreamReplaced",
     "add_up",
     "advice",
+    "advice_on_release",
     "can_try_out",
     "cancel",
     "cascades",

@@ -29,6 +29,7 @@ class Finding(NamedTuple):
     name: str
     state: State
     detail: str = ""
+    on_demand: bool = False  # whether publishers and workers create a missing part when they need it
 
 
 def diff(

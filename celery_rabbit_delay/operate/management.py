@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+import time
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -36,6 +37,9 @@ _COLUMNS = (
 #: Seconds of the history to fetch, and between two of its counts. RabbitMQ has this by default
 #: (https://www.rabbitmq.com/docs/management#sample-retention).
 HISTORY, SAMPLE = 3600, 60
+
+#: Seconds until a request that RabbitMQ failed to answer is sent once more.
+_PAUSE = 0.5
 
 
 class Management:
@@ -122,6 +126,10 @@ class Management:
         """Delete a policy. It takes the tag "policymaker"."""
         self._ask("DELETE", f"/policies/{self._vhost}/{quote(name, safe='')}", tag="policymaker")
 
+    def _answer(self, request: Request) -> Any:
+        with urlopen(request, timeout=30, context=self._tls) as response:
+            return json.load(response) if request.method == "GET" else None
+
     def _get(self, path: str) -> Any:
         return self._ask("GET", path)
 
@@ -130,10 +138,21 @@ class Management:
         request = Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
         request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())
         try:
-            with urlopen(request, timeout=30, context=self._tls) as response:
-                return json.load(response) if method == "GET" else None
+            try:
+                return self._answer(request)
+            except HTTPError as exc:
+                exc.close()
+                if exc.code < 500:
+                    raise
+                time.sleep(_PAUSE)  # RabbitMQ fails now and then, as while a queue is being deleted
+                return self._answer(request)
         except HTTPError as exc:
             exc.close()
+            if exc.code not in (401, 403):
+                raise UnsupportedConfiguration(
+                    f"the management API at {self._place} has failed ({exc}): try again, and see the log of RabbitMQ "
+                    "if that does not help"
+                ) from exc
             raise NotPermitted(
                 f"the management API at {self._place} refused it ({exc}): it requires a user with the tag {tag!r} "
                 "and permissions on the virtual host"

@@ -41,7 +41,18 @@ def compare(
     if with_outboxes and not on_demand:
         outboxes += filter(None, (outbox_named(wanted[0], name) for name in outbox_names(connection, destinations)))
     on_demand = on_demand and not passive
-    return list(diff(connection, wanted, needed, management, beside, known, on_demand, outboxes))
+    found = list(diff(connection, wanted, needed, management, beside, known, on_demand, outboxes))
+    lacking = {one.name for one in found if one.kind == "queue" and one.state == "missing"}
+    later = [] if passive else [stream.name for stream in beside if stream.name in lacking]
+    return [_marked(finding, later) for finding in found]
+
+
+def _marked(finding: Finding, later: Iterable[str]) -> Finding:
+    """Return a finding, with a note if it is about one of some missing streams that are created on demand."""
+    is_of_one = any(finding.name == name or f" -> {name} (" in finding.name for name in later)
+    if finding.state != "missing" or not is_of_one:
+        return finding
+    return finding._replace(detail="it is created when it is needed", on_demand=True)
 
 
 def can_try_out(findings: Iterable[Finding]) -> bool:

@@ -106,12 +106,14 @@ class Indexer:
             self._wanted |= markers
 
         with self._seen:
-            marked = operate.mark(connection, wanted, announce)
-            sent = set(marked.values())
-            if not marked.keys() <= self._ends.keys():  # a stream was just created
-                self._look.set()
-            done = self._seen.wait_for(lambda: sent.isdisjoint(self._wanted), timeout)
-            self._wanted -= markers
+            try:
+                marked = operate.mark(connection, wanted, announce)
+                sent = set(marked.values())
+                if not marked.keys() <= self._ends.keys():  # a stream was just created
+                    self._look.set()
+                done = self._seen.wait_for(lambda: sent.isdisjoint(self._wanted), timeout)
+            finally:
+                self._wanted -= markers
         if not done:
             raise StreamUnavailable(f"the index has not caught up with the journal in {timeout:.0f} s: try again")
 

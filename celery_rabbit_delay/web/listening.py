@@ -42,6 +42,7 @@ class Channel(HTTPChannel):
         """Have the connection closed."""
         self.is_given_up = self.will_close = True
         with suppress(OSError):
+            assert self.socket is not None
             self.socket.shutdown(socket.SHUT_RDWR)  # the server looks at it at once, even if its client reads nothing
 
     def handle_read(self) -> None:
@@ -67,8 +68,8 @@ def listen(site: Callable[..., Any], host: str, port: int) -> MultiSocketServer 
         ident=None,
         clear_untrusted_proxy_headers=True,
     )
-    sockets = server.map if isinstance(server, MultiSocketServer) else {0: server}
-    for one in sockets.values():
+    listening: Any = (server.map or {}).values() if isinstance(server, MultiSocketServer) else [server]
+    for one in listening:
         if isinstance(one, BaseWSGIServer):
             one.channel_class = Channel
     return server

@@ -13,6 +13,7 @@ import kombu.pools
 import pytest
 from celery import chain, chord, group
 from celery.beat import ScheduleEntry, Scheduler
+from celery.exceptions import QueueNotFound
 from celery.schedules import schedule
 from freezegun import freeze_time
 
@@ -132,6 +133,19 @@ def test_a_task_for_an_exchange_that_does_not_exist_is_an_error(make_app: MakeAp
     with pytest.raises(DestinationNotFound, match="declare it before you publish"):
         app.send_task("t", exchange="nowhere", routing_key="x", countdown=1)
     app.send_task("t", countdown=1)
+
+
+def test_a_task_for_a_queue_that_does_not_exist_is_an_error_unless_celery_creates_the_queue(
+    vhost: Vhost, make_app: MakeApp
+) -> None:
+    """As docs/reference.md says."""
+    make_app().send_task("t", queue="created", countdown=4)
+    assert "created" in vhost.names("queues")
+    with pytest.raises(QueueNotFound, match="missing"):
+        make_app(task_create_missing_queues=False).send_task("t", queue="missing", countdown=4)
+    with vhost.connection() as connection, pytest.raises(DestinationNotFound, match="queue 'missing'"):
+        connection.Producer().publish("x", routing_key="missing", headers={"x-delay": 4000})
+    assert "missing" not in vhost.names("queues")
 
 
 @pytest.mark.parametrize(

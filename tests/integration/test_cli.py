@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.cli import groups
+from celery_rabbit_delay.core import faults
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade, Topology
@@ -60,6 +61,22 @@ def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost
     assert (
         f"{2 * parts - 12} of" in run(url, "plan").out
     )  # they share done, two exits, discard, an outbox, a layout, two streams, twice orphans and twice records
+
+
+@pytest.mark.parametrize("options", [(), ("--journal", "60")], ids=["by default", "with a journal"])
+def test_plan_is_content_with_what_publishers_and_workers_create(vhost: Vhost, options: tuple[str, ...]) -> None:
+    """A stream is created when the first message goes to it."""
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000})
+        operate.cancel(connection, ["a"])
+        for command in ("verify", "plan"):
+            for more in ((), management(vhost)):
+                found = run(vhost.url("amqp"), *options, command, *more)
+                assert found.code == 0, found.out
+        assert f"missing    queue    {CASCADE.root}.keys: it is created when it is needed\n" in found.out
+        vhost.delete_queue(CASCADE.orphans)
+        assert run(vhost.url("amqp"), *options, "plan").code == 3
 
 
 def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
@@ -187,6 +204,16 @@ def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
         assert "probe: all messages on time" in verified.out
     wait_until(lambda: not [name for name in vhost.names("queues") if "probe" in name], "the probe's queue is gone")
     assert not [binding for binding in vhost.bindings() if "probe" in str(binding)]
+
+
+def test_verify_names_a_release_with_known_faults(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    command = ["--broker", vhost.url("amqp"), *QUICKLY, "verify"]
+    for release, told in (("4.2.7", True), ("4.3.6", False)):
+        monkeypatch.setattr(operate, "advice_on_release", lambda _, release=release: faults.advice(release))
+        verified = CliRunner().invoke(groups.standalone, command)
+        assert verified.exit_code == 0
+        assert ("upgrade to 4.3.5 or later" in verified.output) is told
 
 
 @pytest.mark.parametrize("damage", ["queue", "exchange", "binding", "extra", "policy"])

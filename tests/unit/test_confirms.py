@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,33 @@ def test_what_waits_without_a_limit_does_so_as_py_amqp_does(broker: Broker, conn
     with connection.within(None), pytest.raises(AssertionError, match="for ever"):
         connection.drain_events()
     assert connection.seconds_left() is None
+
+
+def test_threads_that_leave_in_another_order_than_they_entered_leave_no_deadline(connection: Any) -> None:
+    first_is_in, second_is_in, first_has_left = threading.Event(), threading.Event(), threading.Event()
+    left: list[float | None] = []
+
+    def first() -> None:
+        with connection.exclusively(ConfirmedChannel(connection), 1):
+            first_is_in.set()
+            second_is_in.wait(10)
+        left.append(connection.seconds_left())
+        first_has_left.set()
+
+    def second() -> None:
+        first_is_in.wait(10)
+        with connection.exclusively(ConfirmedChannel(connection), 50):
+            second_is_in.set()
+            first_has_left.wait(10)
+            assert connection.seconds_left() > 40  # the first one's end is not its own
+        left.append(connection.seconds_left())
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (left, connection.seconds_left(), connection._exclusive) == ([None, None], None, [])
 
 
 def test_a_time_out_of_a_consumer_is_its_own(broker: Broker, connection: Any) -> None:

@@ -19,7 +19,7 @@ import trustme
 
 from celery_rabbit_delay.cli.common import MANAGEMENT_CA, management_of
 from celery_rabbit_delay.core.errors import NotPermitted, UnsupportedConfiguration
-from celery_rabbit_delay.operate import Management
+from celery_rabbit_delay.operate import Management, management
 
 QUEUES = [{"name": "q", "messages": 3}]
 
@@ -155,6 +155,44 @@ def test_a_server_that_is_no_management_api_is_an_error_that_names_its_place(ans
         api = Management(f"http://me:secret@127.0.0.1:{port}", "/")
         with pytest.raises(UnsupportedConfiguration, match=rf"no management API answers at 127.0.0.1:{port} .*{says}"):
             api.bindings()
+
+
+@contextmanager
+def answering_in_turn(*answers: bytes) -> Iterator[int]:
+    """Yield the port of a server that answers requests with some bytes, each on its own connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for answer in answers:
+                client, _ = server.accept()
+                with client:
+                    client.recv(65536)
+                    client.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+
+
+FAILED = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
+
+
+def test_a_request_that_fails_is_sent_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management, "_PAUSE", 0)
+    with answering_in_turn(FAILED, b"HTTP/1.1 200 OK\r\n\r\n[]") as port:
+        assert Management(f"http://me:secret@127.0.0.1:{port}", "/").queues() == {}
+    with answering_in_turn(FAILED, FAILED) as port:
+        says = r"has failed \(HTTP Error 500: Internal Server Error\): try again"
+        with pytest.raises(UnsupportedConfiguration, match=says):
+            Management(f"http://me:secret@127.0.0.1:{port}", "/").queues()
+
+
+@pytest.mark.parametrize("status", [400, 404, 405])
+def test_only_a_refusal_is_one(status: int) -> None:
+    with answering(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()) as port:
+        api = Management(f"http://me:secret@127.0.0.1:{port}", "/")
+        with pytest.raises(UnsupportedConfiguration, match=rf"has failed \(HTTP Error {status}: No\)"):
+            api.queues()
 
 
 def test_a_server_that_refuses_the_user_says_what_it_wants() -> None:

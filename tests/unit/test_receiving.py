@@ -81,6 +81,22 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     assert tried == [0, receiving.AGAIN, receiving.AGAIN + receiving.MUCH_LATER]
 
 
+def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, now = Client(), 0.0
+    connection = SimpleNamespace(
+        client=client, followed={}, delay_options=Options(), hold_deliveries=contextlib.nullcontext
+    )
+    monkeypatch.setattr(receiving, "_catch_up", lambda *args: False)  # there is no such stream
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for number in range(1000):
+        now += 1
+        root = Options(prefix=f"p{number}").cascade.root
+        forged = {HEADER: {"prefix": root, "exchange": "", "due": 0, "n": 1}, "x-delay-key": "k"}
+        assert not receiving.is_dropped(connection, SimpleNamespace(headers=forged, properties={}))
+    assert client_of(client).keys == {}
+    assert len(connection.followed) <= receiving.MOST_UNKNOWN + 2
+
+
 def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -215,8 +215,8 @@ def test_the_reason_of_a_refusal_names_its_task_once(
         raise TooLate(says)
 
     monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
-    indexer = Indexer(index, lambda: None, QueueNames())  # type: ignore[arg-type,return-value]
-    desk = Desk(Broker("here", lambda: None, [], [], lambda _: None), indexer, index.path)  # type: ignore[arg-type,return-value]
+    indexer = Indexer(index, lambda: None, QueueNames())
+    desk = Desk(Broker("here", lambda: None, [], [], lambda _: None), indexer, index.path)
     assert desk.move([5], datetime.now(timezone.utc)).refused == [shown]
     index.close()
 
@@ -239,7 +239,7 @@ def test_a_damaged_index_is_named_and_built_again(client: Any, tmp_path: Path, m
 
 def test_only_what_was_noticed_after_an_index_was_replaced_replaces_it_again(tmp_path: Path) -> None:
     index = Index(tmp_path / "index.sqlite", "here")
-    indexer = Indexer(index, lambda: None, QueueNames())  # type: ignore[arg-type,return-value]
+    indexer = Indexer(index, lambda: None, QueueNames())
     early = IndexDamaged(index.path, ValueError(), time.monotonic())
     indexer._renew(early)
     indexer.renew(early)  # another request has read the same file
