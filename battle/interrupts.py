@@ -30,8 +30,8 @@ from typing import Any
 from testkit.broker import Broker, Vhost
 from testkit.node import Node, find_server
 
-#: Seconds: of no progress, after which a program has hung, and the delays of the tasks.
-STALLED, SHORTEST, LONGEST = 25, 1, 6
+#: Seconds: of no progress, after which a program has hung; of a call that is worth a word; and the delays of the tasks.
+STALLED, SLOW, SHORTEST, LONGEST = 25, 5, 1, 6
 
 OURS, PLAIN = "celery-rabbit-delay", "plain Celery"
 
@@ -194,8 +194,10 @@ class Program:
                     self.attempt(action, seconds)
             except Exception as exc:
                 self.log(error=f"{type(exc).__name__}: {exc}"[:90])
+            took = time.monotonic() - started
+            if took > SLOW:
+                self.log(error=f"{action} took {took:.0f} s")
             if seconds is None:
-                took = time.monotonic() - started
                 self.usual[action] = took if usual is None else min(0.8 * usual + 0.2 * took, 2 * usual)
             self.progress()
 

@@ -73,16 +73,20 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return not self._is_given_up and bool(super().connected)
 
     def connect(self, callback: Any = None) -> Any:
-        if self._is_given_up:  # py-amqp would connect again, as soon as a closed connection is used
-            raise RecoverableConnectionError("the connection was given up, because something interrupted it")
+        self._refuse_if_given_up()  # py-amqp would connect again, as soon as a closed connection is used
         with self.giving_up():
             return super().connect(callback)
+
+    def _refuse_if_given_up(self) -> None:
+        if self._is_given_up:
+            raise RecoverableConnectionError("the connection was given up, because something interrupted it")
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         with self.giving_up(), self.within(ANSWERING):
             return super().wait(*args, **kwargs)
 
     def blocking_read(self, timeout: float | None = None) -> Any:
+        self._refuse_if_given_up()
         transport = self.transport
         began, self._is_reading = time.monotonic(), False
         try:
