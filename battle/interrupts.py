@@ -30,16 +30,23 @@ from typing import Any
 from testkit.broker import Broker, Vhost
 from testkit.node import Node, find_server
 
-#: Seconds: of no progress, after which a program has hung, and the delays of the tasks.
-STALLED, SHORTEST, LONGEST = 25, 1, 6
+#: Seconds: of no progress, after which a program has hung; of a call that is worth a word; and the delays of the tasks.
+STALLED, SLOW, SHORTEST, LONGEST = 25, 5, 1, 6
 
 OURS, PLAIN = "celery-rabbit-delay", "plain Celery"
 
 #: What interrupts: exceptions out of a signal handler, or time-outs of green threads.
 MEANS = ("signal", "gevent", "eventlet")
 
+#: The exit code of a program of which a green thread has hung.
+HUNG = 3
+
 #: The number of green threads in a program.
 GREEN = 4
+
+
+def nothing(task: Any) -> None:
+    pass
 
 
 class Program:
@@ -58,7 +65,6 @@ class Program:
         self.ours = arguments.contender == OURS
         self.until = time.monotonic() + arguments.seconds
         self.ledger = os.open(arguments.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self.interrupts: Counter[str] = Counter()
         self.number = 0
         self.usual: dict[str, float] = {}
         self.kinds = [SoftTimeLimitExceeded, KeyboardInterrupt, ZeroDivisionError]
@@ -67,9 +73,9 @@ class Program:
         if self.ours:
             celery_rabbit_delay.install(self.app, journal=2)
         self.schedule = celery_rabbit_delay
-        self.task = self.app.task(name="t", bind=True, shared=False, max_retries=None)(lambda task: None)
+        self.task = self.app.task(name="t", bind=True, shared=False, max_retries=None)(nothing)
         self.handed_on = Queue("handed-on")
-        self.consuming: Any = None
+        self.consuming: dict[Any, Any] = {}
         actions: dict[str, Callable[[], None]] = {
             "publish": self.publish,
             "undelayed": self.undelayed,
@@ -150,18 +156,19 @@ class Program:
 
     def hand_on(self) -> None:
         """Take tasks with an eta from a queue, as a worker does; nothing is stored by a call here."""
-        if self.consuming is None or not self.consuming.connected:
-            old, self.consuming = self.consuming, None
-            if old is not None:
-                old.collect()
+        own = self.current()
+        consuming = self.consuming.get(own)
+        if consuming is None or not consuming.connected:
+            if consuming is not None:
+                consuming.collect()
             connection = self.app.connection_for_read()
             consumer = self.app.amqp.TaskConsumer(connection.channel(), queues=[self.handed_on])
             consumer.on_message = self.keep
             consumer.consume()
-            self.consuming = connection
+            self.consuming[own] = consuming = connection
         with contextlib.suppress(TimeoutError):
             for _ in range(20):
-                self.consuming.drain_events(timeout=0.05)
+                consuming.drain_events(timeout=0.05)
 
     def keep(self, message: Any) -> None:
         self.log(kept=message.headers["id"])
@@ -169,7 +176,7 @@ class Program:
 
     def before(self, action: str) -> None:
         if action == "hand on" and self.chosen.random() < 0.3:
-            ids = [self.new_id() for _ in range(10)]
+            ids = [f"handed-on-{self.new_id()}" for _ in range(10)]
             self.log(sent=ids)
             for id_ in ids:
                 self.other.send_task("t", task_id=id_, queue="handed-on", **self.delay())
@@ -186,11 +193,17 @@ class Program:
                 with contextlib.suppress(Interrupted):
                     self.attempt(action, seconds)
             except Exception as exc:
-                self.interrupts[f"error {type(exc).__name__}: {exc}"[:90]] += 1
+                self.log(error=f"{type(exc).__name__}: {exc}"[:90])
+            took = time.monotonic() - started
+            if took > SLOW:
+                self.log(error=f"{action} took {took:.0f} s")
             if seconds is None:
-                took = time.monotonic() - started
                 self.usual[action] = took if usual is None else min(0.8 * usual + 0.2 * took, 2 * usual)
             self.progress()
+
+    def current(self) -> Any:
+        """Return the thread, which has its own consumer."""
+        return None
 
     def progress(self) -> None:
         os.write(1, b".")
@@ -213,7 +226,7 @@ class Program:
         except BaseException as exc:
             if armed or seconds is None:
                 raise
-            self.interrupts[f"{action}"] += 1
+            self.log(interrupted=action)
             raise Interrupted from exc
         finally:
             armed = False
@@ -230,19 +243,24 @@ class GreenProgram(Program):
 
     def attempt(self, action: str, seconds: float | None) -> None:
         timeout = self.library.Timeout(seconds)
+        if self.means == "gevent":
+            timeout.start()
         try:
             self.actions[action]()
         except BaseException as exc:
             if exc is not timeout:
                 raise
-            self.interrupts[action] += 1
+            self.log(interrupted=action)
             raise Interrupted from exc
         finally:
             timeout.cancel()
 
     def progress(self) -> None:
-        self.seen[id(import_module("greenlet").getcurrent())] = time.monotonic()
+        self.seen[id(self.current())] = time.monotonic()
         super().progress()
+
+    def current(self) -> Any:
+        return import_module("greenlet").getcurrent()
 
     def run(self) -> None:
         threads = [self.library.spawn(super(GreenProgram, self).run) for _ in range(GREEN)]
@@ -255,9 +273,8 @@ class GreenProgram(Program):
 
                 for thread in hung:
                     sys.stderr.write("".join(traceback.format_stack(thread.gr_frame)))
-                print("HANG", flush=True)
                 sys.stderr.flush()
-                os._exit(3)
+                os._exit(HUNG)
 
 
 class Interrupted(Exception):
@@ -272,33 +289,30 @@ def child(arguments: argparse.Namespace) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     program = (Program if arguments.means == "signal" else GreenProgram)(arguments)
     program.run()
-    print("\n" + json.dumps(program.interrupts), flush=True)
     os._exit(0)  # closing the pools is not what is tried here
 
 
-def watch(command: list[str], environment: dict[str, str]) -> tuple[Counter[str], bool, str]:
-    """Run a program; return its interrupts, whether it hung, and what it said of it."""
+def watch(command: list[str], environment: dict[str, str]) -> tuple[bool, str]:
+    """Run a program; return whether it hung, and what it said of that or of its own failure."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment)
         assert process.stdout is not None
-        said, hung = b"", False
+        hung, patience = False, 2 * STALLED
         while True:
-            ready, _, _ = select.select([process.stdout], [], [], 2 * STALLED if b"." not in said else STALLED + 5)
+            ready, _, _ = select.select([process.stdout], [], [], patience)
             if not ready:
                 hung = True
                 process.send_signal(signal.SIGUSR1)
                 time.sleep(1)
                 process.kill()
                 break
-            data = os.read(process.stdout.fileno(), 65536)
-            if not data:
+            if not os.read(process.stdout.fileno(), 65536):
                 break
-            said += data
-        hung |= process.wait() == 3
+            patience = STALLED + 5
+        code = process.wait()
         errors.seek(0)
         text = errors.read().decode(errors="replace")
-    last = said.rsplit(b"\n", 2)[-2] if said.endswith(b"}\n") else b"{}"
-    return Counter(json.loads(last)), hung, text if hung or last == b"{}" else ""
+    return hung or code == HUNG, text if code else ""
 
 
 def drain(vhost: Vhost) -> Counter[str]:
@@ -328,19 +342,12 @@ def drain(vhost: Vhost) -> Counter[str]:
 def fight(broker: Broker, contender: str, means: str, arguments: argparse.Namespace) -> bool:
     with broker.vhost() as vhost, tempfile.TemporaryDirectory() as directory:
         ledger = Path(directory) / "ledger"
-        until, seed, interrupts, hangs, programs = (
-            time.monotonic() + arguments.seconds,
-            arguments.seed,
-            Counter[str](),
-            0,
-            0,
-        )
+        until, seed, hangs, programs = time.monotonic() + arguments.seconds, arguments.seed, 0, 0
         while (left := until - time.monotonic()) > 1:
             command = [sys.executable, "-m", "battle.interrupts", "--child", "--contender", contender, "--means", means]
             command += ["--seed", str(seed), "--seconds", str(min(left, arguments.each)), "--ledger", str(ledger)]
             command += ["--actions", *arguments.actions] if arguments.actions else []
-            found, hung, text = watch(command, {**os.environ, "BROKER": vhost.url("amqp")})
-            interrupts += found
+            hung, text = watch(command, {**os.environ, "BROKER": vhost.url("amqp")})
             hangs += hung
             programs += 1
             seed += 1
@@ -348,21 +355,25 @@ def fight(broker: Broker, contender: str, means: str, arguments: argparse.Namesp
                 print(text[-6000:], file=sys.stderr, flush=True)
         time.sleep(2)
         taken = drain(vhost)
-        sent, stored = set[str](), set[str]()
+        sent, stored, interrupts, errors = set[str](), set[str](), Counter[str](), Counter[str]()
         for line in map(json.loads, ledger.read_text().splitlines()):
             sent.update(line.get("sent", ()))
             stored.update(line.get("stored", ()))
             if "kept" in line:
                 taken[line["kept"]] += 1
-    errors = {name: number for name, number in interrupts.items() if name.startswith("error ")}
-    calls = {name: number for name, number in sorted(interrupts.items()) if not name.startswith("error ")}
+            if "interrupted" in line:
+                interrupts[line["interrupted"]] += 1
+            if "error" in line:
+                errors[line["error"]] += 1
     lost = sorted(stored - taken.keys())
-    twice = [name for name, number in taken.items() if number > 1]
+    # A task that was handed on comes again if its consumer was interrupted before the acknowledgement.
+    twice = [name for name, number in taken.items() if number > 1 and not name.startswith("handed-on")]
+    returned = [name for name in twice if name in stored]
     print(
         f"RabbitMQ {'.'.join(map(str, broker.version))}, {contender}, {means}: {programs} programs, {hangs} hung; "
-        f"{sum(calls.values())} interrupts {calls}; {len(sent)} tasks sent, {len(stored)} stored, {len(lost)} lost, "
-        f"{len(twice)} twice, {len([name for name in twice if name in stored])} of these after a call that returned; "
-        f"other errors: {errors or 'none'}",
+        f"{interrupts.total()} interrupts {dict(sorted(interrupts.items()))}; {len(sent)} tasks sent, "
+        f"{len(stored)} stored, {len(lost)} lost, {len(twice)} twice, {len(returned)} of these after a call that "
+        f"returned; other errors: {dict(errors) or 'none'}",
         lost[:5],
         flush=True,
     )

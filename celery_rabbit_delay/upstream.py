@@ -84,10 +84,13 @@ class RestoresLosses:
     limit: Any
     LimitExceeded: Any
 
+    #: Seconds: the first wait for a resource, which doubles, and the wait for the lock of the queue.
+    patience = 1.0
+
     def acquire(self, block: bool = False, timeout: float | None = None) -> Any:
         if not block or timeout is not None or not self.limit:
             return super().acquire(block, timeout)  # type: ignore[misc]
-        seconds = 1.0
+        seconds = self.patience
         while True:
             self._release_queue()
             try:
@@ -103,7 +106,7 @@ class RestoresLosses:
     def _release_queue(self) -> None:
         """Replace the queue if its lock, which is held for microseconds, was lost: Python's has a gap as well."""
         lost = self._resource
-        if lost.mutex.acquire(timeout=1):
+        if lost.mutex.acquire(timeout=self.patience):
             lost.mutex.release()
             return
         fresh = type(lost)()

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from amqp import spec
-from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError, UnexpectedFrame
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
@@ -55,6 +55,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self._exclusive: list[ConfirmedChannel] = []  # of the blocks of `exclusively` that are running
         self._deadlines = threading.local()  # threads, also green ones, may leave their blocks of `within` in any order
         self._is_given_up = False
+        self._is_reading = False  # a frame has been begun, and is not handed over in whole
 
     def give_up(self) -> None:
         """Close without a word to the broker, after an interrupt that may have torn what is read or written.
@@ -73,38 +74,43 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return not self._is_given_up and bool(super().connected)
 
     def connect(self, callback: Any = None) -> Any:
-        if self._is_given_up:  # py-amqp would connect again, as soon as a closed connection is used
-            raise RecoverableConnectionError("the connection was given up, because something interrupted it")
+        self._refuse_if_given_up()  # py-amqp would connect again, as soon as a closed connection is used
         with self.giving_up():
             return super().connect(callback)
+
+    def _refuse_if_given_up(self) -> None:
+        if self._is_given_up:
+            raise RecoverableConnectionError("the connection was given up, because something interrupted it")
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         with self.giving_up(), self.within(ANSWERING):
             return super().wait(*args, **kwargs)
 
     def blocking_read(self, timeout: float | None = None) -> Any:
+        self._refuse_if_given_up()
         transport = self.transport
-        began, is_reading = time.monotonic(), False
+        began, self._is_reading = time.monotonic(), False
         try:
             with transport.having_timeout(timeout):
                 if timeout != 0:
                     upstream.await_input(transport)  # takes nothing: a wait that is interrupted may go on later
-                is_reading = True
+                self._is_reading = True
                 frame = transport.read_frame()
+            return self.on_inbound_frame(frame)
         except BaseException as exc:
-            if is_reading and self._is_interrupt(exc, timeout, time.monotonic() - began):
+            if self._is_reading and self._is_torn(exc, timeout, time.monotonic() - began):
                 self.give_up()
             raise
-        return self.on_inbound_frame(frame)
 
-    def _is_interrupt(self, exc: BaseException, timeout: float | None, seconds: float) -> bool:
-        """Return whether an exception after some seconds of reading is not py-amqp's, which can go on after its own.
+    def _is_torn(self, exc: BaseException, timeout: float | None, seconds: float) -> bool:
+        """Return whether a frame is lost in whole or in part by an exception after some seconds of reading.
 
-        Signal handlers like to raise `TimeoutError`. A time-out of the socket does not come before its time.
+        py-amqp can go on after its own time-outs. But signal handlers like to raise `TimeoutError` as well; a time-out
+        of the socket does not come before its time.
         """
         if isinstance(exc, TimeoutError):
             return self.read_timeout is None and (timeout is None or seconds < timeout - 0.1)
-        return not isinstance(exc, OWN_ERRORS)
+        return isinstance(exc, UnexpectedFrame) or not isinstance(exc, OWN_ERRORS)
 
     @property
     def _deadline(self) -> float | None:
@@ -145,7 +151,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             super().on_inbound_method(channel_id, *method)
 
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
-        self.is_silent = False
+        self.is_silent = self._is_reading = False  # from here on, errors are those of methods and consumers
         if method_sig == spec.Basic.Deliver and self._deliveries.offer((channel_id, method_sig, payload, content)):
             return None
         channel = (self.channels or {}).get(channel_id)

@@ -73,5 +73,15 @@ def sleeps_once(self: Task) -> None:
 
 
 @app.task
+def sends_for_ever() -> None:
+    """Publish delayed tasks until a time limit ends that."""
+    try:
+        while True:
+            note.apply_async(("sent",), countdown=100)
+    except Exception as exc:  # Kombu may raise its own error for what interrupts it
+        record(name="interrupted", error=repr(exc))
+
+
+@app.task
 def join(names: list[str]) -> None:
     record(name="+".join(sorted(names)))
