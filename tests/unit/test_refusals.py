@@ -26,9 +26,9 @@ def test_a_message_that_is_too_large_is_not_taken_for_something_that_has_a_name_
     ("name", "error"),
     [
         ("shop.mails", DestinationNotFound),
-        ("shop.v2.125ms-of-mine", DestinationNotFound),
-        ("shop.v2.125ms", CascadeMissing),
-        ("shop.v2.125ms.ingest", CascadeMissing),
+        ("shop.v3.125ms-of-mine", DestinationNotFound),
+        ("shop.v3.125ms", CascadeMissing),
+        ("shop.v3.125ms.ingest", CascadeMissing),
     ],
 )
 def test_a_name_that_begins_with_the_prefix_is_ours_only_with_layout_and_tick(name: str, error: type) -> None:
