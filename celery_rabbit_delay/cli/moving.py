@@ -109,7 +109,7 @@ def migrate(
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
             with click.progressbar(length=waiting(), label="moving", file=sys.stderr) as bar:
-                for message in operate.migrate(source, target, cascades, outboxes, allowed(source_target, any_queue)):
+                for message in operate.migrate(source, target, cascades, allowed(source_target, any_queue), outboxes):
                     if message.refused is None:
                         moved += 1
                     else:
@@ -120,6 +120,10 @@ def migrate(
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
             left = max(waiting(), refused.total())
     click.echo(f"{moved:,} moved, {left:,} left")
+    if management is None:
+        click.echo(
+            "outboxes of other queues than those of the app were not looked at: --management-url shows them", err=True
+        )
     if left:
         raise SystemExit(EXIT_PROBLEMS)
 
