@@ -30,13 +30,16 @@ LOOKS = re.compile(r" (status|list|plan)\b| inspect | show$|rabbitmqctl (--quiet
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
 VARYING = re.compile(rf"(?:{UUID}|{TIME}|celery@\w+|ForkPoolWorker-\d+|\d+\.\d s\b)")
-LEVEL = re.compile(r" *[\d.]+ \w+ +(\d+) .*\.delay\.\d+")
+TITLES = re.compile(r" *(?:level|outbox) +ready +unsettled +(?:queue|for)")
+PLACE = re.compile(r" *[\d.]+ \w+ +(\d+) .*(?:\.delay\.\d+|queue '\w+')")
 
 
 def pattern(line: str) -> str:
-    """Return what a line of documented output matches: ids, times, hosts and levels are others each time."""
-    if level := LEVEL.fullmatch(line):  # a delay that began a little earlier takes other levels
-        return rf" *[\d.]+ \w+ +{level[1]} .*"
+    """Return what a line of documented output matches: ids, times, hosts, levels and outboxes are others each time."""
+    if TITLES.fullmatch(line):
+        return TITLES.pattern
+    if place := PLACE.fullmatch(line):  # a delay that began a little earlier takes other levels, and another outbox
+        return rf" *[\d.]+ \w+ +{place[1]} .*"
     made, position = "", 0
     for match in VARYING.finditer(line):
         made += re.escape(line[position : match.start()]) + match.re.pattern

@@ -169,6 +169,7 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
     """
     with translate_errors(cascade):
         try:
+            passive_declare(channel, cascade.ingest, nowait=True)  # the stream is bound to the exchange behind it
             declare_queue(channel, stream.queue, nowait=True)
             bind(channel, cascade.stream_binding(stream))
         except InternalError as exc:

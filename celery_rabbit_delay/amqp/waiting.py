@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import kombu
@@ -32,7 +32,8 @@ from .publisher import DelayedPublisher
 #: Headers in which a quorum queue counts its deliveries of a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
 
-_MILLISECOND = timedelta(milliseconds=1)  # the due time in a header is rounded down
+#: Microseconds by which the due time in a header may have been rounded down.
+_ROUNDED = 1000
 
 _ADVICE = "use --any-queue to allow any queue"
 
@@ -122,7 +123,7 @@ def replay(
     delaying = _Delaying(connection)
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
-        delay = microseconds_until(state.due + _MILLISECOND, datetime.now(timezone.utc))
+        delay = microseconds_until(state.due, datetime.now(timezone.utc)) + _ROUNDED
         if delay > 0:
             delaying.publish(copy, exchange, routing_key, state, delay)
             return None

@@ -136,9 +136,11 @@ def replay(obj: Any, limit: int, any_queue: bool, management_url: str | None) ->
             click.echo("interrupted: run this again to send the others", err=True)
             raise SystemExit(EXIT_INTERRUPTED)
         if management := management_of(management_url, connection):
-            for outbox, refused in operate.hurry(connection, management):
-                held_up |= refused is not None
-                click.echo(escape(f"{outbox.stuck:,} due for {outbox.destination}: {refused or 'tried again'}"))
+            hurried = list(operate.hurry(connection, management))
+            held_up = any(refused is not None for _, refused in hurried)
+            done = [one._replace(reason=refused or "tried again") for one, refused in hurried]
+            for one in operate.add_up(done):
+                click.echo(escape(str(one)))
     click.echo(f"{sent:,} sent on, {stayed:,} stay")
     _tell_of_limit(sent + stayed, limit)
     if stayed or held_up:

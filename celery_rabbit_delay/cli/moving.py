@@ -111,7 +111,7 @@ def migrate(
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
             before = waiting()
-            moving = operate.migrate(source, target, cascades, outboxes, allowed(source_target, any_queue))
+            moving = operate.migrate(source, target, cascades, allowed(source_target, any_queue), outboxes)
             with (
                 until_interrupted(moving) as (messages, is_interrupted),
                 click.progressbar(length=before, label="moving", file=sys.stderr) as bar,
@@ -132,6 +132,10 @@ def migrate(
     gone = before - moved - left
     others = f", {gone:,} became due meanwhile or had been cancelled, moved or replaced" if gone > 0 else ""
     click.echo(f"{moved:,} moved, {left:,} left{others}")
+    if management is None:
+        click.echo(
+            "outboxes of other queues than those of the app were not looked at: --management-url shows them", err=True
+        )
     if is_interrupted():
         click.echo("interrupted: run this again to move the others", err=True)
         raise SystemExit(EXIT_INTERRUPTED)

@@ -32,8 +32,8 @@ def migrate(
     source: kombu.Connection,
     target: kombu.Connection,
     cascades: Iterable[Cascade],
-    outboxes: Callable[[], Iterable[Outbox]],
     allowed: Allowed,
+    outboxes: Callable[[], Iterable[Outbox]] = tuple,
 ) -> Iterator[Moved]:
     """Move waiting messages from cascades of `source` into the cascade of `target`; each keeps its due time.
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,7 +23,6 @@ from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.core import faults
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from celery_rabbit_delay.operate import Management, pruning
 from testkit.broker import QUICK, Vhost
@@ -58,9 +58,9 @@ def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost
     assert sorted(vhost.names("queues")) == sorted([*(queue.name for queue in CASCADE.queues()), *STREAMS])
     assert run(url, "plan", "--priorities").code == 3
     assert run(url, "setup", "--priorities").code == 0
-    assert (
-        f"{2 * parts - 12} of" in run(url, "plan").out
-    )  # they share done, two exits, discard, an outbox, a layout, two streams, twice orphans and twice records
+    # They share all but the levels, their exchanges, ingest, the exchange behind it and the marker.
+    high = 2 * len(CASCADE.levels) + 3
+    assert f"{parts + high} of" in run(url, "plan").out
 
 
 @pytest.mark.parametrize("options", [(), ("--journal", "60")], ids=["by default", "with a journal"])
@@ -84,7 +84,10 @@ def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
     done = run(vhost.url("amqp"), "--queue", "here", "--queue", "missing", "setup")
     assert done.code == 0
     assert "skipped queue 'missing': it does not exist" in done.out
-    assert (CASCADE.exit, "here", "queue", "@.+here") in vhost.bindings()
+    assert (CASCADE.exit, "here", "queue", "@.=+here") in vhost.bindings()
+    delays = Options(**QUICK).outbox_ticks
+    assert outboxes(vhost) == {"+here", *(f"{ticks // 100}s.+here" for ticks in delays)}
+    assert run(vhost.url("amqp"), "--queue", "here", "plan").code == 0
     with vhost.connection(declare="passive") as connection:
         connection.Producer().publish("x", routing_key="here", headers={"x-delay": 30})
     vhost.take("here", 1)
@@ -106,15 +109,15 @@ def test_outboxes_of_keys_that_nobody_binds_any_more_are_deleted_where_that_is_c
             "other", "direct", durable=True, auto_delete=False, arguments=alternate
         )
     keys = [("orders", "q"), ("orders", "gone"), ("topics", "gone"), ("other", "gone")]
-    with vhost.connection(shards=2) as connection:
+    with vhost.connection() as connection:
         for destination in (Destination("orders"), *(Destination(exchange, key=key) for exchange, key in keys)):
             connection.connection.publisher_for().bind(destination)
         with vhost.plain() as plain:  # in the namespace of outboxes, but none
             plain.default_channel.queue_declare(f"{CASCADE.root}.out.orders+a+b", durable=True, auto_delete=False)
         vhost.delete_queue("gone")
         api = Management(management(vhost)[1], vhost.name)
-        wait_until(lambda: operate.prune(connection, api) and "orders+gone" not in outboxes(vhost), "it is deleted")
-        assert operate.prune(connection, api) == []
+        wait_until(lambda: operate.prune(connection, api)[0] and "orders+gone" not in outboxes(vhost), "it is deleted")
+        assert operate.prune(connection, api) == ([], [])
     assert outboxes(vhost) == {"orders+", "orders+q", "topics+gone", "other+gone", "orders+a+b"}
 
 
@@ -132,14 +135,14 @@ def test_an_interrupted_prune_is_completed_by_the_next(vhost: Vhost, monkeypatch
 
         def is_interrupted() -> bool:
             try:
-                return bool(operate.prune(connection, api))
+                return any(operate.prune(connection, api))
             except OSError:
                 return True
 
         wait_until(is_interrupted, "the management API has counted")
         assert outboxes(vhost) == {"+gone"}
         monkeypatch.setattr(pruning, "wait_for_counts", lambda: None)
-        assert operate.prune(connection, api) == [f"{CASCADE.root}.out.+gone"]
+        assert operate.prune(connection, api) == ([f"{CASCADE.root}.out.+gone"], [])
     assert outboxes(vhost) == set()
 
 
@@ -155,29 +158,12 @@ def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_pr
     assert dropping == ["@.=news+"]
 
 
-def test_verify_asks_for_advice_about_all_shards_that_exist_and_prints_no_control_characters(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(vhost.url("amqp"), "--shards", "3", "setup").code == 0
-    asked: list[Cascade] = []
-
-    def advice(management: Management, wanted: list[Cascade]) -> list[str]:
-        asked.extend(wanted)
-        return ["most of them in \x1b[2J"]
-
-    monkeypatch.setattr(operate, "advice", advice)
+def test_verify_prints_advice_without_control_characters(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    monkeypatch.setattr(operate, "advice", lambda management, wanted: ["most of them in \x1b[2J"])
     command = ["--broker", vhost.url("amqp"), *QUICKLY, "verify", *management(vhost)]
     verified = CliRunner().invoke(groups.standalone, command)
     assert r"most of them in \x1b[2J" in verified.output.splitlines()
-    assert [cascade.shard for cascade in asked] == [1, 2, 3]
-
-
-def test_a_migration_from_an_earlier_layout_may_name_its_own_broker(vhost: Vhost) -> None:
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare(Layout1(CASCADE).levels[0].queue, durable=True, auto_delete=False)
-    url = vhost.url("amqp")
-    moved = run(url, "migrate", "--from-layout", "1", "--to-broker", url)
-    assert (moved.code, moved.out) == (0, "0 moved, 0 left\n"), moved.text
 
 
 def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
@@ -239,7 +225,7 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
         with vhost.plain() as connection:
             connection.default_channel.queue_bind("stranger", CASCADE.ingest, "#")
         expected = (
-            r"^unexpected binding  celery-rabbit-delay\.v2\.10ms\.ingest -> stranger \(#\): messages may arrive twice"
+            r"^unexpected binding  celery-rabbit-delay\.v3\.10ms\.ingest -> stranger \(#\): messages may arrive twice"
         )
     verified = run(url, "verify", *management(vhost))
     assert verified.code == 3
@@ -265,21 +251,27 @@ def test_status_counts_what_waits(vhost: Vhost) -> None:
     vhost.declare("q")
     vhost.publish("q", 100, 100, 100, 50)
     vhost.publish("q", 100, priority=9)
-    for more in ((), management(vhost)):
-        asked = run(vhost.url("amqp"), "status", "--json", *more)
+    vhost.publish("q", 60)
+    high = "high.delay.81920" if (4, 0) <= vhost.broker.version < (4, 3) else "delay.81920"
+    expected = Counter({"delay.81920": 3, "delay.40960": 1}) + Counter({high: 1})
+    for named, more in ((("--queue", "q"), ()), ((), management(vhost))):
+        asked = run(vhost.url("amqp"), *named, "status", "--json", *more)
         assert asked.code == 0
         found = json.loads(asked.out)
-        assert found["waiting"] == 5
+        assert found["waiting"] == 6
         assert found["orphans"] == 0
-        assert {level["queue"]: level["ready"] for level in found["levels"] if level["ready"]} == {
-            "celery-rabbit-delay.v2.10ms.delay.81920": 3,
-            "celery-rabbit-delay.v2.10ms.delay.40960": 1,
-            "celery-rabbit-delay.v2.10ms.high.delay.81920": 1,
-        }
+        assert {
+            level["queue"].removeprefix(f"{CASCADE.root}."): level["ready"]
+            for level in found["levels"]
+            if level["ready"]
+        } == expected
+        outbox = {"queue": f"{CASCADE.root}.out.60s.+q", "destination": "queue 'q'", "delay": 60_000, "ready": 1}
+        assert [{**one, "unsettled": None} for one in found["outboxes"]] == [{**outbox, "unsettled": None}]
         assert found["destinations"] == (["q"] if more else None)
     text = run(vhost.url("amqp"), "status", *management(vhost)).out
-    assert re.search(r"^ +1\.37 min +3 +0  celery-rabbit-delay\.v2\.10ms\.delay\.81920$", text, re.MULTILINE)
-    assert "5 wait, 0 are orphans\nleads to 'q'" in text
+    assert re.search(r"^ +1\.37 min +[34] +0  celery-rabbit-delay\.v3\.10ms\.delay\.81920$", text, re.MULTILINE)
+    assert re.search(r"^ +outbox +ready +unsettled +for\n +1 min +1 +\d  queue 'q'$", text, re.MULTILINE)
+    assert "6 wait, 0 are orphans\nleads to 'q'" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -451,18 +443,6 @@ def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost:
     vhost.take("q", 1)
 
 
-@pytest.mark.parametrize("given", [{"lanes": "5,90"}, {"shards": "3"}, {"lanes": "2.5", "shards": "2"}])
-def test_the_export_of_lanes_and_shards_has_every_level_of_each(vhost: Vhost, given: dict[str, str]) -> None:
-    arguments = [text for name, value in given.items() for text in (f"--{name}", value)]
-    exported = json.loads(run(vhost.url("amqp"), *arguments, "export").out)
-    lanes = tuple(map(float, given["lanes"].split(","))) if "lanes" in given else QUICK["lanes"]
-    wanted = Options(**{**QUICK, "lanes": lanes, "shards": int(given.get("shards", 1))})
-    topology = Topology.of(wanted.cascades(False), (), wanted.streams)
-    assert {queue["name"] for queue in exported["queues"]} == set(topology.queues)
-    assert len(exported["bindings"]) == len(topology.bindings)
-    assert {level.queue for shard in wanted.shards_of(wanted.cascade) for level in shard.levels} <= set(topology.queues)
-
-
 def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
     text = run(vhost.url("amqp"), "--prefix", 'odd "${name}', "export", "--format", "terraform", options=()).out
     options = Options(prefix='odd "${name}')
@@ -504,7 +484,7 @@ def test_a_user_without_permission_is_told_which(vhost: Vhost) -> None:
     user = vhost.user(configure="^$", write="^$", read="^$")
     refused = run(vhost.url("amqp", user), "setup")
     assert refused.code == 1
-    assert "access to exchange 'celery-rabbit-delay.v2.10ms.ingest" in refused.err
+    assert "access to exchange 'celery-rabbit-delay.v3.10ms.ingest" in refused.err
     assert run(vhost.url("amqp"), "setup").code == 0
     # Before 4.3, RabbitMQ shows anybody what there is.
     for command in ("plan", "verify", "status") if vhost.broker.version >= (4, 3) else ("plan", "verify"):
@@ -514,7 +494,7 @@ def test_a_user_without_permission_is_told_which(vhost: Vhost) -> None:
 def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
     delay = partial(celery, "-A", "shop", "delay", directory=EXAMPLE, CELERY_BROKER_URL=vhost.url("amqp"))
     assert delay("plan").code == 3
-    assert "58 levels exist" in delay("setup").out
+    assert "28 levels exist" in delay("setup").out
     assert delay("verify").code == 0
     assert "0 wait" in delay("status").out
     assert json.loads(delay("export").out)["vhosts"] == [{"name": vhost.name}]
@@ -584,3 +564,37 @@ def test_other_commands_of_celery_import_nothing_heavy() -> None:
     ours = {name.removeprefix("celery_rabbit_delay.") for name in imported if name.startswith("celery_rabbit_delay.")}
     assert {name for name in ours if name.split(".")[0] in rooms} == {"amqp", "amqp.schemes", "app", "app.signals"}
     assert "kombu.transport.pyamqp" not in imported
+
+
+def test_an_app_that_creates_nothing_gets_its_outboxes_from_setup_and_others_from_publishers(
+    vhost: Vhost, tmp_path: Path
+) -> None:
+    vhost.declare("celery")
+    for declared, expected in (("auto", {"+celery"}), ("passive", {"+celery", "1s.+celery", "60s.+celery"})):
+        (tmp_path / "shop.py").write_text(
+            "import celery, celery_rabbit_delay\n"
+            f"app = celery.Celery('shop', broker={vhost.url('amqp')!r})\n"
+            f"celery_rabbit_delay.install(app, tick=0.01, max_delay=120, outboxes=[1, 60], declare={declared!r})\n"
+        )
+        done = celery("-A", "shop", "delay", "setup", directory=tmp_path)
+        assert done.code == 0, done.err
+        assert {name for name in outboxes(vhost) if name.endswith("+celery") and "celery+" not in name} == expected
+        assert celery("-A", "shop", "delay", "plan", directory=tmp_path).code == 0
+
+
+def test_verify_checks_the_outboxes_that_exist(vhost: Vhost) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    assert run(url, "--queue", "q", "setup").code == 0
+    one, other = (CASCADE.outbox_name(Destination("", ("q",)), ticks) for ticks in (6000, 1000))
+    vhost.delete_queue(one)
+    for more in (("--queue", "q", "verify"), ("verify", *management(vhost))):
+        assert run(url, *more).code == 0  # a missing one costs a hop, never a message
+    vhost.declare(one)  # as something else
+    with vhost.plain() as connection:
+        connection.default_channel.queue_unbind(other, CASCADE.outbox_ingest, "@.10s.+q")
+    verified = run(url, "--queue", "q", "verify")
+    assert (verified.code, f"different  queue    {one}: PRECONDITION_FAILED" in verified.out) == (3, True)
+    verified = run(url, "verify", *management(vhost))
+    assert f"different  queue    {one}: PRECONDITION_FAILED" in verified.out
+    assert f"missing    binding  {CASCADE.outbox_ingest} -> {other} (@.10s.+q)" in verified.out

@@ -8,8 +8,8 @@ import subprocess
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,20 +22,24 @@ from celery_rabbit_delay.amqp.clients import client_of
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.layouts import Layout1
 from celery_rabbit_delay.core.topology import Cascade
+from celery_rabbit_delay.operate import Management
+from celery_rabbit_delay.operate.outboxes import outbox_named
 from testkit.broker import QUICK, Vhost, lead, publish, take
 from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from testkit.wait import wait_until
 
+Q = Destination("", ("q",))
 NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
 TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02")
 
 
 def waiting(vhost: Vhost, *cascades: Cascade) -> int:
     queues = set(vhost.names("queues"))
-    levels = {level.queue for cascade in cascades for level in cascade.levels}
-    return sum(vhost.count(queue) for queue in levels & queues)
+    waiting_in = {level.queue for cascade in cascades for level in cascade.levels}
+    for cascade in cascades:
+        waiting_in |= {name for name in queues if (outbox := outbox_named(cascade, name)) and outbox.delay}
+    return sum(vhost.count(queue) for queue in waiting_in & queues)
 
 
 @pytest.mark.long
@@ -51,7 +55,7 @@ def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> Non
             producer.publish("exchange", exchange="e", routing_key="bound", headers=headers, priority=priority)
         producer.publish("long name", routing_key="q", headers={"x-delay": 60_000})
     old, new = (Options(**options) for options in (QUICK, NEW))
-    moved = run(vhost.url("amqp"), "migrate", *TO_NEW)
+    moved = run(vhost.url("amqp"), "migrate", *TO_NEW, *management(vhost))
     assert (moved.code, moved.out) == (0, "5 moved, 0 left\n")
     assert waiting(vhost, old.cascade, old.high_cascade) == 0
     wait_until(lambda: waiting(vhost, new.cascade, new.high_cascade) == 5, "all wait there, none between two levels")
@@ -81,7 +85,7 @@ def test_what_waits_moves_to_another_broker(vhost: Vhost, named: str, monkeypatc
         if named == "by a variable":
             where = []
             monkeypatch.setenv("CELERY_RABBIT_DELAY_TO_BROKER", other.url("amqp"))
-        moved = run(vhost.url("amqp"), "migrate", "--any-queue", *where)
+        moved = run(vhost.url("amqp"), "migrate", "--any-queue", *where, *management(vhost))
         assert (moved.code, moved.out) == (0, "3 moved, 0 left\n")
         wait_until(lambda: not [name for name in other.names("queues") if "migrate" in name], "nothing is left of it")
         with other.connection() as connection:
@@ -153,7 +157,7 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
 
     def all_found() -> bool:  # some go from level to level meanwhile
         with vhost.plain() as connection:
-            for name in ("q", *(level.queue for level in new.levels)):
+            for name in ("q", *(name for name in vhost.names("queues") if name.startswith(f"{new.root}."))):
                 queue = kombu.Queue(name, no_declare=True)(connection.default_channel)
                 while message := queue.get(no_ack=True):
                     found.append(message.payload)
@@ -190,7 +194,7 @@ def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> N
     """Found in one of some ten rounds, when RabbitMQ 3.10 and 4.0 leave such a message standing in its level."""
     vhost.declare("q")
     pause = 0.005  # s; kept at the moment of expiry by what the rounds before it met
-    with vhost.connection(max_delay=QUICK["tick"], lanes=()) as source, vhost.connection(prefix="new") as target:
+    with vhost.connection(max_delay=QUICK["tick"], outboxes=()) as source, vhost.connection(prefix="new") as target:
         lead(source, "q")
         for _ in range(100):
             source.Producer().publish("x", routing_key="q", headers={"x-delay": QUICK["tick"] * 1000})
@@ -204,7 +208,7 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
     vhost.declare("q")
     with vhost.connection() as source, vhost.connection(prefix="new") as target:
         for id_ in ("a", "b", "c"):
-            publish(source, 60, correlation_id=id_)
+            publish(source, 100, correlation_id=id_)
         moving = operate.migrate(source, target, operate.cascades(source), Allowed(None))
         next(moving)
         with vhost.connection() as other:
@@ -229,10 +233,11 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     assert run(url, "--queue", "q", "setup", "--priorities").code == 0
     assert run(url, "teardown").code == 1  # nobody answers the question
     done = run(url, "--queue", "q", "teardown", "--yes")
-    assert (done.code, "2 outboxes stay" in done.out) == (0, True)
+    outboxes = len(Options(**QUICK).outbox_ticks) + 2
+    assert (done.code, f"{outboxes} outboxes stay" in done.out) == (0, True)
     left = [name for name in vhost.names("queues") if ".out." not in name or name in others[0]]
     assert (left, vhost.names("exchanges"), vhost.bindings()) == others
-    assert run(url, "teardown", "--yes", *management(vhost)).out == "2 exchanges and queues deleted\n"
+    assert run(url, "teardown", "--yes", *management(vhost)).out == f"{outboxes} exchanges and queues deleted\n"
     assert (vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()) == others
     assert run(url, "teardown", "--yes").out == "there is no such cascade\n"
 
@@ -247,7 +252,8 @@ def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost
     assert run(vhost.url("amqp"), "teardown", "--yes", options=short).code == 0
     assert [name for name in vhost.names("exchanges") if not name.startswith("new.")] == []
     left = [name for name in vhost.names("queues") if not name.startswith("new.")]
-    assert left == [CASCADE.outbox_name(Destination("", ("q",))), f"{CASCADE.root}.out.short-lived", "q"]
+    assert [name for name in left if not name.startswith(f"{CASCADE.root}.out.")] == ["q"]
+    assert CASCADE.outbox_name(Q) in left
     assert run(vhost.url("amqp"), "teardown", "--yes", *management(vhost), options=short).code == 0
     assert [name for name in vhost.names("queues") if not name.startswith("new.")] == ["q"]
 
@@ -299,14 +305,57 @@ def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> No
     assert vhost.names("queues") == ["full"]
 
 
-def test_teardown_of_an_earlier_layout_leaves_nothing_of_it_and_all_of_this_one(vhost: Vhost) -> None:
-    assert run(vhost.url("amqp"), "setup").code == 0
-    now = vhost.names("queues"), vhost.names("exchanges")
-    with vhost.plain() as connection:
-        for cascade in (CASCADE, replace(CASCADE, high=True)):
-            for name in Layout1(cascade).exchange_names():
-                connection.default_channel.exchange_declare(name, "fanout", durable=True, auto_delete=False)
-            for name in Layout1(cascade).queue_names():
-                connection.default_channel.queue_declare(name, durable=True, auto_delete=False)
-    assert run(vhost.url("amqp"), "teardown", "--layout", "1", "--yes", *management(vhost)).code == 0
-    assert (vhost.names("queues"), vhost.names("exchanges")) == now
+@pytest.mark.parametrize("known", ["by --queue", "to the management API"])
+def test_what_waits_in_outboxes_moves_too(vhost: Vhost, known: str) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        lead(connection, "q")
+        for delay in (60, 60, 61.5, 100):
+            publish(connection, delay)
+    more = ("--any-queue", *management(vhost)) if known == "to the management API" else ()
+    options = (*QUICKLY, "--queue", "q") if known == "by --queue" else QUICKLY
+    wait_until(lambda: CASCADE.outbox_name(Q, 6000) in vhost.names("queues"), "the outbox is there")
+    moved = run(vhost.url("amqp"), "migrate", *TO_NEW[1:], *more, options=options)
+    assert (moved.code, moved.out) == (0, "4 moved, 0 left\n"), moved.err
+    assert waiting(vhost, CASCADE) == 0
+    assert waiting(vhost, Options(**NEW).cascade) == 4
+
+
+def test_what_passes_from_a_level_into_an_outbox_while_others_are_moved_moves_too(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as source, vhost.connection(prefix="new") as target:
+        lead(source, "q")
+        source.connection.publisher_for()._bind(Q, 1000)
+        for _ in range(5):
+            publish(source, 12.56)  # a level of 2.56 s, then the outbox of 10 s
+        publish(source, 100)
+        outboxes = partial(operate.existing_outboxes, source, [Q])
+        moving = operate.migrate(source, target, operate.cascades(source), Allowed(None), outboxes)
+        assert next(moving).refused is None
+        wait_until(lambda: vhost.count(CASCADE.outbox_name(Q, 1000)) == 5, "the others are in the outbox")
+        assert len(list(moving)) == 5
+        assert waiting(vhost, CASCADE) == 0
+
+
+@pytest.mark.parametrize("known", ["by --queue", "to the management API"])
+def test_teardown_refuses_while_a_message_waits_in_an_outbox(vhost: Vhost, known: str) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        lead(connection, "q")
+        publish(connection, 60)
+    assert waiting(vhost, CASCADE) == vhost.count(CASCADE.outbox_name(Q, 6000)) == 1
+    before = vhost.names("queues"), vhost.names("exchanges")
+    named = ("--queue", "q") if known == "by --queue" else ()
+    asked = () if named else management(vhost)
+    outbox = CASCADE.outbox_name(Q, 6000)
+    wait_until(lambda: outbox in Management(management(vhost)[1], vhost.name).queues(), "the management API lists it")
+    refused = run(vhost.url("amqp"), *named, "teardown", "--yes", *asked)
+    assert (refused.code, "1 messages wait" in refused.err) == (1, True)
+    assert (vhost.names("queues"), vhost.names("exchanges")) == before
+
+
+def test_teardown_deletes_the_markers_of_other_longest_delays(vhost: Vhost) -> None:
+    for delay in ("1", "120", "100000"):
+        assert run(vhost.url("amqp"), "setup", options=("--tick", "0.01", "--max-delay", delay)).code == 0
+    assert run(vhost.url("amqp"), "teardown", "--yes", *management(vhost)).code == 0
+    assert (vhost.names("queues"), vhost.names("exchanges")) == ([], [])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import time
+from typing import Any
+
 import kombu
 import pytest
 
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import declare
-from celery_rabbit_delay.amqp.waiting import look
+from celery_rabbit_delay.amqp.waiting import Allowed, look, replay
+from celery_rabbit_delay.core.destination import Destination, decode
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.operate import Management, pruning
-from testkit.broker import Vhost, take
+from celery_rabbit_delay.operate import management as management_module
+from testkit.broker import Vhost, publish, take
 from testkit.commands import management, run
 from testkit.wait import wait_until
 
@@ -30,9 +36,8 @@ def test_orphans_block_no_other_message(vhost: Vhost) -> None:
     orphans = vhost.take(vhost.cascade.orphans, 40)
     assert sorted(message.payload for message in orphans) == list(range(40))
     for message in orphans:
-        _, _, *later = message.headers["CC"]
-        assert message.headers["CC"] == ["gone", "@.+gone", *later]
-        assert all(">" in key for key in later)  # steps
+        queue, outbox, destination = message.headers["CC"]
+        assert (queue, decode(outbox), destination) == ("gone", ("", "gone"), "@.=+gone")
         assert message.headers[HEADER]["exchange"] == ""
         assert message.headers[HEADER]["due"] > 1_700_000_000_000
 
@@ -80,6 +85,11 @@ def test_a_policy_of_the_user_stays_as_it_is_and_what_a_queue_has_refused_is_not
     assert [policy["name"] for policy in vhost.broker.api("GET", f"/policies/{vhost.name}")] == ["mine"]
 
 
+def without_delay(outbox: str) -> str:
+    """Return what the name of an outbox says besides its delay."""
+    return re.sub(r".*\.out\.(\d+m?s\.)?", "", outbox)
+
+
 def test_outboxes_of_what_is_gone_are_deleted_when_they_are_empty(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,25 +97,28 @@ def test_outboxes_of_what_is_gone_are_deleted_when_they_are_empty(
     vhost.declare("gone", "stays")
     for exchange in ("ended", "nobody"):
         vhost.declare(exchange=exchange)
-    with vhost.connection(shards=2) as connection:
+    with vhost.connection() as connection:
         for destination in ({"exchange": "ended"}, {"exchange": "nobody"}, {"routing_key": "gone"}):
-            connection.Producer().publish("x", headers={"x-delay": 60_000}, **destination)
-        connection.Producer().publish("x", routing_key="stays", headers={"x-delay": 60_000})
+            connection.Producer().publish("x", headers={"x-delay": 100_000}, **destination)
+        connection.Producer().publish("x", routing_key="stays", headers={"x-delay": 100_000})
         vhost.delete_queue("gone")
         vhost.delete_exchange("ended")
         api = Management(management(vhost)[1], vhost.name)
         pruned: set[str] = set()
 
         def names() -> set[str]:
-            pruned.update(name.split(".out.")[1] for name in operate.prune(connection, api))
-            return {name.split(".out.")[1] for name in vhost.names("queues") if ".out." in name}
+            pruned.update(without_delay(name) for name in operate.prune(connection, api)[0])
+            return {without_delay(name) for name in vhost.names("queues") if ".out." in name}
 
         wait_until(lambda: names() == {"+stays", "nobody+", "short-lived"}, "the management API has counted")
     assert pruned == {"+gone", "ended+"}
     assert not [binding for binding in vhost.bindings() if "gone" in str(binding) or "ended" in str(binding)]
     refused = run(vhost.url("amqp"), "setup", "--prune")
     assert (refused.code, "--prune needs --management-url" in refused.err) == (2, True)
-    assert "0 outboxes deleted" in run(vhost.url("amqp"), "setup", "--prune", *management(vhost)).out
+    assert (
+        "0 outboxes deleted, because they led nowhere"
+        in run(vhost.url("amqp"), "setup", "--prune", *management(vhost)).out
+    )
 
 
 def test_messages_of_a_deleted_exchange_are_orphans(vhost: Vhost) -> None:
@@ -150,3 +163,113 @@ def test_a_look_hides_nothing_from_the_next(vhost: Vhost, limit: int | None) -> 
         for _ in range(15):
             assert len(look(one, "q", limit)) == (limit or 5)
             assert declare.message_count(another.default_channel, "q") == 5
+
+
+Q = Destination("", ("q",))
+
+#: With these options 12.56 s are a level of 2.56 s and an outbox of 10 s, even if publishing takes long.
+BY_ONE_LEVEL: dict[str, Any] = {"outboxes": (10,), "slack": 0.05}
+
+
+def led_into_nothing(vhost: Vhost, connection: kombu.Connection, delay: float, amount: int, **headers: str) -> None:
+    """Send messages through a level into an outbox of 10 s that is deleted before they come."""
+    publisher = connection.connection.publisher_for()
+    publisher._bind(Q, 1000)
+    for _ in range(amount):
+        publish(connection, delay, headers=headers)
+    vhost.delete_queue(vhost.cascade.outbox_name(Q, 1000))
+    wait_until(lambda: vhost.count(vhost.cascade.orphans) == amount, "they are orphans")
+
+
+@pytest.mark.parametrize("declared", ["auto", "passive"])
+@pytest.mark.parametrize("by", ["the command", "a worker"])
+def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
+    vhost: Vhost, by: str, declared: str
+) -> None:
+    vhost.declare("q")
+    with vhost.connection(confirm=False, journal=0, **BY_ONE_LEVEL) as connection:
+        sent = time.time()
+        led_into_nothing(vhost, connection, 12.56, 5, id="x")
+    with vhost.connection(confirm=False, declare=declared) as connection:
+        [*listed] = operate.orphans(connection, 10)
+        assert {one.due.timestamp() >= sent + 12.55 for one in listed if one.due} == {True}
+        if by == "the command":
+            results = [refused for _, refused in operate.replay(connection, 10, Allowed(None))]
+        else:
+            found = replay(connection.connection, vhost.cascade, Allowed([kombu.Queue("q")]), 10)
+            results = [refused for _, refused in found]
+        assert results == [None] * 5
+        assert time.time() < sent + 12.56, "too late to say anything"
+        assert (vhost.count(vhost.cascade.orphans), vhost.count("q")) == (0, 0)
+        assert len(take(connection, "q", 5)) == 5
+        assert time.time() >= sent + 12.56
+        assert vhost.count(vhost.cascade.orphans) == 0
+
+
+def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
+        headers = {"x-delay-key": "k", "id": "first"}
+        led_into_nothing(vhost, connection, 12.56, 1, **headers)
+        [before] = list(operate.scheduled(connection))
+        assert [refused for _, refused in operate.replay(connection, 10, Allowed(None))] == [None]
+        [after] = list(operate.scheduled(connection))
+        assert after == before
+        [message] = take(connection, "q", 1)
+        assert (message.headers["id"], message.headers["x-delay-key"]) == ("first", "k")
+
+
+@pytest.mark.parametrize(
+    ("due", "says"),
+    [
+        (1, None),
+        ((1 << 63) - 1, "it was not sent by celery-rabbit-delay"),
+        (253_402_300_799_999, "is more than max_delay"),  # the end of the year 9999
+        (-1, "it was not sent by celery-rabbit-delay"),
+        ("soon", "it was not sent by celery-rabbit-delay"),
+    ],
+)
+def test_an_odd_due_time_of_an_orphan_stops_no_other(vhost: Vhost, due: Any, says: str | None) -> None:
+    vhost.declare("q")
+    assert run(vhost.url("amqp"), "--queue", "q", "setup").code == 0
+    cascade = vhost.cascade
+    with vhost.plain() as plain:
+        for one in (due, 1_700_000_000_000):
+            ours = {"prefix": cascade.root, "exchange": "", "due": one}
+            headers = {"CC": ["q", "@.10s.+q", "@.=+q"], HEADER: ours, "due": str(one)}
+            plain.Producer().publish("x", exchange=cascade.lost, routing_key="@.^0", headers=headers)
+    wait_until(lambda: vhost.count(cascade.orphans) == 2, "both are orphans")
+    with vhost.connection() as connection:
+        results = [refused for _, refused in operate.replay(connection, 10, Allowed(None))]
+        assert (says or "None") in str(results[0])
+        assert results[1:] == [None]
+        assert len(take(connection, "q", 1 if says else 2)) == (1 if says else 2)
+
+
+def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "QUIET", 6)
+    monkeypatch.setattr(pruning, "SEEN", 10_000)
+    monkeypatch.setattr(management_module, "HISTORY", 10)
+    monkeypatch.setattr(management_module, "SAMPLE", 5)
+    vhost.declare("q")
+    api = Management(management(vhost)[1], vhost.name)
+    busy, quiet, fast = (vhost.cascade.outbox_name(Q, ticks) for ticks in (6000, 1000, 100))
+    with vhost.connection() as connection:
+        publisher = connection.connection.publisher_for()
+        for ticks in (1000, 100):
+            publisher._bind(Q, ticks)
+        publish(connection, 60)
+        vhost.publish("q", 0)  # the queue holds something
+        wait_until(lambda: api.queues().get(busy, {}).get("messages"), "the management API has counted")
+        wait_until(lambda: api.histories().get(quiet, {}).get("messages_details"), "it has a history")
+        assert operate.prune(connection, api, [quiet]) == ([], [])
+        assert operate.prune(connection, api) == ([], [quiet])
+        assert {busy, fast} <= set(vhost.names("queues"))
+        for _ in range(2):
+            sent = time.monotonic()
+            publish(connection, 10)  # the publisher believes that the outbox is there
+        assert quiet in vhost.names("queues")
+        assert len(take(connection, "q", 3)) == 3
+        assert time.monotonic() >= sent + 10

@@ -339,17 +339,17 @@ def test_a_normal_message_is_not_late_behind_high_ones_that_wait_in_the_same_que
         ):
             while time.monotonic() < ends:
                 number += 1
-                priority = 0 if number % 10 == 0 else 9
+                priority = 0 if number % 4 == 0 else 9
                 body = {"due": time.time() + 2, "priority": priority}
                 producer.publish(body, routing_key="q", headers={"x-delay": 2000}, priority=priority)
                 try:
-                    connection.drain_events(timeout=0.02)
+                    connection.drain_events(timeout=0.005)
                 except TimeoutError:
                     continue
             while len(lateness) < number:
                 connection.drain_events(timeout=30)
     normal = [late for priority, late in lateness if priority == 0]
-    assert len(normal) > 5
+    assert len(normal) > 2
     assert min(late for _, late in lateness) >= 0
     assert max(normal) < 1.5, "they would be late by seconds, until no high ones follow"
 
@@ -399,13 +399,16 @@ def test_twelve_new_processes_publish_at_the_same_moment(vhost: Vhost) -> None:
     assert outbox(vhost, "1s.") in outboxes(vhost)
 
 
-def test_a_publisher_needs_to_write_to_the_two_entries_alone(vhost: Vhost) -> None:
+@pytest.mark.parametrize("outboxes", [False, True], ids=["", "and to see the outboxes"])
+def test_a_publisher_needs_to_write_to_the_two_entries_alone(vhost: Vhost, outboxes: bool) -> None:
+    """RabbitMQ from 4.3 shows outboxes only to those who may do something with them; others do without."""
     vhost.declare("q")
     cascade = vhost.cascade
     with vhost.connection() as connection:
         lead(connection, "q", delays=[1, 2])
-    entries = "|".join(name.replace(".", r"\.") for name in (cascade.ingest, cascade.outbox_ingest))
-    user = vhost.user("^$", f"^({entries})$", "^$")
+    entries = [name.replace(".", r"\.") for name in (cascade.ingest, cascade.outbox_ingest, cascade.marker)]
+    entries += [rf"{cascade.root}\.out\..*"] if outboxes else []
+    user = vhost.user("^$", f"^({'|'.join(entries)})$", "^$")
     # RabbitMQ checks these only where a user publishes to a topic exchange.
     for exchange in (cascade.behind_ingest, cascade.levels[3].done, "amq.topic"):
         rule = {"exchange": exchange, "write": "^$", "read": "^$"}
@@ -415,7 +418,8 @@ def test_a_publisher_needs_to_write_to_the_two_entries_alone(vhost: Vhost) -> No
         with routing_keys() as keys:
             for milliseconds in (1000, 370, 1000, 2000):
                 send(connection, milliseconds)
-        assert keys.count("@.1s.+q") == 2
+        seen = outboxes or vhost.broker.version < (4, 3)
+        assert keys.count("@.1s.+q") == (2 if seen else 0)
     arrive(vhost, 4)
 
 

@@ -13,7 +13,7 @@ from celery_rabbit_delay.amqp.receiving import catch_up, learn
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
-from testkit.broker import Vhost
+from testkit.broker import Vhost, publish
 from testkit.commands import documented_permissions as documented
 from testkit.commands import make_orphans, run
 from testkit.wait import wait_until
@@ -31,7 +31,9 @@ def test_a_publisher_needs_no_more_than_its_row(vhost: Vhost) -> None:
     vhost.declare("q")
     permissions = documented("publisher")
     vhost.publish_one(vhost.user(**permissions))
-    vhost.take("q", 1)
+    with vhost.connection(vhost.user(**permissions)) as connection:
+        publish(connection, 1)  # round: through its outbox alone
+    vhost.take("q", 2)
 
 
 @pytest.mark.parametrize("lacking", ["configure", "write", "read"])
@@ -48,8 +50,9 @@ def test_a_passive_publisher_needs_no_more_than_its_row(vhost: Vhost) -> None:
     vhost.publish_one(user, declare="passive")
     with vhost.connection(user, declare="passive") as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30}, priority=9)
-    vhost.take("q", 2)
-    with pytest.raises(DelayError, match=r"celery-rabbit-delay\.v2\.10ms\.ingest"):
+        publish(connection, 1)  # round: through its outbox alone
+    vhost.take("q", 3)
+    with pytest.raises(DelayError, match=r"celery-rabbit-delay\.v3\.10ms\.ingest"):
         vhost.publish_one(vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
 
 
@@ -77,11 +80,12 @@ def test_an_operator_needs_no_more_than_its_row(vhost: Vhost) -> None:
     vhost.take("gone", 1)
     assert "0 removed" in run(url, "orphans", "purge", "--yes").out
     with vhost.connection() as connection:
-        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 60_000})
-    moved = run(url, "migrate", "--any-queue", "--to-prefix", "celery-rabbit-delay.new")
-    assert moved.out == "1 moved, 0 left\n", moved.err
+        publish(connection, 60)
+        publish(connection, 100)
+    moved = run(url, "--queue", "q", "migrate", "--to-prefix", "celery-rabbit-delay.new")
+    assert moved.out == "2 moved, 0 left\n", moved.err
     assert run(url, "teardown", "--yes").code == 0
-    wait_until(lambda: "celery-rabbit-delay.v2.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
+    wait_until(lambda: "celery-rabbit-delay.v3.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
 
 
 def test_a_worker_reaches_no_task_of_others() -> None:
@@ -89,11 +93,12 @@ def test_a_worker_reaches_no_task_of_others() -> None:
     cascade = Options().cascade
     others = [Destination("", ("secret",)), Destination("orders", key="q"), Destination("news", fanout=True)]
     recording = [stream for stream in streams.all_streams(cascade) if "journal" in stream.name]
-    topology = Topology.of([cascade, replace(cascade, high=True)], others, recording)
+    topology = Topology.of([cascade, replace(cascade, high=True)], others, recording, Options().outbox_ticks)
     for what, pattern in documented("worker").items():
         reached = [name for name in topology.queues if re.search(pattern, name)]
         assert reached == [f"{cascade.root}.out.short-lived"], what
-        assert re.search(pattern, cascade.outbox_name(Destination("", ("q",)))), what
+        for ticks in (0, 1, 480):
+            assert re.search(pattern, cascade.outbox_name(Destination("", ("q",)), ticks)), what
 
 
 @pytest.mark.parametrize("lacking", ["configure", "write", "read"])
@@ -150,9 +155,9 @@ def test_a_passive_publisher_records_cancels_and_replaces(vhost: Vhost) -> None:
 @pytest.mark.parametrize(
     ("write", "read", "says"),
     [
-        (r"^q$|\.out\.", ".*", "celery-rabbit-delay.v2.10ms.ingest"),  # may not publish
+        (r"^q$|\.out\.", ".*", "celery-rabbit-delay.v3.10ms.ingest"),  # may not publish
         (r"^celery-rabbit-delay\.(?!.*ingest$)", ".*", "'q'"),  # may not bind the queue
-        (".*", "^q$", "celery-rabbit-delay.v2.10ms.delay.exit"),  # may not bind to done
+        (".*", "^q$", "celery-rabbit-delay.v3.10ms.exit"),  # may not bind to exit
     ],
 )
 @pytest.mark.parametrize("confirm_publish", [False, True])

@@ -321,17 +321,6 @@ def test_what_is_listed_until_a_naive_time_is_in_the_apps_zone(vhost: Vhost, mak
             celery_rabbit_delay.scheduled(app, limit=limit)
 
 
-def test_what_waits_in_all_shards_is_listed_whatever_shards_the_reader_uses(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED, shards=3) as connection:
-        for number in range(6):
-            publish(connection, 60 + number, correlation_id=str(number))
-        assert [one.id for one in operate.scheduled(connection)] == list("012345")
-        operate.cancel(connection, ["1"])
-        operate.reschedule(connection, "0", datetime.now(timezone.utc) + timedelta(seconds=90))
-    assert ids(vhost) == list("23450")
-
-
 def test_a_message_that_is_moved_meanwhile_is_in_each_list(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection, vhost.connection(**RECORDED) as mover:
@@ -522,7 +511,7 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     assert "no waiting message with the id 'a'" in run(url, "run-now", "a").err
 
 
-STREAMS = {f"celery-rabbit-delay.v2.10ms.{name}" for name in ("changes", "keys", "journal.600")}
+STREAMS = {f"celery-rabbit-delay.v3.10ms.{name}" for name in ("changes", "keys", "journal.600")}
 
 
 @pytest.mark.own_vhost
@@ -538,7 +527,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
         publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
         operate.cancel(connection, ["a"])
     assert ids(vhost) == ["b"]
-    assert "celery-rabbit-delay.v2.10ms.changes" in run(url, "status", "--all").out
+    assert "celery-rabbit-delay.v3.10ms.changes" in run(url, "status", "--all").out
     found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
     assert found.keys() == STREAMS
     assert run(url, *command, "teardown", "--yes", "--delete-messages").code == 0
@@ -549,7 +538,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
 def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_to(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0
-    name = "celery-rabbit-delay.v2.10ms.changes"
+    name = "celery-rabbit-delay.v3.10ms.changes"
     with vhost.plain() as connection:
         connection.default_channel.queue_unbind(name, vhost.cascade.ingest, "@.changes")
     assert "binding" in run(url, "verify", *management(vhost)).out

@@ -20,7 +20,7 @@ AFTER_A_CRASH = "unless dead_letter_worker_publisher_confirm_timeout is set"
 def test_verify_names_the_setting_where_levels_are_behind(advanced: str, said: str) -> None:
     with own_node(advanced=advanced) as vhost:
         vhost.declare("q")
-        with vhost.connection(lanes=()) as connection:
+        with vhost.connection(outboxes=()) as connection:
             cascade = connection.transport.delay_options.cascade
             api = operate.Management(management(vhost)[1], vhost.name)
             operate.setup(connection, [cascade], [])
@@ -28,7 +28,7 @@ def test_verify_names_the_setting_where_levels_are_behind(advanced: str, said: s
             before = operate.advice(api, [cascade])
             concerned = not advanced and vhost.broker.version < (4, 2)  # with an advanced.config it may be set
             assert [AFTER_A_CRASH in text for text in before] == [True] * concerned
-            verified = run(vhost.url("amqp"), "--lanes", "", "verify", *management(vhost))
+            verified = run(vhost.url("amqp"), "--outboxes", "", "verify", *management(vhost))
             assert all(text in verified.out for text in before)
             assert verified.code == 0, verified.text  # it is no problem
             # 10 s are 5.12 s and, however long publishing takes, others: what these refuse stays in the first level.
@@ -40,7 +40,7 @@ def test_verify_names_the_setting_where_levels_are_behind(advanced: str, said: s
             advice = operate.advice(api, [cascade])[0]
         assert said in advice
         assert cascade.levels[9].queue in advice
-        verified = run(vhost.url("amqp"), "--lanes", "", "verify", *management(vhost))
+        verified = run(vhost.url("amqp"), "--outboxes", "", "verify", *management(vhost))
         assert said in verified.out
 
 
@@ -61,7 +61,7 @@ def test_verify_names_the_setting_where_an_outbox_is_behind_unless_it_is_known_w
         stuck = {False: "first", True: "full"}
 
         def held_up() -> bool:
-            found = {outbox.is_stuck: outbox for outbox in operate.outboxes([cascade], api) if outbox.stuck > 90}
+            found = {outbox.is_stuck: outbox for outbox in operate.held_up(cascade, api) if outbox.stuck > 90}
             return all(stuck[known] in outbox.queue for known, outbox in found.items()) and len(found) == 2
 
         wait_until(held_up, "both outboxes hold their messages")

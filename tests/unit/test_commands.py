@@ -213,9 +213,7 @@ def test_the_management_api_is_that_of_the_environment(away: None, monkeypatch: 
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(operate, "Management", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(operate, "existing", lambda connection, priorities: [])
-    monkeypatch.setattr(
-        operate, "status", lambda connection, wanted, known, management: Status([], [], 0, None, None, [])
-    )
+    monkeypatch.setattr(operate, "status", lambda *arguments: Status([], [], 0, None, None, []))
     url = "http://me:s3cret@127.0.0.1:15672"
     environment = {"CELERY_RABBIT_DELAY_MANAGEMENT_URL": url, "CELERY_RABBIT_DELAY_MANAGEMENT_CA": "/ca.pem"}
     assert run("status", **environment).exit_code == 0

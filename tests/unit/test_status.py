@@ -162,9 +162,8 @@ def test_outboxes_of_a_destination_are_added_up_as_long_as_the_cause_is_the_same
     ]
     assert found[0].queue == CASCADE.outbox_name(QUEUE)
     assert {one.destination for one in found[2:]} == {"a destination with a long name"}
-    assert {one.queue for one in found[2:]} == {
-        CASCADE.outbox_name(one, ticks) for one in long for ticks in (0, 8, 480)
-    }
+    names = {CASCADE.outbox_name(destination, ticks) for destination in long for ticks in (0, 8, 480)}
+    assert {one.queue for one in found[2:]} == names
 
 
 def test_a_queue_that_somebody_named_like_an_outbox_misleads_nobody() -> None:
