@@ -1,6 +1,7 @@
 """A virtual host with a cascade for one test after the other.
 
-To create and delete its quorum queues costs RabbitMQ more than most tests do. What a test leaves in it is removed. It is used again only if it then is what it was at first.
+To create and delete its quorum queues costs RabbitMQ more than most tests do. What a test leaves in it is removed. It is
+used again only if it then is what it was at first.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SharedVhost:
                 channel.exchange_delete(exchange)
 
     def _purge(self) -> bool:
-        """Purge the queues that were empty at first; return False if others changed, or if messages may be on the move."""
+        """Purge the queues that were empty at first; return False if others changed, or messages may be on the move."""
         with self.vhost.plain() as connection:
             channel = connection.default_channel
             for name, count in self._counts.items():

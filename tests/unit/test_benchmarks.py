@@ -42,14 +42,14 @@ def test_every_result_is_on_a_page_and_goals_are_not_in_front_of_users() -> None
 
 
 def test_a_row_that_was_not_measured_is_said_to_be_missing() -> None:
-    results = {"4.3": {"rows": {}, "about": {}}}
+    results: dict[str, Any] = {"4.3": {"rows": {}, "about": {}}}
     assert report.drawn_from(report.SECTIONS["declaring"], results) == "Not measured yet."
     assert "not measured yet" in report.goals(results)
 
 
 def test_figures_of_an_earlier_layout_are_marked() -> None:
     before = {name: value for name, value in ABOUT.items() if name != "layout"}
-    results = {"4.3": {"rows": {"memory": {}}, "about": {"memory": before}}}
+    results: dict[str, Any] = {"4.3": {"rows": {"memory": {}}, "about": {"memory": before}}}
     assert "`memory`" in report.earlier(results)
     assert "layout 2 |" in report.measured(results, ["memory"])
     assert report.current(results)["4.3"]["rows"] == {}
