@@ -1,7 +1,7 @@
 """A virtual host with a cascade for one test after the other.
 
-To create and delete its quorum queues costs RabbitMQ more than most tests do. What a test leaves in it is removed. It is
-used again only if it then is what it was at first.
+To create and delete its quorum queues costs RabbitMQ more than most tests do. What a test leaves in it is removed.
+It is used again only if it then is what it was at first.
 """
 
 from __future__ import annotations
