@@ -32,7 +32,7 @@ CONF = "management_agent.disable_metrics_collector = true"
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--rabbitmq", nargs="+", default=["3.10", "4.3"], help="names for tools/get-rabbitmq")
-    parser.add_argument("--row", nargs="+", choices=list(FILES), metavar="ROW")
+    parser.add_argument("--row", nargs="+", choices=list(FILES), metavar="ROW", help=f"any of {', '.join(FILES)}")
     parser.add_argument("--schedule", action="store_true", help="all rows of what the schedule costs, instead")
     parser.add_argument("--scale", type=float, default=1.0, help="how much of it: 0.01 is quick and means nothing")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each row; a few rows take more, by themselves")

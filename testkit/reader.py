@@ -29,7 +29,10 @@ LOOKS = re.compile(r" (status|list|plan)\b| inspect | show$|rabbitmqctl (--quiet
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
-VARYING = re.compile(rf"(?:{UUID}|{TIME}|celery@\w+|ForkPoolWorker-\d+|\d+\.\d s\b)")
+#: How many queues are deleted depends on the outboxes that were used.
+VARYING = re.compile(
+    rf"(?:{UUID}|{TIME}|celery@\w+|ForkPoolWorker-\d+|\d+\.\d s\b|\d+(?= exchanges and queues deleted))"
+)
 TITLES = re.compile(r" *(?:level|outbox) +ready +unsettled +(?:queue|for)")
 PLACE = re.compile(r" *[\d.]+ \w+ +(\d+) .*(?:\.delay\.\d+|queue '\w+')")
 

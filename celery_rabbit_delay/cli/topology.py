@@ -179,7 +179,7 @@ def teardown(obj: Any, delete_messages: bool, native: bool, management_url: str 
     Refuses if there are waiting messages or orphans. Stop publishers first: a running publisher creates the cascade
     again. Use --management-url to include messages between two queues, outboxes of queues that the app does not have,
     and messages that are stuck in outboxes; it takes 12 s. Without it outboxes stay, unless --delete-messages deletes
-    those of the app.
+    those of the app. Classic queues need it, or --delete-messages.
     """
     from .. import operate
 
@@ -192,6 +192,11 @@ def teardown(obj: Any, delete_messages: bool, native: bool, management_url: str 
     with connected(target) as connection:
         management = management_of(management_url, connection)
         leading = destinations(target)
+        if not (management or delete_messages) and connection.transport.delay_options.queue_type == "classic":
+            raise click.UsageError(
+                "classic queues need --management-url: AMQP does not show which outboxes hold messages, and without "
+                "the cascade they would lose them; --delete-messages deletes whatever is there"
+            )
         if not delete_messages:
             _require_empty(connection, leading, None)
             if management:  # its counts are those of some seconds ago

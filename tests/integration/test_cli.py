@@ -569,7 +569,7 @@ def test_other_commands_of_celery_import_nothing_heavy() -> None:
 def test_an_app_that_creates_nothing_gets_its_outboxes_from_setup_and_others_from_publishers(
     vhost: Vhost, tmp_path: Path
 ) -> None:
-    vhost.declare("celery")
+    vhost.declare("celery", exchange="celery")
     for declared, expected in (("auto", {"+celery"}), ("passive", {"+celery", "1s.+celery", "60s.+celery"})):
         (tmp_path / "shop.py").write_text(
             "import celery, celery_rabbit_delay\n"

@@ -316,44 +316,6 @@ def test_a_destination_of_many_round_delays_gets_an_outbox_for_each_that_it_need
     }
 
 
-PRIORITIES: list[dict[str, Any]] = [{}, {"outboxes": ()}, {"queue_type": "classic"}]
-
-
-@pytest.mark.parametrize("options", PRIORITIES, ids=str)
-def test_a_normal_message_is_not_late_behind_high_ones_that_wait_in_the_same_queue(
-    vhost: Vhost, options: dict[str, Any]
-) -> None:
-    """RabbitMQ 4.0 to 4.2 would look at the high ones alone, while there are any."""
-    vhost.declare("q", "high")
-    with vhost.connection(**options) as connection:
-        for priority in (0, 9):
-            lead(connection, "q", priority, delays=[2])
-        ends = time.monotonic() + 5
-        lateness = []
-        producer, number = connection.Producer(), 0
-        with kombu.Consumer(
-            connection.channel(),
-            [kombu.Queue("q", no_declare=True)],
-            on_message=lambda one: lateness.append((one.payload["priority"], time.time() - one.payload["due"])),
-            no_ack=True,
-        ):
-            while time.monotonic() < ends:
-                number += 1
-                priority = 0 if number % 4 == 0 else 9
-                body = {"due": time.time() + 2, "priority": priority}
-                producer.publish(body, routing_key="q", headers={"x-delay": 2000}, priority=priority)
-                try:
-                    connection.drain_events(timeout=0.005)
-                except TimeoutError:
-                    continue
-            while len(lateness) < number:
-                connection.drain_events(timeout=30)
-    normal = [late for priority, late in lateness if priority == 0]
-    assert len(normal) > 2
-    assert min(late for _, late in lateness) >= 0
-    assert max(normal) < 1.5, "they would be late by seconds, until no high ones follow"
-
-
 def test_where_levels_part_by_priority_high_messages_use_no_outboxes_that_delay(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection:
