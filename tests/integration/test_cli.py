@@ -185,7 +185,9 @@ def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
     assert not [binding for binding in vhost.bindings() if "probe" in str(binding)]
 
 
-@pytest.mark.parametrize("damage", ["queue", "exchange", "binding", "extra", "policy"])
+@pytest.mark.parametrize(
+    "damage", ["queue", "exchange", pytest.param("binding", marks=pytest.mark.long), "extra", "policy"]
+)
 def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0

@@ -49,6 +49,7 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
     assert min(lateness) >= 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, queue_type: str) -> None:
     """A quorum queue lets go of some messages, a few in a thousand of these, a little before their TTL has passed."""
@@ -73,6 +74,7 @@ def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, queue
     assert min(held) >= 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_messages_of_any_priority_are_equally_late(vhost: Vhost, queue_type: str) -> None:
     """RabbitMQ 4.0 looks for expired messages only at the head of a quorum queue, where the high ones are."""
