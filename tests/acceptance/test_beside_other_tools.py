@@ -20,7 +20,7 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, waiting
 
-pytestmark = pytest.mark.shared_vhost
+pytestmark = [pytest.mark.more, pytest.mark.shared_vhost]
 
 HEAD = f"""
 import json, os, sys

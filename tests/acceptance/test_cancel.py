@@ -56,7 +56,9 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[pytest.mark.more] if "celery control" in how else []) for how in WAYS]
+)
 def test_a_task_that_is_cancelled_while_no_worker_is_up_does_not_run(make_shop: MakeShop, how: str) -> None:
     shop = make_shop({**QUICK, "max_delay": 600})
     dead, _ = (

@@ -16,6 +16,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 
+pytestmark = pytest.mark.more
+
 TOPIC = {"queues": "quorum by default, topic exchange", "task_default_routing_key": "celery"}
 
 

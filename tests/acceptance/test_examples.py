@@ -23,6 +23,8 @@ from testkit.wait import wait_until
 
 from .conftest import ROOT, Worker
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture
 def run_worker(vhost: Vhost, tmp_path: Path) -> Iterator[Callable[..., Worker]]:

@@ -16,6 +16,8 @@ from testkit.pages import commands
 from testkit.reader import ROOT, UUID, Reader
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture
 def reader(vhost: Vhost, tmp_path: Path) -> Iterator[Reader]:

@@ -21,6 +21,7 @@ from .conftest import MakeShop, Shop, plain_celery_url, waiting
 
 pytestmark = pytest.mark.shared_vhost
 
+OTHER_POOLS = ("-P threads", "-P solo", "-P gevent", "-P eventlet", "--autoscale=4,1")
 HELD_BY_CELERY = "so it holds such tasks itself, as Celery does"
 
 
@@ -32,7 +33,8 @@ def scheduled(shop: Shop) -> list[Any]:
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
 @pytest.mark.parametrize(
-    "arguments", ["-P prefork", "-P threads", "-P solo", "-P gevent", "-P eventlet", "--autoscale=4,1"]
+    "arguments",
+    ["-P prefork", *(pytest.param(pool, marks=pytest.mark.more) for pool in OTHER_POOLS)],
 )
 def test_tasks_of_others_do_not_hold_up_immediate_ones(
     make_shop: MakeShop, arguments: str, conf: dict[str, Any]
@@ -55,7 +57,7 @@ def test_tasks_of_others_do_not_hold_up_immediate_ones(
 
 
 @pytest.mark.parametrize("queues", ["made when missing", "quorum", "classic, topic exchange", "priority"])
-@pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("timezone", ["UTC", pytest.param("Europe/Berlin", marks=pytest.mark.more)])
 def test_a_task_comes_back_as_it_was_sent(make_shop: MakeShop, queues: str, timezone: str) -> None:
     conf = {"queues": queues, "timezone": timezone}
     shop, others = make_shop(**conf), make_shop(None, **conf)

@@ -31,7 +31,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+@pytest.fixture(scope="module", params=["default", pytest.param("quorum, topic", marks=pytest.mark.more)])
 def shop(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     directory = tmp_path_factory.mktemp("shop")
     conf = CONFIGURATIONS[request.param] | {"result_backend": f"file://{directory}"}

@@ -17,7 +17,9 @@ from .conftest import MakeShop, assert_nothing_went_wrong
 pytestmark = pytest.mark.shared_vhost
 
 
-@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
+@pytest.mark.parametrize(
+    "conf", [{}, pytest.param({"queues": "quorum"}, marks=pytest.mark.more)], ids=["classic", "quorum"]
+)
 @pytest.mark.parametrize(
     "arguments",
     ["-P prefork", "-P threads", "-P solo", "-P gevent", "-P eventlet", "--autoscale=4,1", "--prefetch-multiplier=1"],
@@ -35,6 +37,7 @@ def test_delayed_tasks_and_retries_run(make_shop: MakeShop, arguments: str, conf
     assert_nothing_went_wrong(shop)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_green_pools_take_more_than_ten_messages_a_second(make_shop: MakeShop, pool: str) -> None:
     """Celery 5.7 waits 0.1 s for heartbeats after each."""

@@ -15,6 +15,8 @@ from testkit.node import Node, free_port
 
 from .conftest import Shop
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture
 def tls_broker(tmp_path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.shared_vhost
 
 
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}, {"queues": "classic, topic exchange"}])
-@pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("timezone", ["UTC", pytest.param("Europe/Berlin", marks=pytest.mark.more)])
 def test_a_delayed_task_looks_like_one_that_was_sent_directly(
     make_shop: MakeShop, conf: dict[str, Any], timezone: str
 ) -> None:
@@ -203,7 +203,9 @@ def mingled(shop: Shop) -> None:
     wait_until(start, "the second worker hears of the first", 150)
 
 
-@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
+@pytest.mark.parametrize(
+    "conf", [{}, pytest.param({"queues": "quorum"}, marks=pytest.mark.more)], ids=["classic", "quorum"]
+)
 def test_mingle_gossip_events_and_remote_control_work_between_workers(
     make_shop: MakeShop, conf: dict[str, Any]
 ) -> None:

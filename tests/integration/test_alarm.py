@@ -25,6 +25,8 @@ from testkit.wait import wait_until
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture
 def vhost() -> Iterator[Vhost]:

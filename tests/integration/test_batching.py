@@ -150,12 +150,12 @@ def test_a_queue_that_is_forbidden_meanwhile_fails_only_its_own_tasks(vhost: Vho
         with celery_rabbit_delay.batch(app, max_size=4) as producer:
             for n in range(4):
                 queue = ("secret", "q")[n % 2]
-                ids.append(app.send_task("t", (n,), queue=queue, countdown=0.5, producer=producer).id)
+                ids.append(app.send_task("t", (n,), queue=queue, countdown=5, producer=producer).id)
             permissions = {"configure": ".*", "write": "^(celery-rabbit-delay.*|q)$", "read": ".*"}
             vhost.broker.api("PUT", f"/permissions/{vhost.name}/{user}", permissions)
             lose(producer.connection)
             for n in range(4, 12):
-                app.send_task("t", (n,), queue="q", countdown=0.5, producer=producer)
+                app.send_task("t", (n,), queue="q", countdown=5, producer=producer)
 
     with pytest.raises(BatchFailed, match="permission denied") as failed:
         send()

@@ -171,7 +171,7 @@ def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
     app = make_app(task_queues=queues)
     with app.connection_for_write() as connection:
         queues[1](connection.default_channel).declare()
-    app.send_task("t", countdown=0.5, **options)
+    app.send_task("t", countdown=3, **options)
     [message] = vhost.take(queue, 1)
     assert message.headers[HEADER]["exchange"] == exchange
     assert message.headers["CC"] == [key, *addresses]

@@ -202,7 +202,9 @@ def test_verify_names_a_release_with_known_faults(vhost: Vhost, monkeypatch: pyt
         assert ("upgrade to 4.3.5 or later" in verified.output) is told
 
 
-@pytest.mark.parametrize("damage", ["queue", "exchange", "binding", "extra", "policy"])
+@pytest.mark.parametrize(
+    "damage", ["queue", "exchange", pytest.param("binding", marks=pytest.mark.long), "extra", "policy"]
+)
 def test_verify_finds_each_kind_of_damage(vhost: Vhost, damage: str) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0

@@ -19,6 +19,7 @@ from testkit.proxy import proxy
 from testkit.wait import wait_until
 
 DELAY = {"x-delay": 30}
+LONG_DELAY = {"x-delay": 20_000}  # what still waits when the next is published
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def fill(vhost: Vhost, pattern: str = r"\.delay\.") -> None:
     vhost.policy("full", {"max-length": 0}, pattern=pattern)
 
 
-def refusal(producer: kombu.Producer, headers: dict[str, Any] = DELAY) -> str:
+def refusal(producer: kombu.Producer, headers: dict[str, Any] = LONG_DELAY) -> str:
     """Return the reason why a message cannot be stored now, or ""."""
     try:
         producer.publish("?", routing_key="q", headers=headers)

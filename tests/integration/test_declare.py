@@ -129,6 +129,7 @@ def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, mo
     assert len(vhost.take("q", 2)) == 2
 
 
+@pytest.mark.more
 def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is while another process creates the queue: RabbitMQ then refuses messages at once."""
     with own_node() as vhost:  # it may not recover

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
 from celery_rabbit_delay.amqp.following import Follower
@@ -12,6 +13,8 @@ from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
 from testkit.broker import Vhost, own_node, publish
+
+pytestmark = pytest.mark.more
 
 
 def is_timed_out(connection: Any) -> bool:

@@ -26,6 +26,7 @@ SLOW = {"x-delay": 8000}
 REPLY = "reply-550e8400-e29b-41d4-a716-446655440000"
 
 
+@pytest.mark.long
 @pytest.mark.own_vhost
 def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhost: Vhost) -> None:
     long, longer = "x" * 230, "y" * 255

@@ -10,6 +10,8 @@ from testkit.broker import Vhost, own_node
 from testkit.commands import management, run
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.more
+
 DEFAULT = "raise dead_letter_worker_consumer_prefetch, which is at its default of 32"
 PERHAPS = "raise dead_letter_worker_consumer_prefetch, if it is at its default of 32"
 AFTER_A_CRASH = "unless dead_letter_worker_publisher_confirm_timeout is set"

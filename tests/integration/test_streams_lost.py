@@ -14,6 +14,8 @@ from testkit.broker import QUICK
 from testkit.node import Node
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.more
+
 JOURNAL = "celery-rabbit-delay.v3.10ms.journal.600"
 STREAMS = Options(**QUICK, journal=0).streams
 

@@ -49,6 +49,7 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
     assert min(lateness) >= 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outboxes", [(), (0.01,)], ids=["of a level", "of an outbox"])
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(
@@ -76,6 +77,7 @@ def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(
     assert min(held) >= 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("round_", [False, True], ids=["in levels", "in outboxes"])
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 def test_messages_of_any_priority_are_equally_late(vhost: Vhost, queue_type: str, round_: bool) -> None:

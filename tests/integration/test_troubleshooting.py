@@ -21,6 +21,8 @@ from testkit.commands import PROGRAM, make_orphans, run
 from testkit.pages import commands
 from testkit.wait import wait_until
 
+pytestmark = pytest.mark.more
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 BIN = Path(sys.executable).parent
