@@ -210,4 +210,4 @@ def entry_for(
     if stream is None and key is None and number is None:
         return None
     number = streams.new_number() if number is None else number
-    return Entry(number, headers_.milliseconds(due), headers_.message_id(properties, headers), stream, key)
+    return Entry(number, headers_.milliseconds_due(due), headers_.message_id(properties, headers), stream, key)

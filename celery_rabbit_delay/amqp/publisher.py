@@ -104,7 +104,7 @@ class DelayedPublisher:
         if returned.exchange != self.cascade.outbox_ingest or state is None:
             return False
         self._forget_all()
-        milliseconds = headers_.milliseconds(state.due) + 1 - utc_ms()  # the header counts whole ones
+        milliseconds = headers_.milliseconds(state.due) + 1 - utc_ms()  # this clock counts whole ones
         route = self.options.route(self.cascade, milliseconds * 1000, outboxes=())
         headers = headers_.addressed(returned.message.headers, [without_delay(returned.key)])
         message = with_headers(returned.message, headers)

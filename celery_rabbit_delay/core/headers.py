@@ -132,7 +132,7 @@ def wrap(
     check_key(exchange, "exchange")
     for key in (*keys, *cc_keys(headers, "BCC")):
         _check_own_key(key)
-    ours = wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds(due)}
+    ours = wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds_due(due)}
     if number is not None:
         ours["n"] = number
     if deaths:
@@ -175,6 +175,11 @@ def wrap_for_return(
 def milliseconds(moment: datetime) -> int:
     """Return the milliseconds from 1970 to an aware datetime."""
     return (moment - _EPOCH) // _MILLISECOND
+
+
+def milliseconds_due(moment: datetime) -> int:
+    """Return the same rounded up, for a due time: who sends the message again by it must not send it early."""
+    return -((_EPOCH - moment) // _MILLISECOND)
 
 
 def moment(milliseconds: int) -> datetime:

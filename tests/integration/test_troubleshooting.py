@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import kombu
 import pytest
@@ -71,8 +72,8 @@ def assert_printed(vhost: Vhost, command: str, lines: list[str]) -> None:
     wait_until(printed, f"{command!r} prints what the page says", timeout=60)  # the management API counts every 5 s
 
 
-def connection(vhost: Vhost) -> kombu.Connection:
-    return kombu.Connection(vhost.url(), transport_options={OPTIONS: Options()})
+def connection(vhost: Vhost, **options: Any) -> kombu.Connection:
+    return kombu.Connection(vhost.url(), transport_options={OPTIONS: Options(**options)})
 
 
 def publish(vhost: Vhost, queue: str, *delays: float) -> None:
@@ -121,7 +122,7 @@ def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
     publish(vhost, "celery", 0.2)
     vhost.take("celery", 1)
     vhost.delete_exchange(SECOND.done)
-    with connection(vhost) as publisher:
+    with connection(vhost, outboxes=()) as publisher:
         for _ in range(40):
             publisher.Producer().publish("x", routing_key="celery", headers={"x-delay": 1000})
     (status, blocked), (verify, missing) = commands(PAGE.name, "A level is blocked")
