@@ -13,7 +13,12 @@ from testkit.shared_vhost import SharedVhost
 from testkit.wait import wait_until
 
 # A test must not fail because the machine is busy.
-settings.register_profile("without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "without a clock",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=100 if os.environ.get("CI") else 40,
+)
 settings.load_profile("without a clock")
 
 
