@@ -29,9 +29,9 @@ _TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
 #: Ids in a message that cancels them.
 _MAX_IDS = 10_000
 
-#: Bytes of a message, of an id in it, and characters of all stamps. Whoever may write to ingest may make up others, and
-#: every worker would take them into its memory.
-MAX_BYTES, _MAX_ID, _MAX_STAMPS = 2_000_000, 255, 10_000_000
+#: Bytes of a message, of an id in it, and of all stamps, each of which takes some itself. Whoever may write to ingest
+#: may make up others, and every worker would take them into its memory.
+MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
 
 #: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
 #: messages with keys, at least half.
@@ -142,7 +142,7 @@ class Changes:
         self._uuids = _Newest()
         self._ids = _Newest()
         self._stamps: dict[str, dict[str, int]] = {}
-        self._stamped = 0  # characters in them
+        self._stamped = 0  # bytes in them
         self._voids: dict[int, float] = {}  # when each is due, in milliseconds
         self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
 
@@ -175,16 +175,15 @@ class Changes:
             self.has_forgotten |= known.add(id_)
 
     def _add_stamp(self, name: str, values: Iterable[str], now: int) -> None:
-        known = self._stamps.setdefault(name, {})
         for value in values:
-            self._stamped += 0 if value in known else len(name) + len(value)
+            known = self._stamps.setdefault(name, {})
+            self._stamped += 0 if value in known else len(name) + len(value) + _STAMP
             known[value] = max(now, known.get(value, 0))
         if self._stamped > _MAX_STAMPS:
             newest = sorted(((at, name, one) for name, ones in self._stamps.items() for one, at in ones.items()))
             self._stamps, self._stamped = {}, 0
-            for at, of, one in reversed(newest):
-                if self._stamped + len(of) + len(one) > _MAX_STAMPS // 2:
-                    break
+            while self._stamped <= _MAX_STAMPS // 2:
+                at, of, one = newest.pop()
                 self._add_stamp(of, [one], at)
 
     def _add_void(self, number: int, due: float) -> None:
