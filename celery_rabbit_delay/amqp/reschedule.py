@@ -11,7 +11,7 @@ from typing import Any
 import kombu
 from amqp import Message
 
-from ..core import changes
+from ..core import changes, streams
 from ..core import headers as headers_
 from ..core.due import parse_eta, x_delay_until
 from ..core.errors import DelayError, InvalidDelay, InvalidDestination, NotWaiting, TooLate
@@ -19,11 +19,15 @@ from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import OPTIONS, Options
 from .connecting import closing, copy_of
+from .only_reader import only_reader
 from .schedule import to_message, waiting, write_changes
 from .waiting import ANYWHERE, Allowed
 
 #: Milliseconds before its due time within which a message cannot be moved: consumers must learn of the move in time.
 TOO_LATE = 2000
+
+#: Seconds that a move waits for others to end.
+PATIENCE = 60
 
 Move = Callable[[Sequence[Record], datetime], None]
 
@@ -38,13 +42,14 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: A
     `NotPermitted`, `DelayError` if messages with the same id differ in more than their due times, and the errors of
     publishing.
     """
-    records = {record.number: record for record in waiting(connection) if record.id == id_}
-    if not records:
-        raise NotWaiting(
-            f"the journal has no waiting message with the id {id_!r}: it is due, was cancelled or replaced, waits in a "
-            "cascade of other options, or has a shorter delay than the option `journal` of its publisher: see `list`"
-        )
     with moving(connection, allowed) as move:
+        records = {record.number: record for record in waiting(connection) if record.id == id_}
+        if not records:
+            raise NotWaiting(
+                f"the journal has no waiting message with the id {id_!r}: it is due, was cancelled or replaced, waits "
+                "in a cascade of other options, or has a shorter delay than the option `journal` of its publisher: see "
+                "`list`"
+            )
         move(list(records.values()), due)
 
 
@@ -53,9 +58,19 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
     """Yield a function that gives a message another due time.
 
     The function takes the records of all copies of the message, and an aware datetime. It raises the errors of
-    `reschedule` except `NotWaiting`.
+    `reschedule` except `NotWaiting`. Read the records in the block: others move nothing meanwhile. Raises `DelayError`
+    if others do not end their moves. Two moves of one message at the same moment would each leave a copy.
     """
     options: Options = connection.transport.delay_options
+    with only_reader(connection.default_channel, streams.changes(options.cascade).name, PATIENCE) as is_alone:
+        if not is_alone:
+            raise DelayError(f"another move has not ended in {PATIENCE} s: try again")
+        with _moving(connection, allowed, options) as move:
+            yield move
+
+
+@contextmanager
+def _moving(connection: kombu.Connection, allowed: Allowed, options: Options) -> Iterator[Move]:
     recording = replace(options, confirm=True, journal=0)
     transport_options = {**connection.transport_options, OPTIONS: recording.to_dict()}
     with closing(copy_of(connection, transport_options=transport_options)) as target:

@@ -20,7 +20,7 @@ from ..amqp.connection import advice_on_release
 from ..amqp.receiving import catch_up
 from ..amqp.schedule import write_changes
 from ..core import changes, streams
-from ..core.changes import Changes
+from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.options import DRIVER_TYPE
 
@@ -141,7 +141,13 @@ class WorkerChanges(Changes):
     running = False
 
     def apply(self, message: bytes) -> list[str]:
+        had_forgotten = self.has_forgotten
         ids = super().apply(message)
+        if self.has_forgotten and not had_forgotten:
+            logger.warning(
+                "More than %d tasks were cancelled: this worker forgets those that were cancelled first, and runs them",
+                KEPT,
+            )
         if self.running:
             for id_ in ids:
                 revoke(id_)

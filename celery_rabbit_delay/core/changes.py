@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import InvalidDelay
+from .errors import DelayError, InvalidDelay
 from .headers import X_DELAY_SENT
 from .streams import MAX_KEYED_DELAY, reading
 
@@ -24,8 +26,16 @@ CLOCKS_DIFFER = 60
 _UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"u", b"c", b"s", b"v", b"k"
 _TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
 
-#: Ids in a message that cancels them. RabbitMQ 4 takes no message of more than 16 MiB.
+#: Ids in a message that cancels them.
 _MAX_IDS = 10_000
+
+#: Bytes of a message, of an id in it, and of all stamps, each of which takes some itself. Whoever may write to ingest
+#: may make up others, and every worker would take them into its memory.
+MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
+
+#: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
+#: messages with keys, at least half.
+KEPT = 500_000
 
 
 def check_keyed_delay(delay: int) -> None:
@@ -49,8 +59,9 @@ def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
             uuids.append(short)
     for at in range(0, len(uuids), _MAX_IDS):
         yield _UUIDS + b"".join(uuids[at : at + _MAX_IDS])
-    for at in range(0, len(others), _MAX_IDS):
-        yield _IDS + json.dumps(others[at : at + _MAX_IDS]).encode()
+    several = min(_MAX_IDS, MAX_BYTES // (6 * _MAX_ID + 4))  # JSON escapes a character with up to 6 bytes per byte
+    for at in range(0, len(others), several):
+        yield _IDS + json.dumps(others[at : at + several]).encode()
 
 
 def cancelled_stamps(stamps: Mapping[str, Any], now: int) -> bytes:
@@ -59,7 +70,12 @@ def cancelled_stamps(stamps: Mapping[str, Any], now: int) -> bytes:
     `now` is in milliseconds since 1970.
     """
     values = {name: _items(value) for name, value in stamps.items()}
-    return _STAMPS + _TIME.pack(now) + json.dumps(values, default=str).encode()
+    message = _STAMPS + _TIME.pack(now) + json.dumps(values, default=str).encode()
+    if len(message) > MAX_BYTES:
+        raise DelayError(
+            f"these stamps take {len(message):,} bytes: revoke at most {MAX_BYTES:,} bytes of them at a time"
+        )
+    return message
 
 
 def is_sent_before(headers: Mapping[str, Any], cancelled: int) -> bool:
@@ -84,51 +100,99 @@ def last_of_key(key: str, number: int) -> bytes:
     return _KEY + _TIME.pack(number) + key.encode()
 
 
+def _check_size(message: bytes) -> None:
+    if len(message) > MAX_BYTES:
+        raise ValueError(f"it has {len(message):,} bytes")
+
+
+@dataclass
+class _Newest:
+    """The items of a set that were added last: at least `KEPT`, and at most twice as many."""
+
+    items: set[bytes | str] = field(default_factory=set)
+    before: set[bytes | str] = field(default_factory=set)
+
+    def __contains__(self, item: bytes | str) -> bool:
+        return item in self.items or item in self.before
+
+    def __bool__(self) -> bool:
+        return bool(self.items)
+
+    def add(self, item: bytes | str) -> bool:
+        """Add an item; return whether others were forgotten for it."""
+        forgets = len(self.items) >= KEPT and bool(self.before)
+        if len(self.items) >= KEPT:
+            self.before, self.items = self.items, set()
+        self.items.add(item)
+        return forgets
+
+
 class Changes:
     """The state that the stream `changes` describes, as far as it has been read.
 
-    Void copies are forgotten `VOID_KEPT` seconds after they were due.
+    Void copies are forgotten `VOID_KEPT` seconds after they were due, and whatever is old if there is too much.
     """
+
+    #: Whether cancelled ids were forgotten, because there were too many.
+    has_forgotten = False
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` returns seconds since 1970."""
         self._clock = clock
-        self._uuids: set[bytes] = set()
-        self._ids: set[str] = set()
+        self._uuids = _Newest()
+        self._ids = _Newest()
         self._stamps: dict[str, dict[str, int]] = {}
+        self._stamped = 0  # bytes in them
         self._voids: dict[int, float] = {}  # when each is due, in milliseconds
         self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
 
     @reading
     def apply(self, message: bytes) -> list[str]:
         """Apply a message of the stream; return the ids that are cancelled from now on. Raises `Unreadable`."""
+        _check_size(message)
         kind, content = message[:1], message[1:]
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
             ids = {one: str(uuid.UUID(bytes=one)) for one in whole if one not in self._uuids}
-            self._uuids.update(ids)
+            self._add(self._uuids, ids)
             return list(ids.values())
         if kind == _IDS:
             texts = dict.fromkeys(str(id_) for id_ in json.loads(content))
-            new = [id_ for id_ in texts if id_ not in self._ids]
-            self._ids.update(new)
+            new = [id_ for id_ in texts if id_ not in self._ids and len(id_) <= _MAX_ID]
+            self._add(self._ids, new)
             return new
         if kind == _STAMPS:
             now, stamps = *_TIME.unpack_from(content), json.loads(content[_TIME.size :])
             for name, values in {name: list(map(str, values)) for name, values in stamps.items()}.items():
-                known = self._stamps.setdefault(name, {})
-                known.update((value, max(now, known.get(value, 0))) for value in values)
+                self._add_stamp(name, values, now)
         elif kind == _VOID:
             number, due = _PAIR.unpack(content) if len(content) == _PAIR.size else (*_TIME.unpack(content), math.inf)
             self._add_void(number, due)
         return []
+
+    def _add(self, known: _Newest, ids: Iterable[bytes | str]) -> None:
+        for id_ in ids:
+            self.has_forgotten |= known.add(id_)
+
+    def _add_stamp(self, name: str, values: Iterable[str], now: int) -> None:
+        for value in values:
+            known = self._stamps.setdefault(name, {})
+            self._stamped += 0 if value in known else len(name) + len(value) + _STAMP
+            known[value] = max(now, known.get(value, 0))
+        if self._stamped > _MAX_STAMPS:
+            newest = sorted(((at, name, one) for name, ones in self._stamps.items() for one, at in ones.items()))
+            self._stamps, self._stamped = {}, 0
+            while self._stamped <= _MAX_STAMPS // 2:
+                at, of, one = newest.pop()
+                self._add_stamp(of, [one], at)
 
     def _add_void(self, number: int, due: float) -> None:
         earliest = (self._clock() - VOID_KEPT) * 1000
         if due >= earliest:
             self._voids[number] = due
         if len(self._voids) >= self._enough:
-            self._voids = {number: due for number, due in self._voids.items() if due >= earliest}
+            latest = itertools.islice(reversed(self._voids.items()), KEPT)
+            self._voids = {number: due for number, due in reversed(list(latest)) if due >= earliest}
             self._enough = max(_FEW_VOIDS, 2 * len(self._voids))
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
@@ -186,9 +250,10 @@ class Keys:
     def apply(self, message: bytes) -> None:
         """Apply a message of the stream. Raises `Unreadable`."""
         if message[:1] == _KEY:
+            _check_size(message)
             key, number = message[1 + _TIME.size :].decode(), _TIME.unpack_from(message, 1)[0]
             now = self._clock()
-            if now - self._since >= 2 * MAX_KEYED_DELAY:
+            if now - self._since >= 2 * MAX_KEYED_DELAY or len(self._last) + len(self._replaced) >= KEPT:
                 self._since, self._before = now, (self._last, self._replaced)
                 self._last, self._replaced = {}, set()
             last, replaced = self._before

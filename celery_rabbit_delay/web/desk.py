@@ -100,10 +100,10 @@ class Desk:
         moved = 0
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
-            # A message that somebody else has just moved must not be moved again: it would be delivered twice.
-            self._indexer.catch_up(connection)
-            found, refused = self._waiting(numbers)
             with operate.moving(connection, self._allowed) as move:
+                # A message that somebody else has just moved must not be moved again: it would be delivered twice.
+                self._indexer.catch_up(connection)
+                found, refused = self._waiting(numbers)
                 for row in found:
                     if row.number in covered:
                         continue

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -26,7 +27,7 @@ from celery_rabbit_delay import (
     operate,
     upstream,
 )
-from celery_rabbit_delay.amqp import schedule
+from celery_rabbit_delay.amqp import reschedule, schedule
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
@@ -486,6 +487,43 @@ def test_a_message_that_was_published_twice_is_moved_as_one(vhost: Vhost) -> Non
         operate.reschedule(connection, "a", datetime.now(timezone.utc))
         assert len(take(connection, "q", 1)) == 1
     assert ids(vhost) == []
+
+
+def test_of_simultaneous_moves_each_sees_what_the_one_before_has_done(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        publish(connection, 60, correlation_id="a")
+    start = threading.Barrier(4)
+
+    def move(seconds: float) -> str:
+        with vhost.connection() as connection:
+            start.wait(30)
+            try:
+                operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=seconds))
+            except (NotWaiting, TooLate) as exc:
+                return type(exc).__name__
+            return "moved"
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(move, [70, 80, 90, 100])) == ["moved"] * 4
+        assert ids(vhost) == ["a"]
+        assert list(pool.map(move, [0, 0, 0, 0])).count("moved") == 1
+    with vhost.connection() as connection:
+        assert len(take(connection, "q", 1)) == 1
+        time.sleep(2)  # what was moved last was due within a tick
+    assert vhost.count("q") == 0
+    assert ids(vhost) == []
+
+
+def test_a_move_that_does_not_end_lets_no_other_begin(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reschedule, "PATIENCE", 1)
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection, vhost.connection() as other:
+        publish(connection, 60, correlation_id="a")
+        with operate.moving(connection), pytest.raises(DelayError, match="another move has not ended in 1 s: try"):
+            operate.reschedule(other, "a", datetime.now(timezone.utc))
+        operate.reschedule(other, "a", datetime.now(timezone.utc))
+        assert len(take(connection, "q", 1)) == 1
 
 
 def test_the_commands_move_a_message(vhost: Vhost) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import InvalidDelay, Options
+from celery_rabbit_delay import DelayError, InvalidDelay, Options
 from celery_rabbit_delay.core import changes, journal, routing_key, streams
 from celery_rabbit_delay.core.changes import Changes, Keys
 from celery_rabbit_delay.core.headers import X_DELAY_SENT
@@ -194,12 +194,65 @@ def test_a_hundred_thousand_ids_take_sixteen_bytes_each() -> None:
 
 def test_however_many_ids_are_cancelled_no_message_is_too_large_for_rabbitmq() -> None:
     uuids = [str(uuid.UUID(int=number)) for number in range(25_000)]
-    others = [f"{number:01000}" for number in range(25_000)]
+    others = ["\x01" * 249 + f"{number:06}" for number in range(25_000)]
     messages = list(changes.cancelled([*uuids, *others]))
-    assert len(messages) == 6
-    assert max(map(len, messages)) < 16 * 1024 * 1024
+    assert max(map(len, messages)) <= changes.MAX_BYTES < 16 * 1024 * 1024
     known = read(*messages)
     assert all(map(known.cancels, (*uuids, *others)))
+
+
+def invented(first: int, amount: int) -> list[str]:
+    return [str(uuid.UUID(int=number)) for number in range(first, first + amount)]
+
+
+def test_a_message_that_is_larger_than_any_of_ours_is_not_taken() -> None:
+    known, keys = Changes(time.time), Keys(time.monotonic)
+    for message in (b"u" * 48_000_001, b"c" + json.dumps(["x" * 48_000_000]).encode()):
+        with pytest.raises(Unreadable, match="it has 48,000,"):
+            known.apply(message)
+    with pytest.raises(Unreadable, match="it has 48,000,"):
+        keys.apply(changes.last_of_key("k" * 48_000_000, 1))
+    assert known.apply(b"c" + json.dumps(["x" * 256, "fine"]).encode()) == ["fine"]
+    with pytest.raises(DelayError, match="revoke at most 2,000,000 bytes of them at a time"):
+        changes.cancelled_stamps({"customer": ["7" * 2_000_000]}, NOW)
+
+
+def test_of_many_cancelled_ids_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "KEPT", 1000)
+    known = Changes(time.time)
+    for first in range(0, 10_000, 100):
+        for message in changes.cancelled([*invented(first, 100), *map(str, range(first, first + 100))]):
+            known.apply(message)
+        assert known.has_forgotten is (first >= 2000)
+        last = range(max(0, first - 899), first + 100)
+        assert all(known.cancels(str(number)) and known.cancels(str(uuid.UUID(int=number))) for number in last)
+    assert not any(map(known.cancels, [*invented(0, 7900), *map(str, range(7900))]))
+
+
+def test_of_many_void_copies_and_keys_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "KEPT", 1000)
+    monkeypatch.setattr(changes, "_FEW_VOIDS", 10)
+    known, keys = Changes(time.time), Keys(time.monotonic)
+    for number in range(10_000):
+        known.apply(changes.void(number, 2**45))
+        keys.apply(changes.last_of_key(str(number), 2 * number))
+        keys.apply(changes.last_of_key(str(number), 2 * number + 1))
+    assert set(range(9000, 10_000)) <= set(known.void)
+    assert len(list(known.void)) <= 2000
+    assert all(keys.replaces(2 * number) for number in range(9700, 10_000))
+    assert len(keys.last) + len(keys.replaced) <= 2100
+
+
+def test_of_many_stamps_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "_MAX_STAMPS", 10_000)
+    known = Changes(time.time)
+    for number in range(10_000):
+        known.apply(changes.cancelled_stamps({"customer": f"{number:06}"}, NOW + number))
+    values = known.stamps["customer"]
+    assert {f"{number:06}" for number in range(9_960, 10_000)} <= values.keys()
+    assert len(values) <= 10_000 // 100
+    known.apply(changes.cancelled_stamps({str(number): [] for number in range(1000)}, NOW))
+    assert known.stamps.keys() == {"customer"}
 
 
 def test_a_stamp_cancels_what_has_one_of_its_values() -> None:

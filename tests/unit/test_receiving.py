@@ -81,6 +81,22 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     assert tried == [0, receiving.AGAIN, receiving.AGAIN + receiving.MUCH_LATER]
 
 
+def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(changes, "KEPT", 10)
+    known = control.WorkerChanges(time.time)
+    for message in changes.cancelled(map(str, range(20))):
+        known.apply(message)
+    assert caplog.messages == []
+    for number in range(20, 60):
+        for message in changes.cancelled([str(number)]):
+            known.apply(message)
+    assert [message for message in caplog.messages if "tasks were cancelled: this worker forgets those" in message] == [
+        caplog.messages[0]
+    ]
+
+
 def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     client, now = Client(), 0.0
     connection = SimpleNamespace(
