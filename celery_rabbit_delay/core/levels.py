@@ -49,18 +49,18 @@ class Route(NamedTuple):
 def split(ticks: int, slack: int, max_ticks: int, whole: Collection[int], combined: Collection[int]) -> tuple[int, int]:
     """Return the delay of an outbox, and the number whose set bits are the levels before it.
 
-    They add up to a number in [ticks, ticks + slack]. An outbox in `whole` takes all of a delay, one in `combined` the
-    rest that leaves the fewest levels. 1 ≤ ticks ≤ max_ticks, the most that the levels add up to.
+    They add up to a number in [ticks, ticks + slack]. An outbox in `whole` takes just its own delay, one in `combined`
+    the rest that leaves the fewest levels. 1 ≤ ticks ≤ max_ticks, the most that the levels add up to.
     """
-    round_ = [outbox for outbox in whole if ticks <= outbox <= ticks + slack]
-    if round_:
-        return min(round_), 0
+    if ticks in whole:
+        return ticks, 0
 
     def rest(outbox: int) -> int:
-        return fewest_set_bits(ticks - outbox, max(0, min(slack, max_ticks - ticks + outbox)))
+        left = ticks - outbox
+        return fewest_set_bits(left, max(0, min(slack, max_ticks - left))) if left > 0 else 0
 
     # Of several, the shortest: it is the one without a delay if that is as good, so that few outboxes are made.
-    outboxes = (0, *(outbox for outbox in combined if outbox < ticks))
+    outboxes = (0, *(outbox for outbox in combined if outbox <= ticks + slack))
     chosen = min(outboxes, key=lambda outbox: (rest(outbox).bit_count(), outbox))
     return chosen, rest(chosen)
 
