@@ -9,6 +9,7 @@ from __future__ import annotations
 import _socket
 import gc
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -121,6 +122,10 @@ def restore_losses(pool: Any) -> None:
         mix_in(pool, RestoresLosses)
 
 
+#: Not `Exception`: an interrupt, such as a soft time limit, is one, and must not be swallowed.
+_UNSERIALIZABLE = (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
+
 class EncodesProperties:
     """Serialize an `amqp.Message` with `encode_properties`, or with py-amqp where that fails. A mixin."""
 
@@ -129,7 +134,7 @@ class EncodesProperties:
     def _serialize_properties(self) -> bytes:
         try:
             return bytes(self.encode_properties(self.properties))  # type: ignore[attr-defined]
-        except Exception:  # py-amqp raises its own error for properties that it cannot serialize either
+        except _UNSERIALIZABLE:  # py-amqp raises its own error for properties that it cannot serialize either
             return bytes(super()._serialize_properties())  # type: ignore[misc]
 
 

@@ -135,6 +135,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def close(self, *args: Any, **kwargs: Any) -> None:
         if self.is_silent:
             self.abandon()
+        elif not self.connected:  # there is nobody to tell
+            self.collect()
         else:
             with self.within(CLOSING):
                 super().close(*args, **kwargs)

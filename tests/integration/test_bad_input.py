@@ -336,7 +336,9 @@ def test_a_message_that_is_refused_is_the_only_one_of_its_batch_that_is_not_sent
         with pytest.raises(BatchFailed, match="user_id") as failed:
             publish_all(connection, messages)
         assert failed.value.ids == ["2"]
-        assert {one.properties["correlation_id"] for one in take(connection, "q", 3)} == {"1", "3", "4"}
+        missing = {"1", "3", "4"}
+        while missing:  # RabbitMQ closes the channel, perhaps before it has confirmed "1", which then comes twice
+            missing -= {one.properties["correlation_id"] for one in take(connection, "q", 1)}
 
 
 def test_a_consumer_that_is_cancelled_meanwhile_is_not_the_error_of_a_delayed_message(vhost: Vhost) -> None:

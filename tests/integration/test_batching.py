@@ -178,6 +178,12 @@ def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_a
 
 
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
+    def take_all() -> None:
+        """Take each task; RabbitMQ may close the channel before it has confirmed what it has stored, which comes twice."""
+        missing = set(range(30))
+        while missing:
+            missing -= set(names(vhost.take("celery", 1)))
+
     app = make_app()
     app.send_task("t", (-1,), countdown=2)
     vhost.take("celery", 1)
@@ -186,13 +192,13 @@ def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app
     with celery_rabbit_delay.batch(app) as producer:
         for n in range(30):
             app.send_task("t", (n,), countdown=1 + n % 2 / 3, producer=producer)  # through levels, and past them
-    assert sorted(names(vhost.take("celery", 30))) == list(range(30))
+    take_all()
     for exchange in (vhost.cascade.ingest, vhost.cascade.outbox_ingest):
         vhost.delete_exchange(exchange)
         with celery_rabbit_delay.batch(app) as producer:
             for n in range(30):
                 app.send_task("t", (n,), countdown=1 + n % 2 / 3, producer=producer)
-        assert sorted(names(vhost.take("celery", 30))) == list(range(30))
+        take_all()
 
 
 def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: MakeApp) -> None:

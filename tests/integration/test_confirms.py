@@ -42,7 +42,7 @@ def refusal(producer: kombu.Producer, headers: dict[str, Any] = LONG_DELAY) -> s
     return ""
 
 
-@pytest.mark.parametrize(("outboxes", "full"), [((), r"\.delay\."), ((0.03,), r"\.out\.30ms\.")])
+@pytest.mark.parametrize(("outboxes", "full"), [((), r"\.delay\."), ((20.0,), r"\.out\.20s\.")])
 def test_a_message_that_the_broker_cannot_store_is_an_error(
     vhost: Vhost, outboxes: tuple[float, ...], full: str
 ) -> None:

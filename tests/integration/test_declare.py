@@ -171,7 +171,7 @@ def test_cascades_with_other_options_stand_side_by_side(vhost: Vhost, q: str, ot
 
 def test_something_else_with_a_name_of_ours_is_an_error(vhost: Vhost, q: str) -> None:
     with vhost.plain() as connection:
-        connection.default_channel.exchange_declare(vhost.cascade.ingest, "fanout", durable=True, auto_delete=False)
+        connection.default_channel.exchange_declare(vhost.cascade.ingest, "direct", durable=True, auto_delete=False)
     with pytest.raises(CascadeConflict, match=r"something else has the name .*use another prefix"):
         vhost.publish_one()
     vhost.publish_one(prefix="other")
@@ -254,13 +254,13 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
         producer = connection.Producer()
         producer.publish("x", routing_key="q", headers={"x-delay": 30})
         take(connection, "q", 1)
-        for delete, name in ((vhost.delete_queue, cascade.levels[1].queue), (vhost.delete_exchange, cascade.ingest)):
+        for delete, name in ((vhost.delete_queue, cascade.levels[5].queue), (vhost.delete_exchange, cascade.ingest)):
             delete(name)
             if declared == "passive":
                 with pytest.raises((CascadeMissing, NotRouted)):
-                    producer.publish("x", routing_key="q", headers={"x-delay": 30})
+                    producer.publish("x", routing_key="q", headers={"x-delay": 500})
             else:
-                producer.publish("x", routing_key="q", headers={"x-delay": 30})
+                producer.publish("x", routing_key="q", headers={"x-delay": 500})
                 take(connection, "q", 1)
 
 

@@ -578,7 +578,7 @@ def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_t
     assert run(url, "setup").code == 0
     name = "celery-rabbit-delay.v3.10ms.changes"
     with vhost.plain() as connection:
-        connection.default_channel.queue_unbind(name, vhost.cascade.ingest, "@.changes")
+        connection.default_channel.queue_unbind(name, vhost.cascade.behind_ingest, "@.changes")
     assert "binding" in run(url, "verify", *management(vhost)).out
     vhost.delete_queue(name)
     assert run(url, "verify").code == 0  # a worker creates it when it needs it
@@ -602,7 +602,7 @@ def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancel
     with vhost.connection() as connection:
         publish(connection, 60, headers={"id": "never recorded"})
         operate.cancel(connection, ["a", "never recorded"])
-    moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new", "--to-journal", "0")
+    moved = run(vhost.url("amqp"), "--queue", "q", "migrate", "--to-prefix", "new", "--to-journal", "0")
     assert moved.out.startswith("1 moved, 0 left, 2 ")
     assert ids(vhost) == []
     with vhost.connection(prefix="new") as connection:
