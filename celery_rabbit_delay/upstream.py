@@ -107,8 +107,11 @@ class RestoresLosses:
     def _release_queue(self) -> None:
         """Replace the queue if its lock, which is held for microseconds, was lost: Python's has a gap as well."""
         lost = self._resource
-        if lost.mutex.acquire(timeout=self.patience):
-            lost.mutex.release()
+        mutex = getattr(lost, "mutex", None)  # eventlet's queues have none
+        if mutex is None:
+            return
+        if mutex.acquire(timeout=self.patience):
+            mutex.release()
             return
         fresh = type(lost)()
         fresh.queue = lost.queue

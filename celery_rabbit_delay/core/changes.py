@@ -24,6 +24,7 @@ _FEW_VOIDS = 1000
 CLOCKS_DIFFER = 60
 
 _UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"u", b"c", b"s", b"v", b"k"
+_CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID)
 _TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
 
 #: Ids in a message that cancels them.
@@ -149,8 +150,9 @@ class Changes:
     @reading
     def apply(self, message: bytes) -> list[str]:
         """Apply a message of the stream; return the ids that are cancelled from now on. Raises `Unreadable`."""
-        _check_size(message)
         kind, content = message[:1], message[1:]
+        if kind in _CHANGES:  # and not a record of the journal, which may be as large as a message
+            _check_size(message)
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
             ids = {one: str(uuid.UUID(bytes=one)) for one in whole if one not in self._uuids}

@@ -481,7 +481,10 @@ def test_metrics_are_printed_once(vhost: Vhost) -> None:
     assert lines["celery_rabbit_delay_blocked_levels"] == "0.0"
     assert lines["celery_rabbit_delay_index_behind_messages"] == "0.0"
     assert 0 < float(lines["celery_rabbit_delay_next_due_seconds"]) <= 60
-    assert sum(float(value) for name, value in lines.items() if "level_messages{" in name or "outbox_messages{" in name) == 2
+    assert (
+        sum(float(value) for name, value in lines.items() if "level_messages{" in name or "outbox_messages{" in name)
+        == 2
+    )
     assert "blocked_levels" not in run(vhost.url("amqp"), "metrics").out
 
 
