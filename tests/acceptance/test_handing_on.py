@@ -192,6 +192,7 @@ def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) ->
     wait_until(lambda: len(shop.runs("delayed")) >= 20, "all ran")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("declare", ["auto", "passive"])
 def test_without_an_outbox_that_somebody_deleted_tasks_are_handed_on_all_the_same(
     make_shop: MakeShop, declare: str

@@ -179,7 +179,7 @@ def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_a
 
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
     def take_all() -> None:
-        """Take each task; RabbitMQ may close the channel before it has confirmed what it has stored, which comes twice."""
+        """Take each task, some twice: RabbitMQ may close the channel before it has confirmed what it has stored."""
         missing = set(range(30))
         while missing:
             missing -= set(names(vhost.take("celery", 1)))

@@ -335,6 +335,7 @@ def test_an_orphan_whose_exchange_is_gone_stays_and_those_behind_it_go_on(vhost:
     assert message.payload == 2
 
 
+@pytest.mark.long
 def test_a_replay_killed_in_between_loses_nothing(vhost: Vhost) -> None:
     amount = 200
     make_orphans(vhost, amount)
@@ -508,6 +509,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("full", [False, True], ids=["a closed pipe", "a full disk"])
 def test_a_command_whose_output_nobody_takes_ends_without_a_traceback(vhost: Vhost, full: bool) -> None:
     """It is silent if its reader has gone, as `head` does, and otherwise says what is wrong."""

@@ -17,6 +17,7 @@ AMOUNT = 200
 DELAY = 8  # seconds, one level
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outboxes", [(), (DELAY,)], ids=["in a level", "in an outbox"])
 def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early(outboxes: tuple[float, ...]) -> None:
     with Node(advanced=dead_letters_again(10)) as node:  # for what is due before the bindings are back

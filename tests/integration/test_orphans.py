@@ -246,6 +246,7 @@ def test_an_odd_due_time_of_an_orphan_stops_no_other(vhost: Vhost, due: Any, say
         assert len(take(connection, "q", 1 if says else 2)) == (1 if says else 2)
 
 
+@pytest.mark.long
 def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
