@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -141,16 +141,15 @@ def is_short_lived(queue: str) -> bool:
 def is_match(kind: str, binding_key: str, routing_key: str) -> bool:
     """Return whether an exchange of a type routes a routing key by a binding key (AMQP 0-9-1, clause 3.1.3)."""
     if kind == "topic":
-        return _is_topic_match(binding_key.split("."), routing_key.split("."))
+        return _pattern(binding_key)(f".{routing_key}") is not None
     return kind == "fanout" or binding_key == routing_key
 
 
-def _is_topic_match(pattern: Sequence[str], words: Sequence[str]) -> bool:
-    if not pattern:
-        return not words
-    if pattern[0] == "#":
-        return any(_is_topic_match(pattern[1:], words[skipped:]) for skipped in range(len(words) + 1))
-    return bool(words) and pattern[0] in ("*", words[0]) and _is_topic_match(pattern[1:], words[1:])
+@functools.lru_cache(maxsize=1024)
+def _pattern(binding_key: str) -> Callable[[str], re.Match[str] | None]:
+    """Return a function that matches a routing key, with a dot before each word."""
+    words = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
+    return re.compile("".join(words.get(word, r"\." + re.escape(word)) for word in binding_key.split("."))).fullmatch
 
 
 class Declarations:
