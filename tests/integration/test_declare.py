@@ -6,14 +6,15 @@ import threading
 import time
 from typing import Any
 
+import kombu
 import pytest
 from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, Options
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, Options, operate
 from celery_rabbit_delay.amqp import confirms, declare
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
-from testkit.broker import QUICK, Vhost, own_node, take
+from testkit.broker import QUICK, Vhost, own_node, publish, take
 from testkit.frames import frames
 from testkit.wait import wait_until
 
@@ -283,3 +284,60 @@ def test_a_queue_whose_leader_is_slow_to_answer_does_not_count_as_empty(vhost: V
             asked = time.monotonic()
             assert declare.message_count(channel, "q") == 1
             took = time.monotonic() - asked
+
+
+def interrupt(connection: kombu.Connection, queues: int) -> None:
+    """Let a connection delete only so many queues."""
+    channel = connection.default_channel
+    turns = iter(range(queues))
+    delete_queue = channel.queue_delete
+
+    def delete(*args: Any, **kwargs: Any) -> Any:
+        if next(turns, None) is None:
+            raise OSError("interrupted")
+        return delete_queue(*args, **kwargs)
+
+    channel.queue_delete = delete
+
+
+@pytest.mark.more
+def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_the_end(vhost: Vhost) -> None:
+    """Also what only a process with a larger `max_delay` has declared."""
+    vhost.declare("q")
+    destinations = [Destination("", ("q",))]
+    with vhost.connection(outboxes=()) as connection:
+        operate.setup(connection, operate.cascades(connection, True), destinations)
+        for priority in (0, 9):
+            publish(connection, 60, "q", priority=priority)
+    levels = {name for name in vhost.names("queues") if ".delay." in name}
+    interrupted, finished = 0, False
+    while not finished:
+        with vhost.connection(max_delay=1, outboxes=()) as connection:
+            if levels <= {*vhost.names("queues")}:
+                status = operate.status(connection, operate.existing(connection), destinations)
+                assert status.waiting == 2
+            interrupt(connection, 10)
+            try:
+                operate.teardown(connection, destinations)
+                finished = True
+            except OSError:
+                interrupted += 1
+    assert interrupted > 2
+    wait_until(lambda: vhost.names("queues") == ["q"], "all queues are gone", 10)
+    assert vhost.names("exchanges") == []
+
+
+@pytest.mark.parametrize("source", ["ingest", "behind_ingest", "done", "the longest level"])
+def test_the_probe_finds_a_binding_that_is_gone(vhost: Vhost, source: str) -> None:
+    with vhost.connection() as connection:
+        cascade = operate.cascades(connection)[0]
+        operate.setup(connection, [cascade], [])
+        tried = [level for level in cascade.levels if level.ttl <= 2000]
+        name = tried[-1].done if source == "the longest level" else getattr(cascade, source)
+        binding = next(one for one in cascade.bindings() if one.source == name)
+        channel = connection.default_channel
+        if binding.destination_type == "queue":
+            channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
+        else:
+            channel.exchange_unbind(binding.destination, binding.source, binding.routing_key)
+        assert list(operate.probe(connection, cascade, patience=1))
