@@ -173,10 +173,6 @@ class DelayedPublisher:
         for name in told:
             del messages[name]
 
-    def is_bound(self, destination: Destination) -> bool:
-        """Return whether this connection knows that the cascade is complete and bound to a destination."""
-        return destination in self._bound
-
     def bind(self, destination: Destination) -> None:
         """Create the cascade and lead to a destination; with `declare="passive"` check both. Once per connection."""
         self._read_refusals()
