@@ -57,4 +57,5 @@ def kill(process: Process) -> None:
     """Send SIGKILL to a process and its children, if there are any left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # what it has left open is found by who looks for connections
+        process.wait(10)

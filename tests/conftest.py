@@ -44,7 +44,11 @@ def assert_no_connections(vhost: Vhost) -> None:
     with suppress(AssertionError):
         wait_until(lambda: not vhost.connections(), "all connections of the test are closed", 10)
         return
-    assert vhost.name not in vhost.broker.node.ctl("list_connections", "vhost", "name", "peer_port")
+    wait_until(
+        lambda: vhost.name not in vhost.broker.node.ctl("list_connections", "vhost", "name", "peer_port"),
+        "RabbitMQ knows of no connection of the test",
+        20,
+    )
 
 
 @pytest.fixture(scope="session")
