@@ -47,7 +47,7 @@ def assert_no_connections(vhost: Vhost) -> None:
     wait_until(
         lambda: vhost.name not in vhost.broker.node.ctl("list_connections", "vhost", "name", "peer_port"),
         "RabbitMQ knows of no connection of the test",
-        20,
+        90,
     )
 
 
