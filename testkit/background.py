@@ -57,5 +57,8 @@ def kill(process: Process) -> None:
     """Send SIGKILL to a process and its children, if there are any left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    if process.poll() is None:  # one that is just starting has no group of its own yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # what it has left open is found by who looks for connections
         process.wait(10)
