@@ -101,9 +101,9 @@ def test_a_task_revoked_before_the_worker_restarts_does_not_run_with_a_state_dat
     shop = make_shop()
     arguments = ("--statedb", str(shop.directory / "state"))
     worker = shop.worker(*arguments)
-    task_id = shop.send("note", "revoked", countdown=12)
-    shop.send("note", "not revoked", countdown=12)
-    assert shop.app.control.revoke(task_id, reply=True, timeout=30)
+    task_id = shop.send("note", "revoked", countdown=25)
+    shop.send("note", "not revoked", countdown=25)
+    assert shop.app.control.revoke(task_id, reply=True, timeout=5)
     assert worker.stop() == 0
     again = shop.worker(*arguments, name="again")  # with a log of its own, which says when it is ready
     shop.wait_for(1, "not revoked")
