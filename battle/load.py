@@ -2,7 +2,7 @@
 
     python -m battle.load --rabbitmq 4.3 --waiting 100000
 
-Adds to the results that docs/battle.md shows. Nothing else should run on the machine meanwhile.
+Adds to the results that docs/contributing/battle.md shows. Nothing else should run on the machine meanwhile.
 """
 
 from __future__ import annotations

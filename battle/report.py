@@ -1,4 +1,7 @@
-"""Draws `results.json` into docs/battle.md and docs/battle/*.svg. A test checks that the page is current."""
+"""Draws `results.json` and `load.json` into docs/battle.md, docs/contributing/battle.md and docs/battle/*.svg.
+
+A test checks that the pages are current.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from .scenarios import SCENARIOS
 
 RESULTS = Path(__file__).with_name("results.json")
 LOAD = Path(__file__).with_name("load.json")
-PAGE = Path(__file__).parents[1] / "docs" / "battle.md"
+_DOCS = Path(__file__).parents[1] / "docs"
+#: For users, and for contributors.
+PAGES = _DOCS / "battle.md", _DOCS / "contributing" / "battle.md"
 
 COUNTS = {
     "confirmed": "confirmed",
@@ -215,8 +220,9 @@ def draw(results: Results, file: Path) -> None:
 
 
 def main() -> None:
-    PAGE.write_text(page(PAGE.read_text()))
-    draw(read(), PAGE.with_suffix("") / "lateness.svg")
+    for one in PAGES:
+        one.write_text(page(one.read_text()))
+    draw(read(), _DOCS / "battle" / "lateness.svg")
 
 
 if __name__ == "__main__":
