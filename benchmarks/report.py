@@ -1,4 +1,4 @@
-"""Draws `results.json` and `schedule.json` into docs/benchmarks.md, docs/benchmarks/*.svg and benchmarks/README.md.
+"""Draws `results.json` and `schedule.json` into docs/benchmarks.md, its charts, and docs/contributing/benchmarks.md.
 
 A test checks that the pages are current.
 """
@@ -30,8 +30,9 @@ from .contenders import (
 from .rows import HORIZONS, OUTBOXES, ROUTES, ROWS, WHOLE_SECONDS, WORKERS
 
 RESULTS, SCHEDULE = (Path(__file__).with_name(name) for name in ("results.json", "schedule.json"))
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-NOTES = Path(__file__).with_name("README.md")
+_DOCS = Path(__file__).parents[1] / "docs"
+#: For users, and for contributors.
+PAGE, NOTES = _DOCS / "benchmarks.md", _DOCS / "contributing" / "benchmarks.md"
 
 #: A message with one of the delays that are measured visits so many queues: its levels, its outbox and its queue.
 TRANSITS = 2 + sum(len(Options().route(Options().cascade, n * 1_000_000).levels) for n in WHOLE_SECONDS) / len(

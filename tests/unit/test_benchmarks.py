@@ -37,7 +37,7 @@ def test_the_page_is_drawn_from_the_results(path: Path) -> None:
 def test_every_result_is_on_a_page_and_goals_are_not_in_front_of_users() -> None:
     users, contributors = (drawn(path.read_text()) for path in (report.PAGE, report.NOTES))
     assert users | contributors == {*report.SECTIONS, *report.SCHEDULE_SECTIONS}
-    assert contributors == {"goals", "floors", "schedule_goals"}
+    assert {"goals", "floors", "schedule_goals"} <= contributors
     assert not users & contributors
 
 
