@@ -9,11 +9,14 @@ is started by `background.start`.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import io
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,10 +43,11 @@ _context.set_forkserver_preload(
 class Fork:
     """A process, with the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+    def __init__(self, process: multiprocessing.process.BaseProcess, err: Path) -> None:
         assert process.pid is not None
         self.pid = process.pid
         self._process = process
+        self._err = err
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -53,9 +57,12 @@ class Fork:
             os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raises `subprocess.TimeoutExpired`, which says what the process is doing."""
         self._process.join(timeout)
         if (code := self.poll()) is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(0.5)  # until it has written that down
+            raise subprocess.TimeoutExpired(f"process {self.pid}: {self._err.read_text()[-5000:]}", timeout or 0)
         return code
 
 
@@ -66,7 +73,7 @@ def start(command: Sequence[str], out: Path, err: Path, directory: Path | None, 
     arguments = (list(command), str(out), str(err), str(directory or os.getcwd()), dict(environment))
     process = _context.Process(target=_run, args=arguments, daemon=True)
     process.start()
-    return Fork(process)
+    return Fork(process, err)
 
 
 def _run(command: list[str], out: str, err: str, directory: str, environment: dict[str, str]) -> None:
@@ -78,6 +85,7 @@ def _run(command: list[str], out: str, err: str, directory: str, environment: di
     # As an interpreter would have opened them for a file.
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8")  # noqa: SIM115
     sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True)  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1)  # what a process does that does not end
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
