@@ -37,9 +37,13 @@ def test_the_command_line_tells_the_version(command: str) -> None:
 
 
 def test_every_link_of_the_readme_works_on_a_package_index_and_leads_into_the_tree() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
-    assert links
-    for link in links:
+    readme = (ROOT / "README.md").read_text()
+    defined = dict(re.findall(r"^\[([a-z-]+)\]: (.+)$", readme, re.MULTILINE))
+    used = re.findall(r"\]\[([a-z-]+)\]|[ |]\[([a-z-]+)\](?![\[:])", readme)
+    assert {one or other for one, other in used} == defined.keys()
+    for link in [*re.findall(r"\]\(([^)]+)\)", readme), *defined.values()]:
+        if link == f"{REPOSITORY}/issues":
+            continue
         picture = link.replace("https://raw.githubusercontent.com/", "https://github.com/").replace(
             "/main/", "/blob/main/"
         )
