@@ -85,6 +85,7 @@ def _run(command: list[str], out: str, err: str, directory: str, environment: di
     # As an interpreter would have opened them for a file.
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8")  # noqa: SIM115
     sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True)  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
     faulthandler.register(signal.SIGUSR1)  # what a process does that does not end
     os.chdir(directory)
     os.environ.clear()
