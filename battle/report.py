@@ -21,8 +21,8 @@ from .scenarios import SCENARIOS
 RESULTS = Path(__file__).with_name("results.json")
 LOAD = Path(__file__).with_name("load.json")
 _DOCS = Path(__file__).parents[1] / "docs"
-#: For users, and for contributors.
-PAGES = _DOCS / "battle.md", _DOCS / "contributing" / "battle.md"
+#: Two for users, and one for contributors.
+PAGES = _DOCS / "battle.md", _DOCS / "trust.md", _DOCS / "contributing" / "battle.md"
 
 COUNTS = {
     "confirmed": "confirmed",
@@ -76,23 +76,30 @@ def brokers(results: Results) -> list[dict[str, Any]]:
     return list({broker: figures for _, broker, _, figures in rows(results)}.values())
 
 
+def total(results: Results, contender: str, figure: str) -> int:
+    return sum(figures[figure] for *_, who, figures in rows(results) if who == contender)
+
+
+def lost(results: Results, contender: str) -> str:
+    of = f"of {total(results, contender, 'confirmed'):,} tasks {total(results, contender, 'lost'):,} were lost"
+    return f"{of}, and {total(results, contender, 'early'):,} ran early"
+
+
+def first(results: Results) -> str:
+    """Return how many tasks of this package were lost or early."""
+    battles = sum(who == OURS for *_, who, _ in rows(results))
+    return f"In {battles} battles, {lost(results, OURS)}."
+
+
 def answers(results: Results, loads: Results) -> str:
     """Return what a reader wants to know first."""
-
-    def total(contender: str, figure: str) -> int:
-        return sum(figures[figure] for *_, who, figures in rows(results) if who == contender)
-
-    def lost(contender: str) -> str:
-        of = f"of {total(contender, 'confirmed'):,} tasks {total(contender, 'lost'):,} were lost"
-        return f"{of}, and {total(contender, 'early'):,} ran early"
 
     def late(broker: str, contender: str) -> str:
         figures = results[broker][CRASH][contender]
         return f"{figures['p50']:.0f} s and {figures['p100']:.0f} s"
 
-    battles = sum(who == OURS for *_, who, _ in rows(results))
-    twice, unexplained = total(OURS, "duplicated"), total(OURS, "unexplained")
-    share = 100 * twice / total(OURS, "confirmed")
+    twice, unexplained = (total(results, OURS, name) for name in ("duplicated", "unexplained"))
+    share = 100 * twice / total(results, OURS, "confirmed")
     crashes = ", ".join(f"{late(broker, OURS)} on RabbitMQ {broker} ({late(broker, NATIVE)})" for broker in results)
     waiting = [
         f"{figures['beside'][0]:.0f} ms on RabbitMQ {broker} ({figures['alone'][0]:.0f})"
@@ -102,14 +109,14 @@ def answers(results: Results, loads: Results) -> str:
     ]
     return "\n".join(
         [
-            f"- **Is anything lost, or early?** In {battles} battles, {lost(OURS)}.",
+            f"- **Is anything lost, or early?** {first(results)}",
             f"- **Does a task run twice?** {twice:,} of them did ({share:.1f} %), each because a fault struck "
             f"while it was on its way; {unexplained:,} without a fault.",
             "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
             f"The median and the maximum: {crashes}; in parentheses native delayed delivery.",
-            f"- **And the others?** Native delayed delivery: {lost(NATIVE)}. Plain `eta`: {lost(PLAIN)}, mostly "
+            f"- **And the others?** Native delayed delivery: {lost(results, NATIVE)}. Plain `eta`: {lost(results, PLAIN)}, mostly "
             "because two scenarios delete the queue in which all of them wait, and because the worker's clock decides "
-            f"when they run. This package with classic queues: {lost(CLASSIC)}.",
+            f"when they run. This package with classic queues: {lost(results, CLASSIC)}.",
             f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, the median of tasks without a "
             f"delay is {', '.join(waiting)}; in parentheses when none waits.",
         ]
@@ -171,6 +178,7 @@ def earlier(results: Results) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "earlier": lambda: earlier(read()),
     "machine": lambda: machine("Run", brokers(read())),
+    "first": lambda: f"{earlier(read())}\n\n{first(read())}",
     "answers": lambda: answers(read(), read(LOAD)),
     "totals": lambda: totals(read()),
     "scenarios": scenarios,
