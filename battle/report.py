@@ -114,9 +114,10 @@ def answers(results: Results, loads: Results) -> str:
             f"while it was on its way; {unexplained:,} without a fault.",
             "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
             f"The median and the maximum: {crashes}; in parentheses native delayed delivery.",
-            f"- **And the others?** Native delayed delivery: {lost(results, NATIVE)}. Plain `eta`: {lost(results, PLAIN)}, mostly "
-            "because two scenarios delete the queue in which all of them wait, and because the worker's clock decides "
-            f"when they run. This package with classic queues: {lost(results, CLASSIC)}.",
+            f"- **And the others?** Native delayed delivery: {lost(results, NATIVE)}. Plain `eta`: "
+            f"{lost(results, PLAIN)}, mostly because two scenarios delete the queue in which all of them wait, and "
+            "because the worker's clock decides when they run. This package with classic queues: "
+            f"{lost(results, CLASSIC)}.",
             f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, the median of tasks without a "
             f"delay is {', '.join(waiting)}; in parentheses when none waits.",
         ]
