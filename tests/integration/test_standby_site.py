@@ -1,0 +1,80 @@
+"""The how-to about a second site: RabbitMQ's federation copies every delayed task and every cancellation."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp.receiving import learn
+from testkit.broker import Broker, Vhost, publish, take
+from testkit.commands import CASCADE, QUICKLY, run
+from testkit.node import Node
+from testkit.pages import DOCS
+from testkit.wait import wait_until
+
+PLUGINS = ("rabbitmq_management", "rabbitmq_federation")
+
+
+def follow(first: Vhost, second: Vhost) -> None:
+    """Do what the page says, but for its last commands."""
+    page = (DOCS / "how-to/standby-site.md").read_text().split("**When the first site is lost**")[0]
+    commands = [line[2:] for line in page.splitlines() if line.startswith("$ ")]
+    assert len(commands) == 5
+    brokers = {f"amqp://guest:guest@{name}//": vhost for name, vhost in (("first", first), ("second", second))}
+    for command in commands:
+        upstream = command.replace('amqp://guest:guest@first"', f'{first.url("amqp")}"').replace("celery$", "q$")
+        words = shlex.split(upstream)
+        if words[0] == "rabbitmqctl":
+            second.broker.node.ctl(words[1], "--vhost", second.name, *words[2:])
+        else:
+            assert words[:2] == ["celery-rabbit-delay", "--broker"]
+            arguments = ["q" if word == "celery" else word for word in words[3:]]
+            assert run(brokers[words[2]].url("amqp"), *arguments, options=QUICKLY).code == 0
+
+
+def federated(vhost: Vhost) -> list[Any]:
+    links: list[Any] = vhost.broker.node.api("GET", f"/federation-links/{vhost.name}")
+    return [link for link in links if link["status"] == "running"]
+
+
+@pytest.mark.more
+def test_a_second_site_has_every_delayed_task_and_every_cancellation() -> None:
+    plugins = (*PLUGINS, "rabbitmq_federation_management")
+    with (
+        Node(plugins=plugins) as one,
+        Node(plugins=plugins) as two,
+        Broker(one).vhost() as first,
+        Broker(two).vhost() as second,
+    ):
+        for vhost in (first, second):
+            vhost.declare("q")
+        follow(first, second)
+        wait_until(lambda: len(federated(second)) == 2, "both exchanges are federated")
+        with first.connection() as connection:
+            for name, delay in (("round", 10), ("arbitrary", 11.23), ("cancelled", 12), ("soon", 0.5)):
+                publish(connection, delay, headers={"id": name, "task": "t"})
+            operate.cancel(connection, ["cancelled"])
+        wait_until(lambda: sum(second.waiting().values()) == 3, "the second site has what waits")
+        assert received(first, 1) == ["soon"]
+        one.kill()
+        try:
+            two.ctl("clear_policy", "--vhost", second.name, "standby")
+            assert received(second, 3) == ["soon", "round", "arbitrary"]
+            wait_until(lambda: not second.waiting(), "the cancelled one has come out, too")
+            assert received(second, 0) == []
+            assert second.count(CASCADE.orphans) == 0
+        finally:
+            one.start()  # so that its virtual host can be deleted
+
+
+def received(vhost: Vhost, amount: int) -> list[str]:
+    """Return the ids of so many messages, in the order in which they come, and of what comes with them."""
+    with vhost.connection() as connection:
+        learn(connection)
+        messages = take(connection, "q", amount)
+        while (more := connection.default_channel.basic_get("q", no_ack=True)) is not None:
+            messages.append(more)
+        return [message.headers["id"] for message in messages]
