@@ -308,7 +308,7 @@ class TestOfKombu:
             with pytest.raises(Oops):
                 send()
             producer.publish(3, routing_key="q", headers={"x-delay": 200})
-        assert [message.payload for message in vhost.take("q", 2)] == [1, 3]
+        assert sorted(message.payload for message in vhost.take("q", 2)) == [1, 3]
 
     def test_a_failed_batch_raises_kombus_error(self, vhost: Vhost) -> None:
         vhost.declare("q")
