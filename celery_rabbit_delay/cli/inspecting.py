@@ -108,14 +108,12 @@ def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool
 @orphans.command(short_help="Send the oldest orphans to their destinations.")
 @limit_option
 @any_queue_option
-@management_option
 @click.pass_obj
-def replay(obj: Any, limit: int, any_queue: bool, management_url: str | None) -> None:
+def replay(obj: Any, limit: int, any_queue: bool) -> None:
     """Send the oldest orphans for the queues of the app to their destinations.
 
     Sends them one by one, each confirmed by the broker. One that is not due yet waits for the rest of its delay.
-    Orphans that still cannot be delivered stay. With --management-url and a user with the tag policymaker, this also
-    makes RabbitMQ retry at once the messages that exchanges could not route. Exits with 3 if some stayed.
+    Orphans that still cannot be delivered stay. Exits with 3 if some stayed.
     """
     from .. import operate
 
@@ -130,20 +128,12 @@ def replay(obj: Any, limit: int, any_queue: bool, management_url: str | None) ->
                 else:
                     stayed += 1
                     click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
-        held_up = False
-        if is_interrupted():
-            click.echo(f"{sent:,} sent on, {stayed:,} stay")
-            click.echo("interrupted: run this again to send the others", err=True)
-            raise SystemExit(EXIT_INTERRUPTED)
-        if management := management_of(management_url, connection):
-            hurried = list(operate.hurry(connection, management))
-            held_up = any(refused is not None for _, refused in hurried)
-            done = [one._replace(reason=refused or "tried again") for one, refused in hurried]
-            for one in operate.add_up(done):
-                click.echo(escape(str(one)))
     click.echo(f"{sent:,} sent on, {stayed:,} stay")
+    if is_interrupted():
+        click.echo("interrupted: run this again to send the others", err=True)
+        raise SystemExit(EXIT_INTERRUPTED)
     _tell_of_limit(sent + stayed, limit)
-    if stayed or held_up:
+    if stayed:
         raise SystemExit(EXIT_PROBLEMS)
 
 

@@ -89,7 +89,7 @@ def _creates_outboxes(target: Target, connection: kombu.Connection) -> bool:
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["definitions", "terraform", "mermaid"]),
+    type=click.Choice(["definitions", "terraform"]),
     default="definitions",
     show_default=True,
     help="Print this format.",
@@ -99,8 +99,8 @@ def export(obj: Any, priorities: bool, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
-    provider cyrilgdn/rabbitmq, `mermaid` is a diagram. The output does not include bindings to the queues of the app,
-    because these queues may not exist yet, nor their outboxes, which publishers create when they need them.
+    provider cyrilgdn/rabbitmq. The output does not include bindings to the queues of the app, because these queues may
+    not exist yet, nor their outboxes, which publishers create when they need them.
     """
     from ..core.options import Options
     from ..core.topology import Topology
@@ -158,9 +158,6 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
                 lost.append(problem)
             if not lost:
                 click.echo("probe: all messages on time, in the levels of up to 2 s")
-        if probing and management:
-            for text in operate.advice(management, operate.existing(connection, priorities)):
-                click.echo(escape(text))
     if (wrong or lost) and probing:
         click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
     if lost or stuck or not all(finding.on_demand for finding in wrong):
@@ -169,11 +166,10 @@ def _report(obj: Any, priorities: bool | None, management_url: str | None, probi
 
 @click.command(short_help="Delete the cascade.")
 @click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait; these are lost.")
-@click.option("--native", is_flag=True, help="Delete the queues of Celery's native delayed delivery instead.")
 @management_option
 @click.confirmation_option(prompt="Delete the cascade?")
 @click.pass_obj
-def teardown(obj: Any, delete_messages: bool, native: bool, management_url: str | None) -> None:
+def teardown(obj: Any, delete_messages: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
     Refuses if there are waiting messages or orphans. Stop publishers first: a running publisher creates the cascade
@@ -184,11 +180,6 @@ def teardown(obj: Any, delete_messages: bool, native: bool, management_url: str 
     from .. import operate
 
     target = target_of(obj)
-    if native:
-        if delete_messages:
-            raise click.UsageError("--native cannot be combined with --delete-messages")
-        _teardown_native(target, management_url)
-        return
     with connected(target) as connection:
         management = management_of(management_url, connection)
         leading = destinations(target)
@@ -227,19 +218,3 @@ def _require_empty(connection: kombu.Connection, leading: Sequence[Destination],
             f"{waiting:,} messages wait and {orphans:,} are orphans: "
             "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
         )
-
-
-def _teardown_native(target: Target, management_url: str | None) -> None:
-    from .. import operate
-
-    with connected(target) as connection:
-        waiting = operate.native_waiting(connection, management_of(management_url, connection))
-        if not waiting:
-            deleted = operate.teardown_native(connection)
-            click.echo(f"{deleted:,} exchanges and queues deleted")
-            waiting = operate.native_waiting(connection)
-        if waiting:
-            raise click.ClickException(
-                f"{waiting:,} messages wait in native delayed delivery, which delivers them when they are due: "
-                "run this again when it is empty"
-            )

@@ -20,15 +20,12 @@ from ..amqp.streams import Entry
 from ..core.journal import Record
 from .cascades import cascades, existing, require
 from .diff import Finding, diff
-from .hurry import hurry
 from .management import Management
 from .migrate import Moved, migrate
-from .native import native_waiting, teardown_native
 from .orphans import Orphan, orphans, purge, remove, replay
 from .outboxes import Outbox, existing_outboxes, outbox_names
 from .probe import probe, probe_streams
 from .pruning import prune, wait_for_counts
-from .settings import advice
 from .setup import opaque_outboxes, setup, teardown
 from .status import HeldUp, LevelStatus, OutboxStatus, Status, add_up, held_up, message_count, status
 from .verify import can_try_out, compare, try_out
@@ -53,7 +50,6 @@ __all__ = [
     "Status",
     "StreamReplaced",
     "add_up",
-    "advice",
     "advice_on_release",
     "can_try_out",
     "cancel",
@@ -65,12 +61,10 @@ __all__ = [
     "existing",
     "existing_outboxes",
     "held_up",
-    "hurry",
     "mark",
     "message_count",
     "migrate",
     "moving",
-    "native_waiting",
     "opaque_outboxes",
     "orphans",
     "outbox_names",
@@ -86,7 +80,6 @@ __all__ = [
     "setup",
     "status",
     "teardown",
-    "teardown_native",
     "to_message",
     "try_out",
     "wait_for_counts",

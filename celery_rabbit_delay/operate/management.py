@@ -103,39 +103,12 @@ class Management:
         has_rates = self._get("/overview?columns=rates_mode").get("rates_mode") != "none"
         return has_rates and all(((node or {}).get("uptime") or 0) >= HISTORY * 1000 for node in nodes)
 
-    def config_files(self) -> list[str] | None:
-        """Return the names of the nodes' configuration files; None if the API does not show them."""
-        try:
-            nodes = self._get("/nodes?columns=config_files")
-        except NotPermitted:  # this requires the tag "monitoring"
-            return None
-        # Of a node that has just started it says nothing, and that by an empty list.
-        files: list[Any] = [(node or {}).get("config_files") for node in nodes]
-        return None if None in files else [file for found in files for file in found]
-
-    def version(self) -> str:
-        """Return RabbitMQ's version, such as `4.3.6`."""
-        return str(self._get("/overview?columns=rabbitmq_version")["rabbitmq_version"])
-
-    def set_policy(self, name: str, pattern: str, definition: dict[str, Any]) -> None:
-        """Set a policy for queues. It takes the tag "policymaker"."""
-        policy = {"pattern": pattern, "priority": 0, "apply-to": "queues", "definition": definition}
-        self._ask("PUT", f"/policies/{self._vhost}/{quote(name, safe='')}", policy, tag="policymaker")
-
-    def delete_policy(self, name: str) -> None:
-        """Delete a policy. It takes the tag "policymaker"."""
-        self._ask("DELETE", f"/policies/{self._vhost}/{quote(name, safe='')}", tag="policymaker")
-
     def _answer(self, request: Request) -> Any:
         with urlopen(request, timeout=30, context=self._tls) as response:
-            return json.load(response) if request.method == "GET" else None
+            return json.load(response)
 
     def _get(self, path: str) -> Any:
-        return self._ask("GET", path)
-
-    def _ask(self, method: str, path: str, body: Any = None, tag: str = "management") -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
+        request = Request(self._base + path)
         request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())
         try:
             try:
@@ -154,8 +127,8 @@ class Management:
                     "if that does not help"
                 ) from exc
             raise NotPermitted(
-                f"the management API at {self._place} refused it ({exc}): it requires a user with the tag {tag!r} "
-                "and permissions on the virtual host"
+                f"the management API at {self._place} refused it ({exc}): it requires a user with the tag "
+                "'management' and permissions on the virtual host"
             ) from exc
         except (URLError, HTTPException, OSError, ValueError) as exc:
             raise UnsupportedConfiguration(

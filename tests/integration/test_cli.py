@@ -158,14 +158,6 @@ def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_pr
     assert dropping == ["@.=news+"]
 
 
-def test_verify_prints_advice_without_control_characters(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(vhost.url("amqp"), "setup").code == 0
-    monkeypatch.setattr(operate, "advice", lambda management, wanted: ["most of them in \x1b[2J"])
-    command = ["--broker", vhost.url("amqp"), *QUICKLY, "verify", *management(vhost)]
-    verified = CliRunner().invoke(groups.standalone, command)
-    assert r"most of them in \x1b[2J" in verified.output.splitlines()
-
-
 def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     with vhost.plain() as connection:
@@ -461,12 +453,6 @@ def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
     for queue in resources["rabbitmq_queue"].values():
         arguments = json.loads(queue["settings"]["arguments_json"].replace("$${", "${"))
         assert arguments == topology.queues[queue["name"].replace("$${", "${")].arguments
-
-
-def test_exported_mermaid_has_every_binding(vhost: Vhost) -> None:
-    text = run(vhost.url("amqp"), "export", "--format", "mermaid").out
-    assert text.startswith("flowchart LR\n")
-    assert len(re.findall(" -->", text)) == len(list(CASCADE.bindings())) + len(STREAMS)
 
 
 @pytest.mark.parametrize(

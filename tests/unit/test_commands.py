@@ -228,12 +228,6 @@ def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() 
     assert names[1] - names[0] == {level.queue for level in Options().high_cascade.levels}
 
 
-def test_native_is_combined_with_no_other_teardown() -> None:
-    refused = run("teardown", "--yes", "--native", "--delete-messages")
-    assert refused.exit_code == 2
-    assert "--native cannot be combined with --delete-messages" in refused.stderr
-
-
 def test_output_that_cannot_be_written_is_an_error() -> None:
     command = [str(PROGRAM), "--broker", NOWHERE, "export"]
     with open("/dev/full", "w") as full:
