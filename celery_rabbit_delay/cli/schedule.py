@@ -8,27 +8,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timezone
+from typing import Any
 
 import click
+import kombu
 
+from .. import operate
+from ..core.due import due_at
+from ..core.errors import InvalidDelay
 from ..core.headers import milliseconds
 from ..core.text import escape
-from .common import EXIT_PROBLEMS, allowed, any_queue_option, check_names, connected, target_of
-
-if TYPE_CHECKING:
-    import kombu
-
-    from ..operate import Progress, Report, Scheduled
+from ..operate import Scheduled
+from .options import any_queue_option, check_names, json_option
+from .output import EXIT_PROBLEMS
+from .target import allowed, connected, target_of
 
 
 def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Show an error for a time or a number of seconds that cannot be read."""
-    from datetime import datetime, timezone
-
-    from ..core.due import due_at
-    from ..core.errors import InvalidDelay
-
     if value is None:
         return None
     eta, countdown = (None, value) if param.name == "countdown" else (value, None)
@@ -58,15 +56,13 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("list")
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="List at most this many tasks.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+@json_option
 @click.pass_obj
 def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any) -> None:
     """List waiting tasks, the soonest first.
 
     Shows only tasks in the journal: see the option `journal` of install().
     """
-    from .. import operate
-
     found = has_journal = False
     problems: list[str] = []
     with connected(target_of(obj)) as connection:
@@ -77,7 +73,7 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
             found = True
             click.echo("\n".join(many))
         if not found:
-            has_journal = _has_journal(connection)
+            has_journal = operate.has_journal(connection)
     if not found and has_journal:
         told = "no waiting task in the journal matches" if any(filters.values()) else "no task in the journal waits"
         click.echo(f"nothing is listed: {told}", err=True)
@@ -101,8 +97,6 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
     A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. An id stays
     cancelled.
     """
-    from .. import operate
-
     chosen = everything or any(filters.values())
     problems: list[str] = []
     if bool(ids) == bool(chosen):
@@ -112,7 +106,8 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
         found = [] if ids else list(_found(obj, connection, problems.append, **filters))
         without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
         operate.cancel(connection, ids or [one.id for one in found if one.id], without_id)
-        click.echo(f"{len(ids) or len(found):,} cancelled")
+        # No worker says whether a task with such an id waits.
+        click.echo(f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'} cancelled" if ids else f"{len(found):,} cancelled")
     _report(problems)
 
 
@@ -139,11 +134,6 @@ def run_now(obj: Any, /, id_: str, any_queue: bool) -> None:
 
 
 def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
-    from datetime import datetime, timezone
-
-    from .. import operate
-    from ..core.due import due_at
-
     target = target_of(obj)
     with connected(target) as connection:
         zone = connection.transport.delay_options.naive_timezone
@@ -151,15 +141,6 @@ def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue:
         operate.require(connection)
         operate.reschedule(connection, id_, due, allowed(target, any_queue))
         click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
-
-
-def _has_journal(connection: kombu.Connection) -> bool:
-    """Return whether an app records its tasks: the first record creates a stream, unless `setup` has."""
-    from .. import operate
-    from ..core import streams
-
-    journals = streams.journals(connection.transport.delay_options.cascade)
-    return any(operate.message_count(connection, stream.name) is not None for stream in journals)
 
 
 def _report(problems: list[str]) -> None:
@@ -173,21 +154,19 @@ def _report(problems: list[str]) -> None:
 def _found(
     obj: Any,
     connection: kombu.Connection,
-    report: Report,
+    report: Callable[[str], object],
     task: str | None,
     only_queue: str | None,
     until: str | None,
     limit: int | None = None,
 ) -> Iterator[Scheduled]:
-    from .. import operate
-
     names = operate.QueueNames(target_of(obj).queues())
     with _progress() as progress:
         return operate.scheduled(connection, task, only_queue, until, limit, names, progress, report)
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress() -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar after the first second."""
     began = time.monotonic()
     bar: Any = None

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import kombu
 
+from .. import operate
 from ..core.text import escape
-from .common import (
-    EXIT_PROBLEMS,
-    BrokerTarget,
-    Target,
-    connected,
-    destinations,
-    handle_errors,
-    management_of,
-    management_option,
-    priorities_option,
-    target_of,
-)
-
-if TYPE_CHECKING:
-    import kombu
-
-    from ..core.destination import Destination
-    from ..operate import Management
+from .options import management_option, priorities_option
+from .output import EXIT_PROBLEMS
+from .target import BrokerTarget, Target, connected, destinations, handle_errors, management_of, snapshot_of, target_of
 
 
 @click.command()
@@ -57,8 +43,6 @@ def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | 
     Also creates the outboxes of the option `outboxes` for queues named with --queue, and for the queues of an app with
     declare="passive". Other publishers create an outbox when they first need it.
     """
-    from .. import operate
-
     target = target_of(obj)
     with connected(target) as connection:
         management = management_of(management_url, connection)
@@ -102,16 +86,9 @@ def export(obj: Any, priorities: bool, kind: str) -> None:
     provider cyrilgdn/rabbitmq. The output does not include bindings to the queues of the app, because these queues may
     not exist yet, nor their outboxes, which publishers create when they need them.
     """
-    from ..core.options import Options
-    from ..core.topology import Topology
-    from ..operate import export as exports
-
     with handle_errors():
         connection = target_of(obj).connection()
-        options: Options = connection.transport.delay_options
-    topology = Topology.of(options.cascades(priorities), (), options.streams)
-    text = exports.FORMATS[kind](topology, connection.virtual_host or "/")
-    click.echo(text, nl=False)
+    click.echo(operate.export(connection, kind, priorities), nl=False)
 
 
 @click.command(short_help="Check the cascade, and send test messages through it.")
@@ -130,38 +107,48 @@ def verify(obj: Any, priorities: bool | None, management_url: str | None) -> Non
 
 
 def _report(obj: Any, priorities: bool | None, management_url: str | None, probing: bool) -> None:
-    from .. import operate
-
+    """Show what is wrong; if it is `probing`, also what only running it shows."""
     target = target_of(obj)
     with connected(target) as connection:
-        management = management_of(management_url, connection)
-        findings = operate.compare(
-            connection, destinations(target), management, priorities, probing, _creates_outboxes(target, connection)
-        )
+        snapshot = snapshot_of(management_url, connection)
+        with_outboxes = _creates_outboxes(target, connection)
+        findings = operate.compare(connection, destinations(target), snapshot, priorities, probing, with_outboxes)
         wrong = [finding for finding in findings if finding.state != "present"]
         for finding in wrong:
             detail = f": {finding.detail}" if finding.detail else ""
             click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
         click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
-        if probing and (advice := operate.advice_on_release(connection.connection)):
-            click.echo(escape(advice))
-        stuck = False
-        if probing and management:
-            cascade = connection.transport.delay_options.cascade
-            for held_up in operate.add_up(operate.held_up(cascade, management)):
-                click.echo(escape(str(held_up)))
-                stuck |= held_up.is_stuck
-        lost: list[str] = []
-        if probing and operate.can_try_out(wrong):
-            for problem in operate.try_out(connection, priorities):
-                click.echo(escape(problem))
-                lost.append(problem)
-            if not lost:
-                click.echo("probe: all messages on time, in the levels of up to 2 s")
-    if (wrong or lost) and probing:
-        click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
-    if lost or stuck or not all(finding.on_demand for finding in wrong):
+        is_sound = all(finding.on_demand for finding in wrong)
+        if probing:
+            is_sound &= _show_held_up(connection, snapshot)
+            is_sound &= not operate.can_try_out(wrong) or _probe(connection, priorities)
+            if wrong or not is_sound:
+                click.echo(
+                    "`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True
+                )
+    if not is_sound:
         raise SystemExit(EXIT_PROBLEMS)
+
+
+def _show_held_up(connection: kombu.Connection, snapshot: operate.Snapshot | None) -> bool:
+    """Show known faults of the broker's release, and due messages; return whether no cause of these is known."""
+    if advice := operate.advice_on_release(connection.connection):
+        click.echo(escape(advice))
+    found = operate.held_up(connection.transport.delay_options.cascade, snapshot) if snapshot else []
+    for held_up in found:
+        click.echo(escape(str(held_up)))
+    return not any(held_up.is_stuck for held_up in found)
+
+
+def _probe(connection: kombu.Connection, priorities: bool | None) -> bool:
+    """Send test messages, and show problems; return whether there are none."""
+    is_sound = True
+    for problem in operate.try_out(connection, priorities):
+        click.echo(escape(problem))
+        is_sound = False
+    if is_sound:
+        click.echo("probe: all messages on time, in the levels of up to 2 s")
+    return is_sound
 
 
 @click.command(short_help="Delete the cascade.")
@@ -177,44 +164,16 @@ def teardown(obj: Any, delete_messages: bool, management_url: str | None) -> Non
     and messages that are stuck in outboxes; it takes 12 s. Without it outboxes stay, unless --delete-messages deletes
     those of the app. Classic queues need it, or --delete-messages.
     """
-    from .. import operate
-
     target = target_of(obj)
     with connected(target) as connection:
         management = management_of(management_url, connection)
-        leading = destinations(target)
-        if not (management or delete_messages) and connection.transport.delay_options.queue_type == "classic":
-            raise click.UsageError(
-                "classic queues need --management-url: AMQP does not show which outboxes hold messages, and without "
-                "the cascade they would lose them; --delete-messages deletes whatever is there"
-            )
-        if not delete_messages:
-            _require_empty(connection, leading, None)
-            if management:  # its counts are those of some seconds ago
-                operate.wait_for_counts()
-                _require_empty(connection, leading, management)
-        kept: list[str] = []
-        if not (management or delete_messages):
-            kept = operate.opaque_outboxes(connection, leading)
-        deleted = operate.teardown(connection, leading, management, kept)
-        click.echo(f"{deleted:,} exchanges and queues deleted" if deleted or kept else "there is no such cascade")
-        if kept:
-            click.echo(
-                f"{len(kept):,} outboxes stay, because AMQP does not show whether tasks are stuck in them: `teardown` "
-                "with --management-url deletes them if they are empty, with --delete-messages whatever they hold"
-            )
-
-
-def _require_empty(connection: kombu.Connection, leading: Sequence[Destination], management: Management | None) -> None:
-    """Show an error if messages wait in the cascade or in outboxes, or if there are orphans."""
-    from .. import operate
-
-    found = operate.status(connection, operate.existing(connection), leading, management)
-    waiting = found.waiting + found.stuck
-    # Whoever lists orphans, such as the page, holds them for a moment: only the management API counts these.
-    orphans = max(found.orphans or 0, found.all_orphans)
-    if waiting or orphans:
-        raise click.ClickException(
-            f"{waiting:,} messages wait and {orphans:,} are orphans: "
-            "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
+        deleted = operate.teardown(connection, destinations(target), management, delete_messages)
+    if not deleted.amount and not deleted.kept:
+        click.echo("there is no such cascade")
+        return
+    click.echo(f"{deleted.amount:,} exchanges and queues deleted")
+    if deleted.kept:
+        click.echo(
+            f"{len(deleted.kept):,} outboxes stay, because AMQP does not show whether tasks are stuck in them: "
+            "`teardown` with --management-url deletes them if they are empty, with --delete-messages whatever they hold"
         )

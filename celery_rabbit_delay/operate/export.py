@@ -1,4 +1,4 @@
-"""Formats a topology as text for other tools. Pure."""
+"""Formats a cascade as text for other tools. Contacts no broker."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import kombu
+
+from ..core.options import Options
 from ..core.topology import Topology
 
 
@@ -89,8 +92,11 @@ def _identifier(name: str) -> str:
     return re.sub(r"^(?=[^A-Za-z_])", "_", re.sub(r"[^A-Za-z0-9_-]", "_", name))
 
 
-#: By the names of `export --format`.
-FORMATS: dict[str, Callable[[Topology, str], str]] = {
-    "definitions": definitions,
-    "terraform": terraform,
-}
+FORMATS: dict[str, Callable[[Topology, str], str]] = {"definitions": definitions, "terraform": terraform}
+
+
+def export(connection: kombu.Connection, kind: str, priorities: bool) -> str:
+    """Return what `setup` creates, except for what leads to queues of an app, in one of `FORMATS`."""
+    options: Options = connection.transport.delay_options
+    topology = Topology.of(options.cascades(priorities), (), options.streams)
+    return FORMATS[kind](topology, connection.virtual_host or "/")

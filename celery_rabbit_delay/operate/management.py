@@ -9,8 +9,9 @@ import base64
 import json
 import ssl
 import time
+from collections.abc import Mapping
 from http.client import HTTPException
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
@@ -42,6 +43,17 @@ HISTORY, SAMPLE = 3600, 60
 _PAUSE = 0.5
 
 
+#: What the API shows of queues or exchanges, by their names.
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+class Snapshot(NamedTuple):
+    """What the API shows at a moment. Counts of messages are some seconds old."""
+
+    queues: Rows
+    bindings: set[Binding]
+
+
 class Management:
     """The API at `http://user:password@host:15672`, for one virtual host.
 
@@ -70,29 +82,29 @@ class Management:
         self._credentials = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
         self._vhost = quote(vhost, safe="")
 
-    def bindings(self) -> set[Binding]:
-        """Return all bindings except those of the default exchange."""
-        return {
+    def snapshot(self) -> Snapshot:
+        """Return all queues, and all bindings except those of the default exchange."""
+        bindings = {
             Binding(row["source"], row["destination"], row["destination_type"], row["routing_key"])
             for row in self._get(f"/bindings/{self._vhost}")
             if row["source"]
         }
+        return Snapshot(self.queues(), bindings)
 
-    def exchanges(self) -> dict[str, dict[str, Any]]:
-        """Return the type, the arguments and the policy of each exchange, by its name."""
-        rows = self._get(f"/exchanges/{self._vhost}?columns=name,type,arguments,policy")
-        return {row["name"]: row for row in rows}
+    def exchanges(self) -> Rows:
+        """Return the type, the arguments and the policy of each exchange."""
+        return self._rows("exchanges", "columns=name,type,arguments,policy")
 
-    def queues(self) -> dict[str, dict[str, Any]]:
-        """Return the columns of each queue, by its name."""
-        return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")}
+    def queues(self) -> Rows:
+        """Return the columns of each queue."""
+        return self._rows("queues", f"columns={','.join(_COLUMNS)}")
 
-    def histories(self) -> dict[str, dict[str, Any]]:
-        """Return of each queue, by its name, its messages now, and in the last hour on average, and their rates."""
+    def histories(self) -> Rows:
+        """Return of each queue its messages now, and in the last hour on average, and their rates."""
         columns = ["name", "messages", "messages_details.avg"]
         columns += [f"message_stats.{what}_details.avg_rate" for what in ("publish", "deliver_get")]
         ages = "&".join(f"{what}_age={HISTORY}&{what}_incr={SAMPLE}" for what in ("lengths", "msg_rates"))
-        return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(columns)}&{ages}")}
+        return self._rows("queues", f"columns={','.join(columns)}&{ages}")
 
     def has_history(self) -> bool:
         """Return whether each node runs for so long that the last hour is known; False if the API does not show it."""
@@ -102,6 +114,9 @@ class Management:
             return False
         has_rates = self._get("/overview?columns=rates_mode").get("rates_mode") != "none"
         return has_rates and all(((node or {}).get("uptime") or 0) >= HISTORY * 1000 for node in nodes)
+
+    def _rows(self, kind: str, query: str) -> Rows:
+        return {row["name"]: row for row in self._get(f"/{kind}/{self._vhost}?{query}")}
 
     def _answer(self, request: Request) -> Any:
         with urlopen(request, timeout=30, context=self._tls) as response:

@@ -12,11 +12,8 @@ from ..amqp import declare
 from ..core.destination import decode
 from ..core.parts import Binding
 from ..core.topology import Cascade
-from .management import Management
-from .outboxes import Outbox, outbox_named
-
-#: What the management API says of queues or exchanges, by their names.
-Rows = Mapping[str, Mapping[str, Any]]
+from .cascades import Outbox, outbox_named
+from .management import Management, Rows, Snapshot
 
 #: Seconds after which the counts of the management API, which are five late, show what was on its way.
 QUIET = 12
@@ -43,22 +40,22 @@ def prune(
     cascade = connection.transport.delay_options.cascade
     channel = connection.default_channel
     with declare.translate_errors(cascade):
-        existing, exchanges = management.bindings(), management.exchanges()
-        _keep_messages_of_lost_fanouts(channel, cascade, existing, exchanges)
-        useless = _leading_nowhere(cascade, management.queues(), existing, exchanges)
+        before, exchanges = management.snapshot(), management.exchanges()
+        _keep_messages_of_lost_fanouts(channel, cascade, before.bindings, exchanges)
+        useless = _leading_nowhere(cascade, before, exchanges)
         idle = _idle(cascade, management) - useless - set(kept)
         if not useless | idle:
             return [], []
         # An interrupted run has unbound them already.
-        bindings = [binding for binding in existing if binding.destination in useless | idle]
+        bindings = [binding for binding in before.bindings if binding.destination in useless | idle]
         for binding in bindings:
             channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
         wait_for_counts()
-        rows, existing = management.queues(), management.bindings()
-        useless &= _leading_nowhere(cascade, rows, existing, management.exchanges())
+        after = management.snapshot()
+        useless &= _leading_nowhere(cascade, after, management.exchanges())
         # What a publisher has created again meanwhile is bound.
-        idle = {name for name in idle & _empty(rows) if not declare.message_count(channel, name)}
-        idle -= {binding.destination for binding in existing}
+        idle = {name for name in idle & _empty(after.queues) if not declare.message_count(channel, name)}
+        idle -= {binding.destination for binding in after.bindings}
         for name in useless | idle:
             channel.queue_delete(name)
         for binding in bindings:
@@ -88,14 +85,14 @@ def _outboxes(cascade: Cascade, rows: Rows) -> list[Outbox]:
     return [outbox for outbox in found if outbox.address.names and len(outbox.address.names) > 1]
 
 
-def _leading_nowhere(cascade: Cascade, rows: Rows, bindings: Iterable[Binding], exchanges: Rows) -> set[str]:
+def _leading_nowhere(cascade: Cascade, snapshot: Snapshot, exchanges: Rows) -> set[str]:
     """Return the outboxes that are empty and lead nowhere."""
-    bound = {(binding.source, binding.routing_key) for binding in bindings}
+    bound = {(binding.source, binding.routing_key) for binding in snapshot.bindings}
     found = set()
-    for outbox in _outboxes(cascade, rows):
+    for outbox in _outboxes(cascade, snapshot.queues):
         exchange, *rest = outbox.address.names or ()
         if not exchange:
-            leads_nowhere = rows.keys().isdisjoint(rest)
+            leads_nowhere = snapshot.queues.keys().isdisjoint(rest)
         elif exchange in exchanges:
             unbound = _needs_this_key(exchanges[exchange]) and (exchange, rest[0]) not in bound
             leads_nowhere = unbound and len(rest) == 1 and rest[0] != ""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -18,8 +19,9 @@ from kombu.exceptions import OperationalError
 from kombu.utils import functional
 
 from celery_rabbit_delay import InvalidDelay, Options, operate
-from celery_rabbit_delay.cli import groups, inspecting, moving
-from celery_rabbit_delay.cli.common import format_duration, handle_errors, until_interrupted
+from celery_rabbit_delay.cli import groups, migrate, orphans, status
+from celery_rabbit_delay.cli.output import format_duration, until_interrupted
+from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
 from testkit.commands import PROGRAM
 
@@ -65,7 +67,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
     def connected(target: Any) -> Iterator[kombu.Connection]:
         yield target.connection()
 
-    for module in (inspecting, moving):
+    for module in (migrate, orphans, status):
         monkeypatch.setattr(module, "connected", connected)
 
 
@@ -211,8 +213,14 @@ def test_whoever_reaches_the_limit_is_told_that_more_may_be_left(
 
 def test_the_management_api_is_that_of_the_environment(away: None, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(operate, "Management", lambda *arguments: made.append(arguments))
+
+    def make(*arguments: Any) -> Any:
+        made.append(arguments)
+        return SimpleNamespace(snapshot=lambda: None)
+
+    monkeypatch.setattr(operate, "Management", make)
     monkeypatch.setattr(operate, "existing", lambda connection, priorities: [])
+    monkeypatch.setattr(operate, "has_journal", lambda connection: False)
     monkeypatch.setattr(operate, "status", lambda *arguments: Status([], [], 0, None, None, []))
     url = "http://me:s3cret@127.0.0.1:15672"
     environment = {"CELERY_RABBIT_DELAY_MANAGEMENT_URL": url, "CELERY_RABBIT_DELAY_MANAGEMENT_CA": "/ca.pem"}

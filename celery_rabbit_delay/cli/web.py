@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import any_queue_option, destinations, handle_errors, management_of, management_option, target_of
+from .options import any_queue_option, management_option
+from .target import destinations, handle_errors, snapshot_of, target_of
 
 if TYPE_CHECKING:
     from ..web.desk import Broker
@@ -91,7 +92,7 @@ def _broker(obj: Any, management_url: str | None, any_queue: bool = False) -> Br
         target.connection,
         target.queues(),
         destinations(target),
-        lambda connection: management_of(management_url, connection),
+        lambda connection: snapshot_of(management_url, connection),
         any_queue,
     )
 
