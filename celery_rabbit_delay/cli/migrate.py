@@ -14,7 +14,7 @@ from ..core.options import OPTIONS
 from ..core.text import escape
 from .options import any_queue_option, cascade_options, management_option
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
-from .target import allowed, connected, connection_to, destinations, management_of, target_of
+from .target import Target, connection_to, management_of, pass_target
 
 
 @click.command(short_help="Move waiting tasks to another cascade or broker.")
@@ -28,9 +28,9 @@ from .target import allowed, connected, connection_to, destinations, management_
 @cascade_options("to-", "new ")
 @any_queue_option
 @management_option
-@click.pass_obj
+@pass_target
 def migrate(
-    obj: Any,
+    origin: Target,
     /,
     to_broker: str | None,
     any_queue: bool,
@@ -47,8 +47,7 @@ def migrate(
     Exits with 3 if some messages stayed.
     """
     changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}
-    source_target = target_of(obj)
-    with connected(source_target) as source:
+    with origin.connected() as source:
         current = source.transport.delay_options
         options = replace(current, declare="auto", confirm=True, **changed)
         has_same_name = options.cascade.root == current.cascade.root
@@ -60,7 +59,7 @@ def migrate(
         else:
             elsewhere = operate.copy_of(source, transport_options=transport_options)
         operate.require(source)
-        known, management = destinations(source_target), management_of(management_url, source)
+        known, management = origin.destinations(), management_of(management_url, source)
 
         def waiting() -> int:
             snapshot = management.snapshot() if management else None
@@ -71,7 +70,7 @@ def migrate(
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
             before = waiting()
-            moving = operate.migrate(source, target, allowed(source_target, any_queue), known, management)
+            moving = operate.migrate(source, target, origin.allowed(any_queue), known, management)
             with (
                 until_interrupted(moving) as (messages, is_interrupted),
                 click.progressbar(length=before, label="moving", file=sys.stderr) as bar,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
@@ -13,7 +12,7 @@ from ..operate import Orphan
 from .options import any_queue_option, json_option, limit_option, management_option
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
 from .status import held_up_data
-from .target import allowed, connected, snapshot_of, target_of
+from .target import Target, pass_target, snapshot_of
 
 
 @click.group(short_help="Handle tasks that could not be delivered.")
@@ -25,13 +24,13 @@ def orphans() -> None:
 @limit_option
 @management_option
 @json_option
-@click.pass_obj
-def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool) -> None:
+@pass_target
+def list_orphans(target: Target, limit: int, management_url: str | None, as_json: bool) -> None:
     """List the oldest orphans with their due times, destinations and tasks.
 
     With --management-url, also list the destinations that accept nothing, with the number of tasks due for each.
     """
-    with connected(target_of(obj)) as connection:
+    with target.connected() as connection:
         found = operate.orphans(connection, limit)
         for orphan in found:
             if as_json:
@@ -49,17 +48,16 @@ def list_orphans(obj: Any, limit: int, management_url: str | None, as_json: bool
 @orphans.command(short_help="Send the oldest orphans to their destinations.")
 @limit_option
 @any_queue_option
-@click.pass_obj
-def replay(obj: Any, limit: int, any_queue: bool) -> None:
+@pass_target
+def replay(target: Target, limit: int, any_queue: bool) -> None:
     """Send the oldest orphans for the queues of the app to their destinations.
 
     Sends them one by one, each confirmed by the broker. One that is not due yet waits for the rest of its delay.
     Orphans that still cannot be delivered stay. Exits with 3 if some stayed.
     """
     sent = stayed = 0
-    target = target_of(obj)
-    with connected(target) as connection:
-        replaying = operate.replay(connection, limit, allowed(target, any_queue))
+    with target.connected() as connection:
+        replaying = operate.replay(connection, limit, target.allowed(any_queue))
         with until_interrupted(replaying) as (results, is_interrupted):
             for orphan, refused in results:
                 if refused is None:
@@ -78,10 +76,10 @@ def replay(obj: Any, limit: int, any_queue: bool) -> None:
 
 @orphans.command()
 @click.confirmation_option(prompt="Remove all orphans for good?")
-@click.pass_obj
-def purge(obj: Any) -> None:
+@pass_target
+def purge(target: Target) -> None:
     """Remove all orphans, for good."""
-    with connected(target_of(obj)) as connection:
+    with target.connected() as connection:
         click.echo(f"{operate.purge(connection):,} removed")
 
 

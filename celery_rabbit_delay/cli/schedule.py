@@ -22,7 +22,7 @@ from ..core.text import escape
 from ..operate import Scheduled
 from .options import any_queue_option, check_names, json_option
 from .output import EXIT_PROBLEMS
-from .target import allowed, connected, target_of
+from .target import Target, pass_target
 
 
 def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -57,17 +57,17 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="List at most this many tasks.")
 @json_option
-@click.pass_obj
-def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any) -> None:
+@pass_target
+def list_scheduled(target: Target, /, limit: int | None, as_json: bool, **filters: Any) -> None:
     """List waiting tasks, the soonest first.
 
     Shows only tasks in the journal: see the option `journal` of install().
     """
     found = has_journal = False
     problems: list[str] = []
-    with connected(target_of(obj)) as connection:
+    with target.connected() as connection:
         operate.require(connection)
-        waiting = _found(obj, connection, problems.append, limit=limit, **filters)
+        waiting = _found(target, connection, problems.append, limit=limit, **filters)
         lines = (json.dumps(_as_data(one)) if as_json else format_scheduled(one) for one in waiting)
         while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
             found = True
@@ -90,8 +90,8 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
 @click.argument("ids", nargs=-1, metavar="ID...", callback=check_names)
 @_filters
 @click.option("--all", "everything", is_flag=True, help="Cancel all tasks that `list` shows.")
-@click.pass_obj
-def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
+@pass_target
+def cancel(target: Target, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
     """Cancel tasks by their ids, or all tasks that `list` shows with the same options.
 
     A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. An id stays
@@ -101,9 +101,9 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
     problems: list[str] = []
     if bool(ids) == bool(chosen):
         raise click.UsageError("name either ids or --task, --queue, --until or --all")
-    with connected(target_of(obj)) as connection:
+    with target.connected() as connection:
         operate.require(connection)
-        found = [] if ids else list(_found(obj, connection, problems.append, **filters))
+        found = [] if ids else list(_found(target, connection, problems.append, **filters))
         without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
         operate.cancel(connection, ids or [one.id for one in found if one.id], without_id)
         # No worker says whether a task with such an id waits.
@@ -116,30 +116,29 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
 @click.option("--eta", metavar="TIME", callback=_check_time, help="Set the new due time: 2030-01-31T12:00:00+01:00.")
 @click.option("--countdown", metavar="SECONDS", callback=_check_time, help="Set the new due time, in seconds from now.")
 @any_queue_option
-@click.pass_obj
-def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
+@pass_target
+def reschedule(target: Target, /, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
     """Give a task in the journal another due time, earlier or later."""
     if (eta is None) == (countdown is None):
         raise click.UsageError("name the new due time with either --eta or --countdown")
-    _move(obj, id_, eta, countdown, any_queue)
+    _move(target, id_, eta, countdown, any_queue)
 
 
 @click.command("run-now")
 @click.argument("id_", metavar="ID", callback=check_names)
 @any_queue_option
-@click.pass_obj
-def run_now(obj: Any, /, id_: str, any_queue: bool) -> None:
+@pass_target
+def run_now(target: Target, /, id_: str, any_queue: bool) -> None:
     """Make a task in the journal due at once."""
-    _move(obj, id_, None, "0", any_queue)
+    _move(target, id_, None, "0", any_queue)
 
 
-def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
-    target = target_of(obj)
-    with connected(target) as connection:
+def _move(target: Target, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
+    with target.connected() as connection:
         zone = connection.transport.delay_options.naive_timezone
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         operate.require(connection)
-        operate.reschedule(connection, id_, due, allowed(target, any_queue))
+        operate.reschedule(connection, id_, due, target.allowed(any_queue))
         click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
 
 
@@ -152,7 +151,7 @@ def _report(problems: list[str]) -> None:
 
 
 def _found(
-    obj: Any,
+    target: Target,
     connection: kombu.Connection,
     report: Callable[[str], object],
     task: str | None,
@@ -160,7 +159,7 @@ def _found(
     until: str | None,
     limit: int | None = None,
 ) -> Iterator[Scheduled]:
-    names = operate.QueueNames(target_of(obj).queues())
+    names = operate.QueueNames(target.queues())
     with _progress() as progress:
         return operate.scheduled(connection, task, only_queue, until, limit, names, progress, report)
 

@@ -14,18 +14,18 @@ from ..core.text import escape
 from ..operate import HeldUp, Status
 from .options import management_option, priorities_option
 from .output import EXIT_PROBLEMS, format_duration
-from .target import connected, destinations, snapshot_of, target_of
+from .target import Target, pass_target, snapshot_of
 
 
 @click.command(short_help="Show how many messages wait.")
 @priorities_option
 @management_option
-@click.option("--levels", is_flag=True, help="Show the levels, outboxes and streams that hold messages as well.")
+@click.option("--levels", is_flag=True, help="Also show the levels and outboxes that hold them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
-@click.pass_obj
+@pass_target
 def status(
-    obj: Any, priorities: bool | None, management_url: str | None, levels: bool, as_json: bool, watch: bool
+    target: Target, priorities: bool | None, management_url: str | None, levels: bool, as_json: bool, watch: bool
 ) -> None:
     """Show how many messages wait, in levels and in outboxes with a delay, and how many could not be delivered.
 
@@ -34,11 +34,12 @@ def status(
     Exits with 3 if a level is blocked or missing, if there are orphans, or, with --management-url, if a destination
     accepts nothing and the cause is known.
     """
-    target = target_of(obj)
-    with connected(target) as connection:
+    with target.connected() as connection:
         while True:
             snapshot = snapshot_of(management_url, connection)
-            found = operate.status(connection, operate.existing(connection, priorities), destinations(target), snapshot)
+            found = operate.status(
+                connection, operate.existing(connection, priorities), target.destinations(), snapshot
+            )
             if watch and not as_json:
                 click.clear()
             if as_json:
@@ -78,16 +79,17 @@ def _as_text(found: Status, has_journal: bool, levels: bool) -> str:
         lines.append("no task is recorded: `list`, `reschedule` and `run-now` need the option `journal`")
     lines += [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
-    lines += [f"{level.queue} is missing; run `setup`" for level in found.levels if level.ready is None]
+    missing = [level.queue for level in found.levels if level.ready is None]
+    if len(missing) == len(found.levels):
+        lines.append("there is no cascade of these options")
+    else:
+        lines += [f"{queue} is missing; run `setup`" for queue in missing]
     lines += [f"{level.queue} may be blocked; run `verify`" for level in found.blocked]
     if levels:
         holding = [level for level in found.levels if level.ready or level.unsettled]
         lines += _table("level", "queue", [(one.ttl, one.ready, one.unsettled, one.queue) for one in holding])
         outboxes = [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes]
         lines += _table("outbox", "for", outboxes)
-        for stream in found.streams:
-            if stream.messages is not None:
-                lines.append(f"{'stream':>10}  {stream.messages:>9,}  {'':>9}  {stream.queue}")
     return "\n".join(map(escape, lines))
 
 

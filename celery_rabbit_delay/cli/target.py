@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import click
 import kombu
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
@@ -20,8 +22,11 @@ from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
-from ..operate import Allowed, Management, Snapshot
+from ..operate import PERMISSIONS, Allowed, Management, Snapshot
 from .output import is_of_output
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: The environment variable that names a file of certificate authorities for the management API.
 MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
@@ -35,7 +40,33 @@ _UNREADABLE = (
 )
 
 
-class BrokerTarget:
+class Target(ABC):
+    """The cascade that a command is for."""
+
+    @abstractmethod
+    def connection(self) -> kombu.Connection:
+        """Return a connection with the options of the cascade, which is not connected yet."""
+
+    @abstractmethod
+    def queues(self) -> list[kombu.Queue]:
+        """Return the app's queues."""
+
+    def destinations(self) -> list[Destination]:
+        """Return the destinations of messages for the app's queues."""
+        return [destination for queue in self.queues() for destination in operate.destinations_of(queue)]
+
+    def allowed(self, any_queue: bool) -> Allowed:
+        """Return the destinations to which a command may send messages."""
+        return Allowed(None if any_queue else self.queues())
+
+    @contextmanager
+    def connected(self) -> Iterator[kombu.Connection]:
+        """Connect to the broker; show errors, also those of the block, without a traceback."""
+        with handle_errors(), operate.connected(self.connection()) as connection:
+            yield connection
+
+
+class BrokerTarget(Target):
     """A cascade that the command line names."""
 
     def __init__(self, url: str, options: dict[str, Any], queues: tuple[str, ...]) -> None:
@@ -50,7 +81,7 @@ class BrokerTarget:
         return [kombu.Queue(name) for name in self.queue_names]
 
 
-class AppTarget:
+class AppTarget(Target):
     """The cascade of a Celery app."""
 
     def __init__(self, app: Any) -> None:
@@ -71,12 +102,15 @@ class AppTarget:
         return list(self.app.amqp.queues.values())
 
 
-Target = BrokerTarget | AppTarget
+def pass_target(command: Callable[Concatenate[Target, P], R]) -> Callable[P, R]:
+    """Pass a command its target, from Click's context object: ours, or Celery's."""
 
+    @click.pass_obj
+    @wraps(command)
+    def with_target(obj: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return command(obj if isinstance(obj, Target) else AppTarget(obj.app), *args, **kwargs)
 
-def target_of(obj: Any) -> Target:
-    """Return the target of a command from Click's context object, ours or Celery's."""
-    return obj if isinstance(obj, BrokerTarget) else AppTarget(obj.app)
+    return with_target
 
 
 def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connection:
@@ -125,17 +159,14 @@ def handle_errors() -> Iterator[None]:
     """Show errors that the user can fix without a traceback."""
     try:
         yield
+    except AccessRefused as exc:
+        raise click.ClickException(
+            escape(f"permission denied ({exc.reply_text}): grant the permissions of an operator, see {PERMISSIONS}")
+        ) from exc
     except (DelayError, AMQPError, OperationalError, OSError) as exc:
         if isinstance(exc, OSError) and is_of_output(exc):  # see `Group`
             raise
         raise click.ClickException(escape(str(exc))) from exc
-
-
-@contextmanager
-def connected(target: Target) -> Iterator[kombu.Connection]:
-    """Connect to a target's broker."""
-    with handle_errors(), operate.connected(target.connection()) as connection:
-        yield connection
 
 
 def management_of(url: str | None, connection: kombu.Connection) -> Management | None:
@@ -147,13 +178,3 @@ def snapshot_of(url: str | None, connection: kombu.Connection) -> Snapshot | Non
     """Return what the management API at a URL shows now; None without a URL."""
     management = management_of(url, connection)
     return management.snapshot() if management else None
-
-
-def destinations(target: Target) -> list[Destination]:
-    """Return the destinations of messages for a target's queues."""
-    return [destination for queue in target.queues() for destination in operate.destinations_of(queue)]
-
-
-def allowed(target: Target, any_queue: bool) -> Allowed:
-    """Return the destinations to which a command may send messages."""
-    return Allowed(None if any_queue else target.queues())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 import kombu
 
@@ -11,20 +9,23 @@ from .. import operate
 from ..core.text import escape
 from .options import management_option, priorities_option
 from .output import EXIT_PROBLEMS
-from .target import BrokerTarget, Target, connected, destinations, handle_errors, management_of, snapshot_of, target_of
+from .target import BrokerTarget, Target, handle_errors, management_of, pass_target, snapshot_of
 
 
 @click.command()
 @priorities_option
 @management_option
-@click.pass_obj
-def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
+@pass_target
+def plan(target: Target, priorities: bool | None, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
     Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, or a part
     is different.
     """
-    _report(obj, priorities, management_url, probing=False)
+    with target.connected() as connection:
+        wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
+    if not all(finding.on_demand for finding in wrong):
+        raise SystemExit(EXIT_PROBLEMS)
 
 
 @click.command()
@@ -36,20 +37,19 @@ def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
     "led to in the last hour, which takes a user with the tag monitoring; needs --management-url, takes 12 s.",
 )
 @management_option
-@click.pass_obj
-def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | None) -> None:
+@pass_target
+def setup(target: Target, priorities: bool | None, prune: bool, management_url: str | None) -> None:
     """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
 
     Also creates the outboxes of the option `outboxes` for queues named with --queue, and for the queues of an app with
     declare="passive". Other publishers create an outbox when they first need it.
     """
-    target = target_of(obj)
-    with connected(target) as connection:
+    with target.connected() as connection:
         management = management_of(management_url, connection)
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         wanted = operate.cascades(connection, priorities)
-        known, with_outboxes = destinations(target), _creates_outboxes(target, connection)
+        known, with_outboxes = target.destinations(), _creates_outboxes(target, connection)
         lacking = operate.setup(connection, wanted, known, with_outboxes)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         for destination in lacking:
@@ -78,8 +78,8 @@ def _creates_outboxes(target: Target, connection: kombu.Connection) -> bool:
     show_default=True,
     help="Print this format.",
 )
-@click.pass_obj
-def export(obj: Any, priorities: bool, kind: str) -> None:
+@pass_target
+def export(target: Target, priorities: bool, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
@@ -87,15 +87,15 @@ def export(obj: Any, priorities: bool, kind: str) -> None:
     not exist yet, nor their outboxes, which publishers create when they need them.
     """
     with handle_errors():
-        connection = target_of(obj).connection()
+        connection = target.connection()
     click.echo(operate.export(connection, kind, priorities), nl=False)
 
 
 @click.command(short_help="Check the cascade, and send test messages through it.")
 @priorities_option
 @management_option
-@click.pass_obj
-def verify(obj: Any, priorities: bool | None, management_url: str | None) -> None:
+@pass_target
+def verify(target: Target, priorities: bool | None, management_url: str | None) -> None:
     """Compare the cascade on the broker with the expected one, and send test messages through the levels of up to 2 s.
 
     The messages test the bindings between these levels. Only --management-url compares all bindings, and policies.
@@ -103,37 +103,39 @@ def verify(obj: Any, priorities: bool | None, management_url: str | None) -> Non
     Exits with 0 if no problem was found, and with 3 if a part is missing or different, a message does not come back,
     or, with --management-url, a destination accepts nothing for a known cause.
     """
-    _report(obj, priorities, management_url, probing=True)
-
-
-def _report(obj: Any, priorities: bool | None, management_url: str | None, probing: bool) -> None:
-    """Show what is wrong; if it is `probing`, also what only running it shows."""
-    target = target_of(obj)
-    with connected(target) as connection:
+    with target.connected() as connection:
         snapshot = snapshot_of(management_url, connection)
-        with_outboxes = _creates_outboxes(target, connection)
-        findings = operate.compare(connection, destinations(target), snapshot, priorities, probing, with_outboxes)
-        wrong = [finding for finding in findings if finding.state != "present"]
-        for finding in wrong:
-            detail = f": {finding.detail}" if finding.detail else ""
-            click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
-        click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
-        is_sound = all(finding.on_demand for finding in wrong)
-        if probing:
-            is_sound &= _show_held_up(connection, snapshot)
-            is_sound &= not operate.can_try_out(wrong) or _probe(connection, priorities)
-            if wrong or not is_sound:
-                click.echo(
-                    "`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True
-                )
-    if not is_sound:
+        wrong = _compare(target, connection, snapshot, priorities, on_demand=True)
+        if advice := operate.advice_on_release(connection.connection):
+            click.echo(escape(advice))
+        accepted = _show_held_up(connection, snapshot)
+        arrived = not operate.can_try_out(wrong) or _probe(connection, priorities)
+    if wrong or not arrived:
+        click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
+    if not (accepted and arrived and all(finding.on_demand for finding in wrong)):
         raise SystemExit(EXIT_PROBLEMS)
 
 
+def _compare(
+    target: Target,
+    connection: kombu.Connection,
+    snapshot: operate.Snapshot | None,
+    priorities: bool | None,
+    on_demand: bool,
+) -> list[operate.Finding]:
+    """Show and return what is not as expected."""
+    with_outboxes = _creates_outboxes(target, connection)
+    findings = operate.compare(connection, target.destinations(), snapshot, priorities, on_demand, with_outboxes)
+    wrong = [finding for finding in findings if finding.state != "present"]
+    for finding in wrong:
+        detail = f": {finding.detail}" if finding.detail else ""
+        click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
+    click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
+    return wrong
+
+
 def _show_held_up(connection: kombu.Connection, snapshot: operate.Snapshot | None) -> bool:
-    """Show known faults of the broker's release, and due messages; return whether no cause of these is known."""
-    if advice := operate.advice_on_release(connection.connection):
-        click.echo(escape(advice))
+    """Show due messages that their destinations have not accepted; return whether no cause is known."""
     found = operate.held_up(connection.transport.delay_options.cascade, snapshot) if snapshot else []
     for held_up in found:
         click.echo(escape(str(held_up)))
@@ -155,8 +157,8 @@ def _probe(connection: kombu.Connection, priorities: bool | None) -> bool:
 @click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait; these are lost.")
 @management_option
 @click.confirmation_option(prompt="Delete the cascade?")
-@click.pass_obj
-def teardown(obj: Any, delete_messages: bool, management_url: str | None) -> None:
+@pass_target
+def teardown(target: Target, delete_messages: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
     Refuses if there are waiting messages or orphans. Stop publishers first: a running publisher creates the cascade
@@ -164,10 +166,9 @@ def teardown(obj: Any, delete_messages: bool, management_url: str | None) -> Non
     and messages that are stuck in outboxes; it takes 12 s. Without it outboxes stay, unless --delete-messages deletes
     those of the app. Classic queues need it, or --delete-messages.
     """
-    target = target_of(obj)
-    with connected(target) as connection:
+    with target.connected() as connection:
         management = management_of(management_url, connection)
-        deleted = operate.teardown(connection, destinations(target), management, delete_messages)
+        deleted = operate.teardown(connection, target.destinations(), management, delete_messages)
     if not deleted.amount and not deleted.kept:
         click.echo("there is no such cascade")
         return

@@ -6,6 +6,7 @@ page reach the broker through these names alone.
 
 from ..amqp.connecting import connected, copy_of
 from ..amqp.connection import advice_on_release
+from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark
 from ..amqp.reschedule import moving, reschedule
@@ -26,6 +27,7 @@ from .status import Status, has_journal, status
 from .verify import Finding, can_try_out, compare, try_out
 
 __all__ = [
+    "PERMISSIONS",
     "Allowed",
     "Entry",
     "Finding",

@@ -565,7 +565,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
         publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
         operate.cancel(connection, ["a"])
     assert ids(vhost) == ["b"]
-    assert "celery-rabbit-delay.v3.10ms.changes" in run(url, "status", "--levels").out
+    assert "celery-rabbit-delay.v3.10ms.changes" in run(url, "status", "--json").out
     found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
     assert found.keys() == STREAMS
     assert run(url, *command, "teardown", "--yes", "--delete-messages").code == 0

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +19,11 @@ from kombu.exceptions import OperationalError
 from kombu.utils import functional
 
 from celery_rabbit_delay import InvalidDelay, Options, operate
-from celery_rabbit_delay.cli import groups, migrate, orphans, status
+from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.output import format_duration, until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
-from testkit.commands import PROGRAM
+from testkit.commands import PROGRAM, closed_pipe
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
 
@@ -63,12 +63,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the broker by a test's data."""
 
-    @contextmanager
-    def connected(target: Any) -> Iterator[kombu.Connection]:
-        yield target.connection()
-
-    for module in (migrate, orphans, status):
-        monkeypatch.setattr(module, "connected", connected)
+    monkeypatch.setattr(operate, "connected", nullcontext)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -236,11 +231,24 @@ def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() 
     assert names[1] - names[0] == {level.queue for level in Options().high_cascade.levels}
 
 
-def test_output_that_cannot_be_written_is_an_error() -> None:
-    command = [str(PROGRAM), "--broker", NOWHERE, "export"]
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{PROGRAM} --broker {NOWHERE} export",
+        f"{PROGRAM} --help",
+        f"{PROGRAM} orphans list --help",
+        f"{PROGRAM} --version",
+        f"{PROGRAM.with_name('celery')} delay --help",
+    ],
+    ids=lambda command: " ".join(command.split()[1:]),
+)
+def test_output_that_cannot_be_written_is_an_error_and_silent_if_nobody_reads_it(command: str) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command.split(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+    with closed_pipe() as pipe:
+        done = subprocess.run(command.split(), stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(
