@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -77,10 +77,9 @@ class Outbox(NamedTuple):
         return self.address.delay
 
     @property
-    def destination(self) -> str | None:
-        """The destination as text; None if the name does not say it."""
-        exchange, *names = self.address.names or ("",)
-        return str(destination_named(exchange, names)) if names else None
+    def destination(self) -> Destination | None:
+        """The destination; None if the name does not say it."""
+        return destination_named(self.address.names or ())
 
     def as_declared(self, cascade: Cascade) -> Queue:
         """Return the outbox with the arguments that a publisher declares it with."""
@@ -94,9 +93,12 @@ class Outbox(NamedTuple):
                 yield Binding(source, self.queue, "queue", address)
 
 
-def destination_named(exchange: str, names: Iterable[str]) -> Destination:
-    """Return the destination of an address: queues, or an exchange with a routing key, which is "" if it is unknown."""
-    return Destination(exchange, key="".join(names) or None) if exchange else Destination("", tuple(names))
+def destination_named(names: Sequence[str]) -> Destination | None:
+    """Return the destination of an address: "" and queues, or an exchange and its routing key, "" if it is unknown."""
+    exchange, *others = names or ("",)
+    if exchange:
+        return Destination(exchange, key=others[0] or None) if len(others) == 1 else None
+    return Destination("", tuple(others)) if others else None
 
 
 def outbox_named(cascade: Cascade, queue: str) -> Outbox | None:

@@ -80,13 +80,12 @@ def _target(cascade: Cascade, outbox: str, address: str, bindings: Collection[Bi
         queues = sorted({b.destination for b in bindings if b.source == cascade.short_lived_exit})
         named = f" {', '.join(map(repr, queues))}" if 0 < len(queues) <= _FEW else ""
         return _Target(f"short-lived queues{named}", queues)
-    exchange, *names = _names(cascade, outbox, address, bindings) or ("",)
-    if not names:
+    destination = destination_named(_names(cascade, outbox, address, bindings))
+    if destination is None:  # somebody else gave a queue such a name, or bindings of a hash are missing
         return _Target(LONG_NAME)
-    destination = destination_named(exchange, names)
-    if not exchange:
-        return _Target(str(destination), names)
-    bound = [b for b in bindings if b.source == exchange and destination.key in (None, b.routing_key)]
+    if not destination.exchange:
+        return _Target(str(destination), destination.queues)
+    bound = [b for b in bindings if b.source == destination.exchange and destination.key in (None, b.routing_key)]
     cause = _PASSING
     if not bound:
         cause = _Cause("no queue is bound for it: bind one", True)
@@ -95,11 +94,8 @@ def _target(cascade: Cascade, outbox: str, address: str, bindings: Collection[Bi
     return _Target(str(destination), sorted(b.destination for b in bound if b.destination_type == "queue"), cause)
 
 
-def _names(cascade: Cascade, outbox: str, address: str, bindings: Collection[Binding]) -> Sequence[str] | None:
-    """Return what the destination of an outbox is called: "" and queues, or an exchange and its routing key or "".
-
-    None if that cannot be seen: somebody else gave a queue such a name, or bindings of a hash are missing.
-    """
+def _names(cascade: Cascade, outbox: str, address: str, bindings: Collection[Binding]) -> Sequence[str]:
+    """Return the names in the address of an outbox, and what the bindings of a hash show."""
     names = decode(address)
     if names is None:
         # A hash of a long address, or of an address that is too long with the prefix.
@@ -111,7 +107,7 @@ def _names(cascade: Cascade, outbox: str, address: str, bindings: Collection[Bin
         of_destination = f"{SENTINEL}.={address.rpartition('.')[2]}"
         leads_to = (b.destination for b in bindings if (b.source, b.routing_key) == (cascade.exit, of_destination))
         names = ("", *sorted(leads_to))
-    return names if len(names) > 1 else None
+    return names
 
 
 def _cause(target: _Target, rows: Rows) -> _Cause:

@@ -9,7 +9,7 @@ from typing import Any
 import kombu
 
 from ..amqp import declare
-from ..core.destination import decode
+from ..core.destination import Destination, decode
 from ..core.parts import Binding
 from ..core.topology import Cascade
 from .cascades import Outbox, outbox_named
@@ -82,25 +82,23 @@ def _empty(rows: Rows) -> set[str]:
 def _outboxes(cascade: Cascade, rows: Rows) -> list[Outbox]:
     """Return the empty outboxes whose names say their destination."""
     found = filter(None, (outbox_named(cascade, name) for name in _empty(rows)))
-    return [outbox for outbox in found if outbox.address.names and len(outbox.address.names) > 1]
+    return [outbox for outbox in found if outbox.destination]
 
 
 def _leading_nowhere(cascade: Cascade, snapshot: Snapshot, exchanges: Rows) -> set[str]:
     """Return the outboxes that are empty and lead nowhere."""
     bound = {(binding.source, binding.routing_key) for binding in snapshot.bindings}
-    found = set()
-    for outbox in _outboxes(cascade, snapshot.queues):
-        exchange, *rest = outbox.address.names or ()
+
+    def is_gone(destination: Destination) -> bool:
+        exchange, key = destination.exchange, destination.key
         if not exchange:
-            leads_nowhere = snapshot.queues.keys().isdisjoint(rest)
-        elif exchange in exchanges:
-            unbound = _needs_this_key(exchanges[exchange]) and (exchange, rest[0]) not in bound
-            leads_nowhere = unbound and len(rest) == 1 and rest[0] != ""
-        else:
-            leads_nowhere = True
-        if leads_nowhere:
-            found.add(outbox.queue)
-    return found
+            return snapshot.queues.keys().isdisjoint(destination.queues)
+        if exchange not in exchanges:
+            return True
+        return key is not None and _needs_this_key(exchanges[exchange]) and (exchange, key) not in bound
+
+    outboxes = _outboxes(cascade, snapshot.queues)
+    return {outbox.queue for outbox in outboxes if outbox.destination and is_gone(outbox.destination)}
 
 
 def _needs_this_key(exchange: Mapping[str, Any]) -> bool:
@@ -127,8 +125,8 @@ def _idle(cascade: Cascade, management: Management) -> set[str]:
 
 def _leads_to_idle(outbox: Outbox, rows: Rows) -> bool:
     """Return whether an outbox leads to queues that have got nothing."""
-    exchange, *queues = outbox.address.names or ("",)
-    return not exchange and all(name in rows and _was_empty(rows[name]) for name in queues)
+    queues = outbox.destination.queues if outbox.destination else ()
+    return bool(queues) and all(name in rows and _was_empty(rows[name]) for name in queues)
 
 
 def _was_empty(row: Mapping[str, Any]) -> bool:

@@ -107,7 +107,9 @@ def status(
         if outbox.delay:
             count, due = declare.message_count(channel, outbox.queue) or 0, unsettled_in(outbox.queue)
             if count or due:
-                outboxes.append(OutboxStatus(outbox.queue, outbox.destination or LONG_NAME, outbox.delay, count, due))
+                outboxes.append(
+                    OutboxStatus(outbox.queue, str(outbox.destination or LONG_NAME), outbox.delay, count, due)
+                )
     orphans = declare.message_count(channel, wanted[0].orphans)
     beside = [
         StreamStatus(stream.name, declare.message_count(channel, stream.name))

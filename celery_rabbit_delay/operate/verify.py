@@ -178,9 +178,10 @@ def _leads_to_its_address(binding: Binding, cascade: Cascade) -> bool:
             return address.mark == "="  # it does not show what it stands for
         of_delay = binding.source == cascade.done or ticks > 0
         return of_delay and not rest and cascade.outbox_address(binding.destination) == binding.routing_key
-    exchange, *names = address.names
-    named = destination_named(exchange, names)
-    other = Destination(exchange, fanout=True) if exchange else named._replace(short_lived=True)
+    named = destination_named(address.names)
+    if named is None:
+        return False
+    other = Destination(named.exchange, fanout=True) if named.exchange else named._replace(short_lived=True)
     return any(
         binding in (*cascade.outbox_bindings(destination, ticks), *cascade.exit_bindings(destination))
         for destination in (named, other)

@@ -63,7 +63,7 @@ def test_an_outbox_is_known_by_its_name(ticks: int) -> None:
     for destination in DESTINATIONS[:2] + DESTINATIONS[4:6]:
         found = outbox_named(CASCADE, CASCADE.outbox_name(destination, ticks))
         assert found is not None
-        assert (found.destination, found.delay, found.ticks) == (str(destination), CASCADE.milliseconds(ticks), ticks)
+        assert (found.destination, found.delay, found.ticks) == (destination, CASCADE.milliseconds(ticks), ticks)
         assert found.as_declared(CASCADE) == CASCADE.outbox(destination, ticks)
         assert set(found.bindings(CASCADE)) == set(CASCADE.outbox_bindings(destination, ticks))
 
