@@ -161,14 +161,16 @@ def _probe(connection: kombu.Connection, priorities: bool | None) -> bool:
 def teardown(target: Target, delete_messages: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
-    Refuses if there are waiting messages or orphans. Stop publishers first: a running publisher creates the cascade
-    again. Use --management-url to include messages between two queues, outboxes of queues that the app does not have,
-    and messages that are stuck in outboxes; it takes 12 s. Without it outboxes stay, unless --delete-messages deletes
-    those of the app. Classic queues need it, or --delete-messages.
+    Refuses if there are waiting messages, other than up to 10,000 cancelled ones, or orphans. Stop publishers first: a
+    running publisher creates the cascade again. Use --management-url to include messages between two queues, outboxes
+    of queues that the app does not have, and messages that are stuck in outboxes; it takes 12 s. Without it outboxes
+    stay, unless --delete-messages deletes those of the app. Classic queues need it, or --delete-messages.
     """
     with target.connected() as connection:
         management = management_of(management_url, connection)
         deleted = operate.teardown(connection, target.destinations(), management, delete_messages)
+    if deleted.dropped:
+        click.echo(f"{deleted.dropped:,} messages had been cancelled, moved or replaced, or became due meanwhile")
     if not deleted.amount and not deleted.kept:
         click.echo("there is no such cascade")
         return

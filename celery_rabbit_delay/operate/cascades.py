@@ -16,7 +16,7 @@ from ..core.errors import CascadeMissing
 from ..core.options import TEN_YEARS, Options
 from ..core.parts import Binding, Queue
 from ..core.topology import Cascade
-from .management import Snapshot
+from .management import Management, Snapshot
 
 #: All outboxes of a delay are declared in the same way.
 _ANY = Destination("", ("any",))
@@ -130,6 +130,16 @@ def existing_outboxes(
     names = snapshot.queues if snapshot else _outboxes_of(connection, destinations)
     found = filter(None, (outbox_named(options.cascade, name) for name in names))
     return sorted(found, key=lambda outbox: (outbox.ticks, outbox.queue))
+
+
+def waiting_queues(
+    connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None
+) -> Iterator[str]:
+    """Yield the queues in which messages wait, down, as messages go: so none is missed while one takes them."""
+    for cascade in reversed(existing(connection)):
+        yield from (level.queue for level in reversed(cascade.levels))
+    outboxes = existing_outboxes(connection, destinations, management.snapshot() if management else None)
+    yield from (outbox.queue for outbox in outboxes if outbox.delay)
 
 
 def _outboxes_of(connection: kombu.Connection, destinations: Iterable[Destination]) -> Iterator[str]:

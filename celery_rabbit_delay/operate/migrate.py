@@ -21,7 +21,7 @@ from ..core import changes, streams
 from ..core.destination import Destination
 from ..core.due import x_delay_until
 from ..core.headers import X_DELAY, X_DELAY_KEY, X_DELAY_NUMBER, State, milliseconds, read_state
-from .cascades import existing, existing_outboxes
+from .cascades import waiting_queues
 from .management import Management
 
 
@@ -54,7 +54,7 @@ def migrate(
     moved: list[State] = []  # states of moved messages that are in the journal
     try:
         with own_channel(source) as channel:
-            for queue in _queues(source, destinations, management):
+            for queue in waiting_queues(source, destinations, management):
                 for message in take(channel, queue):
                     refused = _move(message, target, allowed, sent)
                     if refused is None:
@@ -76,16 +76,6 @@ def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
         return declare.queue_exists(source.default_channel, name)
     except ResourceLocked:  # the other connection owns the queue
         return True
-
-
-def _queues(
-    source: kombu.Connection, destinations: Iterable[Destination], management: Management | None
-) -> Iterator[str]:
-    """Yield the queues in which messages wait, down, as messages go: so none is missed."""
-    for cascade in reversed(existing(source)):
-        yield from (level.queue for level in reversed(cascade.levels))
-    outboxes = existing_outboxes(source, destinations, management.snapshot() if management else None)
-    yield from (outbox.queue for outbox in outboxes if outbox.delay)
 
 
 def _forget(source: kombu.Connection, moved: list[State]) -> None:

@@ -10,16 +10,22 @@ import kombu
 
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
+from ..amqp.connecting import own_channel
 from ..amqp.create import create_cascade
+from ..amqp.receiving import learn
+from ..amqp.waiting import take
 from ..core import streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, DestinationNotFound
 from ..core.options import Options
 from ..core.topology import Cascade, Topology
-from .cascades import existing, existing_outboxes, longest
+from .cascades import existing, existing_outboxes, longest, waiting_queues
 from .management import Management, Snapshot
 from .pruning import wait_for_counts
 from .status import status
+
+#: The maximum number of waiting messages to take, which are late if they become due meanwhile.
+_AT_MOST = 10_000
 
 #: Stands for all of them.
 _SHORT_LIVED = Destination("", ("",), short_lived=True)
@@ -30,10 +36,11 @@ class NotEmpty(DelayError):
 
 
 class Deleted(NamedTuple):
-    """The number of exchanges and queues that `teardown` has deleted, and the outboxes that it has kept."""
+    """What `teardown` has done."""
 
-    amount: int
-    kept: list[str]
+    amount: int  # of exchanges and queues
+    kept: list[str]  # outboxes
+    dropped: int  # messages that were cancelled, moved or replaced, or became due meanwhile
 
 
 def setup(
@@ -73,18 +80,20 @@ def teardown(
 ) -> Deleted:
     """Delete all cascades, and the outboxes of `destinations`; with the management API all others, too.
 
-    Raises `NotEmpty` and deletes nothing if messages wait or are orphans, unless `delete_messages`. The management API
-    is asked twice for that, some seconds apart. Without it, outboxes that may hold messages are kept. Raises
-    `NotPermitted`. After an interruption, call it again.
+    Raises `NotEmpty` and deletes nothing if messages wait or are orphans, unless `delete_messages`; cancelled messages
+    do not count, if no more than 10,000 wait. The management API is asked twice for that, some seconds apart. Without
+    it, outboxes that may hold messages are kept. Raises `NotPermitted`. After an interruption, call it again.
     """
     destinations = list(destinations)
     kept: list[str] = []
+    dropped = 0
     if not delete_messages:
         if management is None and connection.transport.delay_options.queue_type == "classic":
             raise NotEmpty(
                 "classic queues need --management-url: AMQP does not show which outboxes hold messages, and without "
                 "the cascade they would lose them; --delete-messages deletes whatever is there"
             )
+        dropped = _drop_cancelled(connection, destinations, management)
         _require_empty(connection, destinations, None)
         if management:
             wait_for_counts()
@@ -92,7 +101,29 @@ def teardown(
         else:
             kept = _opaque_outboxes(connection, destinations)
     snapshot = management.snapshot() if management else None
-    return Deleted(_delete_all(connection, destinations, snapshot, kept), kept)
+    return Deleted(_delete_all(connection, destinations, snapshot, kept), kept, dropped)
+
+
+def _drop_cancelled(
+    connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None
+) -> int:
+    """Take all waiting messages, if they are not many, which drops those that must not be delivered; return how many.
+
+    Raises `NotEmpty` if there are others: RabbitMQ may take a moment to return them to their queues, where they count.
+    """
+    cascade = connection.transport.delay_options.cascade
+    told = [streams.changes(cascade).name, streams.keys(cascade).name]
+    before = status(connection, existing(connection), destinations)
+    is_told = any(stream.messages is not None for stream in before.streams if stream.queue in told)
+    if not is_told or not 0 < before.waiting <= _AT_MOST:
+        return 0
+    learn(connection)
+    with own_channel(connection) as channel:  # closing it returns the others
+        queues = waiting_queues(connection, destinations, management)
+        others = sum(1 for queue in queues for _ in take(channel, queue))
+    if others:
+        raise _not_empty(others, before.orphans or 0)
+    return before.waiting
 
 
 def _require_empty(
@@ -103,10 +134,14 @@ def _require_empty(
     # Whoever lists orphans, such as the page, holds them for a moment: only the management API counts these.
     orphans = max(found.orphans or 0, found.all_orphans)
     if waiting or orphans:
-        raise NotEmpty(
-            f"{waiting:,} messages wait and {orphans:,} are orphans: "
-            "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
-        )
+        raise _not_empty(waiting, orphans)
+
+
+def _not_empty(waiting: int, orphans: int) -> NotEmpty:
+    return NotEmpty(
+        f"{waiting:,} messages wait and {orphans:,} are orphans: "
+        "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
+    )
 
 
 def _opaque_outboxes(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:

@@ -284,6 +284,23 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 
+def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    with vhost.connection() as connection:
+        for id_, delay in (("level", 100), ("outbox", 60), ("other", 100)):
+            publish(connection, delay, headers={"id": id_})
+        assert len({queue for queue in vhost.names("queues") if vhost.count(queue)}) > 1
+        operate.cancel(connection, ["level", "outbox"])
+    refused = run(url, "--queue", "q", "teardown", "--yes")
+    assert (refused.code, "1 messages wait and 0 are orphans" in refused.err) == (1, True)
+    assert run(url, "cancel", "other").code == 0
+    done = run(url, "--queue", "q", "teardown", "--yes", *management(vhost))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("1 messages had been cancelled, moved or replaced")
+    assert vhost.names("queues") == ["q"]
+
+
 @pytest.mark.long
 def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
