@@ -63,7 +63,7 @@ def migrate(
 
         def waiting() -> int:
             snapshot = management.snapshot() if management else None
-            return operate.status(source, operate.existing(source), known, snapshot).waiting
+            return operate.status(source, known, snapshot).waiting
 
         with operate.connected(elsewhere) as target:
             if has_same_name and operate.is_same(source, target):

@@ -37,9 +37,7 @@ def status(
     with target.connected() as connection:
         while True:
             snapshot = snapshot_of(management_url, connection)
-            found = operate.status(
-                connection, operate.existing(connection, priorities), target.destinations(), snapshot
-            )
+            found = operate.status(connection, target.destinations(), snapshot, priorities)
             if watch and not as_json:
                 click.clear()
             if as_json:

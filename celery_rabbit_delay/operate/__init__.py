@@ -15,14 +15,14 @@ from ..amqp.schemes import delay_url
 from ..amqp.streams import Entry
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
-from .cascades import cascades, existing, outbox_names, require
+from .cascades import cascades, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
 from .management import Management, Snapshot
 from .migrate import is_same, migrate
 from .orphans import Orphan, orphans, purge, remove, replay
 from .pruning import prune
-from .setup import NotEmpty, setup, teardown
+from .setup import setup, teardown
 from .status import Status, has_journal, status
 from .verify import Finding, can_try_out, compare, try_out
 
@@ -34,7 +34,6 @@ __all__ = [
     "Follower",
     "HeldUp",
     "Management",
-    "NotEmpty",
     "Orphan",
     "Place",
     "QueueNames",
@@ -54,7 +53,6 @@ __all__ = [
     "describe",
     "destinations_of",
     "entry_at",
-    "existing",
     "export",
     "has_journal",
     "held_up",

@@ -113,7 +113,7 @@ def _drop_cancelled(
     """
     cascade = connection.transport.delay_options.cascade
     told = [streams.changes(cascade).name, streams.keys(cascade).name]
-    before = status(connection, existing(connection), destinations)
+    before = status(connection, destinations)
     is_told = any(stream.messages is not None for stream in before.streams if stream.queue in told)
     if not is_told or not 0 < before.waiting <= _AT_MOST:
         return 0
@@ -129,7 +129,7 @@ def _drop_cancelled(
 def _require_empty(
     connection: kombu.Connection, destinations: Iterable[Destination], snapshot: Snapshot | None
 ) -> None:
-    found = status(connection, existing(connection), destinations, snapshot)
+    found = status(connection, destinations, snapshot)
     waiting = found.waiting + found.stuck
     # Whoever lists orphans, such as the page, holds them for a moment: only the management API counts these.
     orphans = max(found.orphans or 0, found.all_orphans)

@@ -10,8 +10,7 @@ import kombu
 from ..amqp import declare
 from ..core import streams
 from ..core.destination import Destination
-from ..core.topology import Cascade
-from .cascades import existing_outboxes
+from .cascades import existing, existing_outboxes
 from .held_up import LONG_NAME, HeldUp, held_up, unsettled
 from .management import Snapshot
 
@@ -82,15 +81,15 @@ class Status(NamedTuple):
 
 def status(
     connection: kombu.Connection,
-    wanted: Iterable[Cascade],
-    known: Iterable[Destination] = (),
+    destinations: Iterable[Destination] = (),
     snapshot: Snapshot | None = None,
+    priorities: bool | None = None,
 ) -> Status:
     """Return the message counts. Messages between two queues are visible only in a snapshot of the management API.
 
-    Without it, outboxes with a delay count only if they are of `known` destinations and have a delay of the option.
+    Without it, outboxes with a delay count only if they are of `destinations` and have a delay of the option.
     """
-    wanted = list(wanted)
+    wanted = existing(connection, priorities)
     channel = connection.default_channel
 
     def unsettled_in(queue: str) -> int | None:
@@ -103,7 +102,7 @@ def status(
         for level in cascade.levels:
             levels.append(LevelStatus(level.queue, level.ttl, ready[level.queue], unsettled_in(level.queue)))
     outboxes = []
-    for outbox in existing_outboxes(connection, known, snapshot):
+    for outbox in existing_outboxes(connection, destinations, snapshot):
         if outbox.delay:
             count, due = declare.message_count(channel, outbox.queue) or 0, unsettled_in(outbox.queue)
             if count or due:
@@ -117,10 +116,10 @@ def status(
     ]
     if snapshot is None:
         return Status(levels, outboxes, orphans, None, None, beside)
-    destinations = {binding.destination for binding in snapshot.bindings if binding.source in wanted[0].exits}
+    led_to = {binding.destination for binding in snapshot.bindings if binding.source in wanted[0].exits}
     all_orphans = int(snapshot.queues.get(wanted[0].orphans, {}).get("messages") or 0)
     stuck = held_up(wanted[0], snapshot)
-    return Status(levels, outboxes, orphans, sorted(destinations - {wanted[0].discard}), stuck, beside, all_orphans)
+    return Status(levels, outboxes, orphans, sorted(led_to - {wanted[0].discard}), stuck, beside, all_orphans)
 
 
 def has_journal(connection: kombu.Connection) -> bool:

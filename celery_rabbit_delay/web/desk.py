@@ -161,8 +161,7 @@ class Desk:
     def status(self) -> Status:
         """Return the message counts of the cascade."""
         with self._connected() as connection:
-            wanted = operate.existing(connection)
-            return operate.status(connection, wanted, self.broker.destinations, self.broker.snapshot(connection))
+            return operate.status(connection, self.broker.destinations, self.broker.snapshot(connection))
 
     def verify(self) -> Verified:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""

@@ -315,7 +315,7 @@ def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_th
     while not finished:
         with vhost.connection(max_delay=1, outboxes=()) as connection:
             if levels <= {*vhost.names("queues")}:
-                status = operate.status(connection, operate.existing(connection), destinations)
+                status = operate.status(connection, destinations)
                 assert status.waiting == 2
             interrupt(connection, 10)
             try:

@@ -214,7 +214,6 @@ def test_the_management_api_is_that_of_the_environment(away: None, monkeypatch: 
         return SimpleNamespace(snapshot=lambda: None)
 
     monkeypatch.setattr(operate, "Management", make)
-    monkeypatch.setattr(operate, "existing", lambda connection, priorities: [])
     monkeypatch.setattr(operate, "has_journal", lambda connection: False)
     monkeypatch.setattr(operate, "status", lambda *arguments: Status([], [], 0, None, None, []))
     url = "http://me:s3cret@127.0.0.1:15672"
