@@ -30,6 +30,9 @@ from .management import Snapshot
 #: deleted with their queue, or are refused by a full one (https://www.rabbitmq.com/docs/parameters#policies).
 _LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes"}
 
+#: The detail of a missing part that publishers and workers create.
+_LATER = "it is created when it is needed"
+
 State = Literal["present", "missing", "different", "unexpected", "unknown"]
 
 
@@ -57,83 +60,96 @@ def compare(
     streams are, and with `with_outboxes` the outboxes of the option. Only a snapshot of the management API shows
     bindings, and policies that change queues. Changes nothing.
     """
-    destinations = list(destinations)
-    passive = connection.transport.delay_options.declare == "passive"
-    beside = _streams(connection, with_missing=passive or not on_demand)
-    wanted = cascades(connection, priorities)
-    outboxes = existing_outboxes(connection, destinations, snapshot)
-    with_outboxes &= not on_demand
-    if with_outboxes:
-        outboxes += filter(None, (outbox_named(wanted[0], name) for name in outbox_names(connection, destinations)))
-    # A publisher creates the bindings to a destination on demand, unless it is passive.
-    topology = Topology.of(wanted, destinations if passive or with_outboxes else (), beside)
-    for outbox in outboxes:
-        topology.queues[outbox.queue] = outbox.as_declared(wanted[0])
-        topology.bindings.update(dict.fromkeys(outbox.bindings(wanted[0])))
-    found = list(_parts(connection.default_channel, topology))
+    options: Options = connection.transport.delay_options
+    passive = options.declare == "passive"
+    wanted, beside = cascades(connection, priorities), _existing_streams(connection)
+    missing = [stream for stream in options.streams if stream not in beside] if passive or not on_demand else []
+    topology = _expected(
+        connection, wanted, list(destinations), [*beside, *missing], snapshot, with_outboxes and not on_demand
+    )
+    later = set() if passive else {stream.name for stream in missing}
+    found = list(_parts(connection.default_channel, topology, later))
     if snapshot:
         # One binding to a stream is enough: publishers create others when they need them.
         optional = {(stream.name, stream.routing_key) for stream in beside} if on_demand and not passive else set()
-        found += _bindings(topology, snapshot.bindings, optional)
+        found += _bindings(topology, snapshot.bindings, optional, later)
         # Other processes may have declared longer levels: these have no unexpected bindings, but may lack some.
         known = [*wanted, *(with_longer_levels(connection, cascade) for cascade in wanted)]
         for binding in unexpected(snapshot.bindings - topology.bindings.keys(), known, beside):
             found.append(Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it"))
         found += _policies(topology, snapshot)
-    lacking = {one.name for one in found if one.kind == "queue" and one.state == "missing"}
-    later = [] if passive else [stream.name for stream in beside if stream.name in lacking]
-    return [_marked(finding, later) for finding in found]
+    return found
 
 
-def _streams(connection: kombu.Connection, with_missing: bool) -> list[Stream]:
-    """Return the existing streams, and with `with_missing` those that the options ask for."""
-    options: Options = connection.transport.delay_options
-    asked_for = options.streams if with_missing else []
+def _existing_streams(connection: kombu.Connection) -> list[Stream]:
     channel = connection.default_channel
-    there = (s for s in streams.all_streams(options.cascade) if declare.message_count(channel, s.name) is not None)
-    return [*asked_for, *(stream for stream in there if stream not in asked_for)]
+    every = streams.all_streams(connection.transport.delay_options.cascade)
+    return [stream for stream in every if declare.message_count(channel, stream.name) is not None]
 
 
-def _marked(finding: Finding, later: Iterable[str]) -> Finding:
-    """Return a finding, with a note if it is about one of some missing streams that are created on demand."""
-    is_of_one = any(finding.name == name or f" -> {name} (" in finding.name for name in later)
-    if finding.state != "missing" or not is_of_one:
-        return finding
-    return finding._replace(detail="it is created when it is needed", on_demand=True)
+def _expected(
+    connection: kombu.Connection,
+    wanted: list[Cascade],
+    destinations: list[Destination],
+    beside: Iterable[Stream],
+    snapshot: Snapshot | None,
+    with_outboxes: bool,
+) -> Topology:
+    """Return what should stand on the broker, with the outboxes that exist, or also those that `setup` creates."""
+    outboxes = existing_outboxes(connection, destinations, snapshot)
+    if with_outboxes:
+        outboxes += filter(None, (outbox_named(wanted[0], name) for name in outbox_names(connection, destinations)))
+    # A publisher creates the bindings to a destination on demand, unless it is passive.
+    passive = connection.transport.delay_options.declare == "passive"
+    topology = Topology.of(wanted, destinations if passive or with_outboxes else (), beside)
+    for outbox in outboxes:
+        topology.queues[outbox.queue] = outbox.as_declared(wanted[0])
+        topology.bindings.update(dict.fromkeys(outbox.bindings(wanted[0])))
+    return topology
 
 
-def _parts(channel: Any, topology: Topology) -> Iterator[Finding]:
-    """Yield the state of each exchange and queue.
+def _parts(channel: Any, topology: Topology, later: set[str]) -> Iterator[Finding]:
+    """Yield the state of each exchange and queue; those in `later` are created on demand.
 
     This detects different arguments by declaring a part again: RabbitMQ refuses other arguments, and does nothing for
     equal ones (https://www.rabbitmq.com/docs/queues#property-equivalence).
     """
     for exchange in topology.exchanges.values():
-        yield _part(channel, "exchange", exchange, declare.exchange_exists, declare.declare_exchange)
+        found = _part(channel, exchange, declare.exchange_exists, declare.declare_exchange)
+        yield Finding("exchange", exchange.name, *found)
     for queue in topology.queues.values():
-        yield _part(channel, "queue", queue, declare.queue_exists, declare.declare_queue)
+        state, detail = _part(channel, queue, declare.queue_exists, declare.declare_queue)
+        if state == "missing" and queue.name in later:
+            yield Finding("queue", queue.name, state, _LATER, on_demand=True)
+        else:
+            yield Finding("queue", queue.name, state, detail)
 
 
 def _part(
-    channel: Any, kind: Any, part: Exchange | Queue, exists: Callable[..., bool], declare_again: Callable[..., None]
-) -> Finding:
+    channel: Any, part: Exchange | Queue, exists: Callable[..., bool], declare_again: Callable[..., None]
+) -> tuple[State, str]:
+    """Return the state of a part, and a detail."""
     try:
         if not exists(channel, part.name):
-            return Finding(kind, part.name, "missing")
+            return "missing", ""
         declare_again(channel, part)
     except PreconditionFailed as exc:
-        return Finding(kind, part.name, "different", exc.reply_text)
+        return "different", exc.reply_text
     except AccessRefused as exc:
-        return Finding(kind, part.name, "unknown", exc.reply_text)
-    return Finding(kind, part.name, "present")
+        return "unknown", exc.reply_text
+    return "present", ""
 
 
-def _bindings(topology: Topology, existing: set[Binding], optional: set[tuple[str, str]]) -> Iterator[Finding]:
+def _bindings(
+    topology: Topology, existing: set[Binding], optional: set[tuple[str, str]], later: set[str]
+) -> Iterator[Finding]:
     """Yield the state of each binding, but for missing ones of an `optional` queue and key that has another."""
     has_one = {(binding.destination, binding.routing_key) for binding in topology.bindings.keys() & existing}
     for binding in topology.bindings:
         if binding in existing:
             yield Finding("binding", _name(binding), "present")
+        elif binding.destination in later:
+            yield Finding("binding", _name(binding), "missing", _LATER, on_demand=True)
         elif (binding.destination, binding.routing_key) not in optional & has_one:
             yield Finding("binding", _name(binding), "missing")
 
@@ -195,10 +211,11 @@ def can_try_out(findings: Iterable[Finding]) -> bool:
 
 def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Iterator[str]:
     """Send test messages through the short levels and read the streams; yield problems. Raises as `probe`."""
-    passive = connection.transport.delay_options.declare == "passive"
+    options: Options = connection.transport.delay_options
     for cascade in cascades(connection, priorities):
         yield from probe(connection, cascade)
-    yield from probe_streams(connection, _streams(connection, with_missing=passive))
+    needed = options.streams if options.declare == "passive" else []
+    yield from probe_streams(connection, dict.fromkeys([*needed, *_existing_streams(connection)]))
 
 
 def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
