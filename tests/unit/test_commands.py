@@ -23,6 +23,7 @@ from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.output import format_duration, until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
+from celery_rabbit_delay.operate.status import LevelStatus
 from testkit.commands import PROGRAM, closed_pipe
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
@@ -220,6 +221,20 @@ def test_the_management_api_is_that_of_the_environment(away: None, monkeypatch: 
     environment = {"CELERY_RABBIT_DELAY_MANAGEMENT_URL": url, "CELERY_RABBIT_DELAY_MANAGEMENT_CA": "/ca.pem"}
     assert run("status", **environment).exit_code == 0
     assert made == [(url, "/", "/ca.pem")]
+
+
+@pytest.mark.parametrize(
+    ("ready", "told"),
+    [((3, None), "b is missing; run `setup`"), ((None, None), "there is no cascade of these options")],
+)
+def test_status_tells_a_missing_level_from_a_missing_cascade(
+    ready: tuple[int | None, ...], told: str, away: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = [LevelStatus(name, 1000, count, None) for name, count in zip("ab", ready, strict=True)]
+    monkeypatch.setattr(operate, "status", lambda *arguments: Status(levels, [], None, None, None, []))
+    monkeypatch.setattr(operate, "has_journal", lambda connection: True)
+    shown = run("status")
+    assert (shown.exit_code, shown.stdout) == (3, f"{ready[0] or 0} wait\n{told}\n")
 
 
 def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() -> None:
