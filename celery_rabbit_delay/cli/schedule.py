@@ -63,26 +63,18 @@ def list_scheduled(target: Target, /, limit: int | None, as_json: bool, **filter
 
     Shows only tasks in the journal: see the option `journal` of install().
     """
-    found = has_journal = False
+    is_empty = True
     problems: list[str] = []
     with target.connected() as connection:
         operate.require(connection)
         waiting = _found(target, connection, problems.append, limit=limit, **filters)
         lines = (json.dumps(_as_data(one)) if as_json else format_scheduled(one) for one in waiting)
         while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
-            found = True
+            is_empty = False
             click.echo("\n".join(many))
-        if not found:
-            has_journal = operate.has_journal(connection)
-    if not found and has_journal:
-        told = "no waiting task in the journal matches" if any(filters.values()) else "no task in the journal waits"
-        click.echo(f"nothing is listed: {told}", err=True)
-    elif not found:
-        click.echo(
-            "nothing is listed: no such task waits, or it has no record. The journal records only tasks that are sent "
-            "after the option `journal` of install() is set, and that have at least this delay",
-            err=True,
-        )
+        if is_empty:
+            reason = _reason(operate.has_journal(connection), any(filters.values()))
+            click.echo(f"nothing is listed: {reason}", err=True)
     _report(problems)
 
 
@@ -140,6 +132,16 @@ def _move(target: Target, id_: str, eta: str | None, countdown: str | None, any_
         operate.require(connection)
         operate.reschedule(connection, id_, due, target.allowed(any_queue))
         click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
+
+
+def _reason(has_journal: bool, has_filters: bool) -> str:
+    """Return why nothing is listed."""
+    if has_journal:
+        return "no waiting task in the journal matches" if has_filters else "no task in the journal waits"
+    return (
+        "no such task waits, or it has no record. The journal records only tasks that are sent after the option "
+        "`journal` of install() is set, and that have at least this delay"
+    )
 
 
 def _report(problems: list[str]) -> None:
