@@ -240,6 +240,7 @@ def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
         vhost.publish("q", 0)  # the queue holds something
         wait_until(lambda: api.queues().get(busy, {}).get("messages"), "the management API has counted")
         wait_until(lambda: api.histories().get(quiet, {}).get("messages_details"), "it has a history")
+        wait_until(api.has_history, "the node runs for so long")
         assert operate.prune(connection, api, [quiet]) == ([], [])
         assert operate.prune(connection, api) == ([], [quiet])
         assert {busy, fast} <= set(vhost.names("queues"))
