@@ -110,7 +110,7 @@ def fill(url: str, amount: int) -> tuple[int, float]:
     waits, waited = 0, -1
     while waits != waited:  # until no more come
         time.sleep(5)
-        waited, waits = waits, operate.status(contender.connection, operate.cascades(contender.connection)).waiting
+        waited, waits = waits, operate.status(contender.connection).waiting
         reached = time.monotonic() if waits != waited else reached
     contender.close()
     return waits, reached - started

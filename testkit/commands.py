@@ -6,7 +6,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from celery_rabbit_delay import Options
@@ -49,6 +50,15 @@ def _finished(command: Sequence[str], directory: Path | None, environment: Mappi
 
 def management(vhost: Vhost) -> tuple[str, str]:
     return "--management-url", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
+
+
+@contextmanager
+def closed_pipe() -> Iterator[int]:
+    """Yield the end of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
 
 
 def make_orphans(vhost: Vhost, amount: int) -> None:

@@ -38,6 +38,14 @@ def closing(connection: kombu.Connection) -> Iterator[kombu.Connection]:
 
 
 @contextmanager
+def connected(connection: kombu.Connection) -> Iterator[kombu.Connection]:
+    """Connect for a block, and close the connection as `closing` does. Raises what `ensure_connection` raises."""
+    with closing(connection):
+        ensure_connection(connection)
+        yield connection
+
+
+@contextmanager
 def own_channel(connection: kombu.Connection) -> Iterator[Any]:
     """Open a channel for a block; closed, it gives back what was not acknowledged. It waits as `closing` does."""
     channel = connection.channel()

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import click
+
 from ..app.signals import connect
-from .groups import delay
+from .output import Group, version_option
 
-__all__ = ["delay"]
 
+class _Delay(Group):
+    """A group whose commands are imported when one of them is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from .groups import COMMANDS
+
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        from .groups import COMMANDS
+
+        return COMMANDS.get(name)
+
+
+delay = version_option(_Delay("delay", help="Manage the queues of delayed tasks, and the tasks that wait in them."))
 connect()

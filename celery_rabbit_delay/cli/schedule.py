@@ -8,27 +8,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timezone
+from typing import Any
 
 import click
+import kombu
 
+from .. import operate
+from ..core.due import due_at
+from ..core.errors import InvalidDelay
 from ..core.headers import milliseconds
 from ..core.text import escape
-from .common import EXIT_PROBLEMS, allowed, any_queue_option, check_names, connected, target_of
-
-if TYPE_CHECKING:
-    import kombu
-
-    from ..operate import Progress, Report, Scheduled
+from ..operate import Scheduled
+from .options import any_queue_option, check_names, json_option
+from .output import EXIT_PROBLEMS
+from .target import Target, pass_target
 
 
 def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Show an error for a time or a number of seconds that cannot be read."""
-    from datetime import datetime, timezone
-
-    from ..core.due import due_at
-    from ..core.errors import InvalidDelay
-
     if value is None:
         return None
     eta, countdown = (None, value) if param.name == "countdown" else (value, None)
@@ -58,35 +56,25 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("list")
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="List at most this many tasks.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-@click.pass_obj
-def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any) -> None:
+@json_option
+@pass_target
+def list_scheduled(target: Target, /, limit: int | None, as_json: bool, **filters: Any) -> None:
     """List waiting tasks, the soonest first.
 
     Shows only tasks in the journal: see the option `journal` of install().
     """
-    from .. import operate
-
-    found = has_journal = False
+    is_empty = True
     problems: list[str] = []
-    with connected(target_of(obj)) as connection:
+    with target.connected() as connection:
         operate.require(connection)
-        waiting = _found(obj, connection, problems.append, limit=limit, **filters)
+        waiting = _found(target, connection, problems.append, limit=limit, **filters)
         lines = (json.dumps(_as_data(one)) if as_json else format_scheduled(one) for one in waiting)
         while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
-            found = True
+            is_empty = False
             click.echo("\n".join(many))
-        if not found:
-            has_journal = _has_journal(connection)
-    if not found and has_journal:
-        told = "no waiting task in the journal matches" if any(filters.values()) else "no task in the journal waits"
-        click.echo(f"nothing is listed: {told}", err=True)
-    elif not found:
-        click.echo(
-            "nothing is listed: no such task waits, or it has no record. The journal records only tasks that are sent "
-            "after the option `journal` of install() is set, and that have at least this delay",
-            err=True,
-        )
+        if is_empty:
+            reason = _reason(operate.has_journal(connection), any(filters.values()))
+            click.echo(f"nothing is listed: {reason}", err=True)
     _report(problems)
 
 
@@ -94,25 +82,24 @@ def list_scheduled(obj: Any, /, limit: int | None, as_json: bool, **filters: Any
 @click.argument("ids", nargs=-1, metavar="ID...", callback=check_names)
 @_filters
 @click.option("--all", "everything", is_flag=True, help="Cancel all tasks that `list` shows.")
-@click.pass_obj
-def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
+@pass_target
+def cancel(target: Target, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
     """Cancel tasks by their ids, or all tasks that `list` shows with the same options.
 
     A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. An id stays
     cancelled.
     """
-    from .. import operate
-
     chosen = everything or any(filters.values())
     problems: list[str] = []
     if bool(ids) == bool(chosen):
         raise click.UsageError("name either ids or --task, --queue, --until or --all")
-    with connected(target_of(obj)) as connection:
+    with target.connected() as connection:
         operate.require(connection)
-        found = [] if ids else list(_found(obj, connection, problems.append, **filters))
+        found = [] if ids else list(_found(target, connection, problems.append, **filters))
         without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
         operate.cancel(connection, ids or [one.id for one in found if one.id], without_id)
-        click.echo(f"{len(ids) or len(found):,} cancelled")
+        # No worker says whether a task with such an id waits.
+        click.echo(f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'} cancelled" if ids else f"{len(found):,} cancelled")
     _report(problems)
 
 
@@ -121,45 +108,40 @@ def cancel(obj: Any, /, ids: tuple[str, ...], everything: bool, **filters: Any) 
 @click.option("--eta", metavar="TIME", callback=_check_time, help="Set the new due time: 2030-01-31T12:00:00+01:00.")
 @click.option("--countdown", metavar="SECONDS", callback=_check_time, help="Set the new due time, in seconds from now.")
 @any_queue_option
-@click.pass_obj
-def reschedule(obj: Any, /, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
+@pass_target
+def reschedule(target: Target, /, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
     """Give a task in the journal another due time, earlier or later."""
     if (eta is None) == (countdown is None):
         raise click.UsageError("name the new due time with either --eta or --countdown")
-    _move(obj, id_, eta, countdown, any_queue)
+    _move(target, id_, eta, countdown, any_queue)
 
 
 @click.command("run-now")
 @click.argument("id_", metavar="ID", callback=check_names)
 @any_queue_option
-@click.pass_obj
-def run_now(obj: Any, /, id_: str, any_queue: bool) -> None:
+@pass_target
+def run_now(target: Target, /, id_: str, any_queue: bool) -> None:
     """Make a task in the journal due at once."""
-    _move(obj, id_, None, "0", any_queue)
+    _move(target, id_, None, "0", any_queue)
 
 
-def _move(obj: Any, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
-    from datetime import datetime, timezone
-
-    from .. import operate
-    from ..core.due import due_at
-
-    target = target_of(obj)
-    with connected(target) as connection:
+def _move(target: Target, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
+    with target.connected() as connection:
         zone = connection.transport.delay_options.naive_timezone
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         operate.require(connection)
-        operate.reschedule(connection, id_, due, allowed(target, any_queue))
+        operate.reschedule(connection, id_, due, target.allowed(any_queue))
         click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
 
 
-def _has_journal(connection: kombu.Connection) -> bool:
-    """Return whether an app records its tasks: the first record creates a stream, unless `setup` has."""
-    from .. import operate
-    from ..core import streams
-
-    journals = streams.journals(connection.transport.delay_options.cascade)
-    return any(operate.message_count(connection, stream.name) is not None for stream in journals)
+def _reason(has_journal: bool, has_filters: bool) -> str:
+    """Return why nothing is listed."""
+    if has_journal:
+        return "no waiting task in the journal matches" if has_filters else "no task in the journal waits"
+    return (
+        "no such task waits, or it has no record. The journal records only tasks that are sent after the option "
+        "`journal` of install() is set, and that have at least this delay"
+    )
 
 
 def _report(problems: list[str]) -> None:
@@ -171,23 +153,21 @@ def _report(problems: list[str]) -> None:
 
 
 def _found(
-    obj: Any,
+    target: Target,
     connection: kombu.Connection,
-    report: Report,
+    report: Callable[[str], object],
     task: str | None,
     only_queue: str | None,
     until: str | None,
     limit: int | None = None,
 ) -> Iterator[Scheduled]:
-    from .. import operate
-
-    names = operate.QueueNames(target_of(obj).queues())
+    names = operate.QueueNames(target.queues())
     with _progress() as progress:
         return operate.scheduled(connection, task, only_queue, until, limit, names, progress, report)
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress() -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar after the first second."""
     began = time.monotonic()
     bar: Any = None

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
 import click
+import kombu
 
+from .. import operate
 from ..core.text import escape
-from .common import (
-    EXIT_PROBLEMS,
-    BrokerTarget,
-    Target,
-    connected,
-    destinations,
-    handle_errors,
-    management_of,
-    management_option,
-    priorities_option,
-    target_of,
-)
-
-if TYPE_CHECKING:
-    import kombu
-
-    from ..core.destination import Destination
-    from ..operate import Management
+from .options import management_option, priorities_option
+from .output import EXIT_PROBLEMS
+from .target import BrokerTarget, Target, handle_errors, management_of, pass_target, snapshot_of
 
 
 @click.command()
 @priorities_option
 @management_option
-@click.pass_obj
-def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
+@pass_target
+def plan(target: Target, priorities: bool | None, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
     Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, or a part
     is different.
     """
-    _report(obj, priorities, management_url, probing=False)
+    with target.connected() as connection:
+        wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
+    if not all(finding.on_demand for finding in wrong):
+        raise SystemExit(EXIT_PROBLEMS)
 
 
 @click.command()
@@ -50,22 +37,19 @@ def plan(obj: Any, priorities: bool | None, management_url: str | None) -> None:
     "led to in the last hour, which takes a user with the tag monitoring; needs --management-url, takes 12 s.",
 )
 @management_option
-@click.pass_obj
-def setup(obj: Any, priorities: bool | None, prune: bool, management_url: str | None) -> None:
+@pass_target
+def setup(target: Target, priorities: bool | None, prune: bool, management_url: str | None) -> None:
     """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
 
     Also creates the outboxes of the option `outboxes` for queues named with --queue, and for the queues of an app with
     declare="passive". Other publishers create an outbox when they first need it.
     """
-    from .. import operate
-
-    target = target_of(obj)
-    with connected(target) as connection:
+    with target.connected() as connection:
         management = management_of(management_url, connection)
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         wanted = operate.cascades(connection, priorities)
-        known, with_outboxes = destinations(target), _creates_outboxes(target, connection)
+        known, with_outboxes = target.destinations(), _creates_outboxes(target, connection)
         lacking = operate.setup(connection, wanted, known, with_outboxes)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         for destination in lacking:
@@ -89,36 +73,29 @@ def _creates_outboxes(target: Target, connection: kombu.Connection) -> bool:
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["definitions", "terraform", "mermaid"]),
+    type=click.Choice(["definitions", "terraform"]),
     default="definitions",
     show_default=True,
     help="Print this format.",
 )
-@click.pass_obj
-def export(obj: Any, priorities: bool, kind: str) -> None:
+@pass_target
+def export(target: Target, priorities: bool, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
-    provider cyrilgdn/rabbitmq, `mermaid` is a diagram. The output does not include bindings to the queues of the app,
-    because these queues may not exist yet, nor their outboxes, which publishers create when they need them.
+    provider cyrilgdn/rabbitmq. The output does not include bindings to the queues of the app, because these queues may
+    not exist yet, nor their outboxes, which publishers create when they need them.
     """
-    from ..core.options import Options
-    from ..core.topology import Topology
-    from ..operate import export as exports
-
     with handle_errors():
-        connection = target_of(obj).connection()
-        options: Options = connection.transport.delay_options
-    topology = Topology.of(options.cascades(priorities), (), options.streams)
-    text = exports.FORMATS[kind](topology, connection.virtual_host or "/")
-    click.echo(text, nl=False)
+        connection = target.connection()
+    click.echo(operate.export(connection, kind, priorities), nl=False)
 
 
 @click.command(short_help="Check the cascade, and send test messages through it.")
 @priorities_option
 @management_option
-@click.pass_obj
-def verify(obj: Any, priorities: bool | None, management_url: str | None) -> None:
+@pass_target
+def verify(target: Target, priorities: bool | None, management_url: str | None) -> None:
     """Compare the cascade on the broker with the expected one, and send test messages through the levels of up to 2 s.
 
     The messages test the bindings between these levels. Only --management-url compares all bindings, and policies.
@@ -126,120 +103,80 @@ def verify(obj: Any, priorities: bool | None, management_url: str | None) -> Non
     Exits with 0 if no problem was found, and with 3 if a part is missing or different, a message does not come back,
     or, with --management-url, a destination accepts nothing for a known cause.
     """
-    _report(obj, priorities, management_url, probing=True)
-
-
-def _report(obj: Any, priorities: bool | None, management_url: str | None, probing: bool) -> None:
-    from .. import operate
-
-    target = target_of(obj)
-    with connected(target) as connection:
-        management = management_of(management_url, connection)
-        findings = operate.compare(
-            connection, destinations(target), management, priorities, probing, _creates_outboxes(target, connection)
-        )
-        wrong = [finding for finding in findings if finding.state != "present"]
-        for finding in wrong:
-            detail = f": {finding.detail}" if finding.detail else ""
-            click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
-        click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
-        if probing and (advice := operate.advice_on_release(connection.connection)):
+    with target.connected() as connection:
+        snapshot = snapshot_of(management_url, connection)
+        wrong = _compare(target, connection, snapshot, priorities, on_demand=True)
+        if advice := operate.advice_on_release(connection.connection):
             click.echo(escape(advice))
-        stuck = False
-        if probing and management:
-            cascade = connection.transport.delay_options.cascade
-            for held_up in operate.add_up(operate.held_up(cascade, management)):
-                click.echo(escape(str(held_up)))
-                stuck |= held_up.is_stuck
-        lost: list[str] = []
-        if probing and operate.can_try_out(wrong):
-            for problem in operate.try_out(connection, priorities):
-                click.echo(escape(problem))
-                lost.append(problem)
-            if not lost:
-                click.echo("probe: all messages on time, in the levels of up to 2 s")
-        if probing and management:
-            for text in operate.advice(management, operate.existing(connection, priorities)):
-                click.echo(escape(text))
-    if (wrong or lost) and probing:
+        accepted = _show_held_up(connection, snapshot)
+        arrived = not operate.can_try_out(wrong) or _probe(connection, priorities)
+    if wrong or not arrived:
         click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
-    if lost or stuck or not all(finding.on_demand for finding in wrong):
+    if not (accepted and arrived and all(finding.on_demand for finding in wrong)):
         raise SystemExit(EXIT_PROBLEMS)
+
+
+def _compare(
+    target: Target,
+    connection: kombu.Connection,
+    snapshot: operate.Snapshot | None,
+    priorities: bool | None,
+    on_demand: bool,
+) -> list[operate.Finding]:
+    """Show and return what is not as expected."""
+    with_outboxes = _creates_outboxes(target, connection)
+    findings = operate.compare(connection, target.destinations(), snapshot, priorities, on_demand, with_outboxes)
+    wrong = [finding for finding in findings if finding.state != "present"]
+    for finding in wrong:
+        detail = f": {finding.detail}" if finding.detail else ""
+        click.echo(escape(f"{finding.state:<10} {finding.kind:<8} {finding.name}{detail}"))
+    click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks passed")
+    return wrong
+
+
+def _show_held_up(connection: kombu.Connection, snapshot: operate.Snapshot | None) -> bool:
+    """Show due messages that their destinations have not accepted; return whether no cause is known."""
+    found = operate.held_up(connection.transport.delay_options.cascade, snapshot) if snapshot else []
+    for held_up in found:
+        click.echo(escape(str(held_up)))
+    return not any(held_up.is_stuck for held_up in found)
+
+
+def _probe(connection: kombu.Connection, priorities: bool | None) -> bool:
+    """Send test messages, and show problems; return whether there are none."""
+    is_sound = True
+    for problem in operate.try_out(connection, priorities):
+        click.echo(escape(problem))
+        is_sound = False
+    if is_sound:
+        click.echo("probe: all messages on time, in the levels of up to 2 s")
+    return is_sound
 
 
 @click.command(short_help="Delete the cascade.")
 @click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait; these are lost.")
-@click.option("--native", is_flag=True, help="Delete the queues of Celery's native delayed delivery instead.")
 @management_option
 @click.confirmation_option(prompt="Delete the cascade?")
-@click.pass_obj
-def teardown(obj: Any, delete_messages: bool, native: bool, management_url: str | None) -> None:
+@pass_target
+def teardown(target: Target, delete_messages: bool, management_url: str | None) -> None:
     """Delete the cascade: all its exchanges and queues, and nothing else.
 
-    Refuses if there are waiting messages or orphans. Stop publishers first: a running publisher creates the cascade
-    again. Use --management-url to include messages between two queues, outboxes of queues that the app does not have,
-    and messages that are stuck in outboxes; it takes 12 s. Without it outboxes stay, unless --delete-messages deletes
-    those of the app. Classic queues need it, or --delete-messages.
+    Refuses if there are waiting messages, other than up to 10,000 cancelled ones, or orphans. Stop publishers first: a
+    running publisher creates the cascade again. Use --management-url to include messages between two queues, outboxes
+    of queues that the app does not have, and messages that are stuck in outboxes; it takes 12 s. Without it outboxes
+    stay, unless --delete-messages deletes those of the app. Classic queues need it, or --delete-messages.
     """
-    from .. import operate
-
-    target = target_of(obj)
-    if native:
-        if delete_messages:
-            raise click.UsageError("--native cannot be combined with --delete-messages")
-        _teardown_native(target, management_url)
-        return
-    with connected(target) as connection:
+    with target.connected() as connection:
         management = management_of(management_url, connection)
-        leading = destinations(target)
-        if not (management or delete_messages) and connection.transport.delay_options.queue_type == "classic":
-            raise click.UsageError(
-                "classic queues need --management-url: AMQP does not show which outboxes hold messages, and without "
-                "the cascade they would lose them; --delete-messages deletes whatever is there"
-            )
-        if not delete_messages:
-            _require_empty(connection, leading, None)
-            if management:  # its counts are those of some seconds ago
-                operate.wait_for_counts()
-                _require_empty(connection, leading, management)
-        kept: list[str] = []
-        if not (management or delete_messages):
-            kept = operate.opaque_outboxes(connection, leading)
-        deleted = operate.teardown(connection, leading, management, kept)
-        click.echo(f"{deleted:,} exchanges and queues deleted" if deleted or kept else "there is no such cascade")
-        if kept:
-            click.echo(
-                f"{len(kept):,} outboxes stay, because AMQP does not show whether tasks are stuck in them: `teardown` "
-                "with --management-url deletes them if they are empty, with --delete-messages whatever they hold"
-            )
-
-
-def _require_empty(connection: kombu.Connection, leading: Sequence[Destination], management: Management | None) -> None:
-    """Show an error if messages wait in the cascade or in outboxes, or if there are orphans."""
-    from .. import operate
-
-    found = operate.status(connection, operate.existing(connection), leading, management)
-    waiting = found.waiting + found.stuck
-    # Whoever lists orphans, such as the page, holds them for a moment: only the management API counts these.
-    orphans = max(found.orphans or 0, found.all_orphans)
-    if waiting or orphans:
-        raise click.ClickException(
-            f"{waiting:,} messages wait and {orphans:,} are orphans: "
-            "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
+        deleted = operate.teardown(connection, target.destinations(), management, delete_messages)
+    if deleted.dropped:
+        click.echo(f"{deleted.dropped:,} messages had been cancelled, moved or replaced, or became due meanwhile")
+    if not deleted.amount and not deleted.kept:
+        click.echo("there is no such cascade")
+        return
+    click.echo(f"{deleted.amount:,} exchanges and queues deleted")
+    if deleted.kept:
+        click.echo(
+            f"{len(deleted.kept):,} outboxes stay, because AMQP does not show whether tasks are stuck in them: "
+            "`teardown` with --management-url deletes them if they are empty, with --delete-messages whatever they hold"
         )
-
-
-def _teardown_native(target: Target, management_url: str | None) -> None:
-    from .. import operate
-
-    with connected(target) as connection:
-        waiting = operate.native_waiting(connection, management_of(management_url, connection))
-        if not waiting:
-            deleted = operate.teardown_native(connection)
-            click.echo(f"{deleted:,} exchanges and queues deleted")
-            waiting = operate.native_waiting(connection)
-        if waiting:
-            raise click.ClickException(
-                f"{waiting:,} messages wait in native delayed delivery, which delivers them when they are due: "
-                "run this again when it is empty"
-            )

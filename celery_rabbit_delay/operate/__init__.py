@@ -1,81 +1,67 @@
 """The operators' actions on a cascade, as functions that return data and print nothing. Knows no Celery.
 
-Every function takes a `kombu.Connection` with our transport, whose options select the cascade.
+Every function takes a `kombu.Connection` with our transport, whose options select the cascade. The command line and the
+page reach the broker through these names alone.
 """
 
+from ..amqp.connecting import connected, copy_of
 from ..amqp.connection import advice_on_release
-from ..amqp.destinations import QueueNames
+from ..amqp.declare import PERMISSIONS
+from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark
 from ..amqp.reschedule import moving, reschedule
-from ..amqp.schedule import (
-    Progress,
-    Report,
-    Scheduled,
-    cancel,
-    describe,
-    scheduled,
-    to_message,
-)
+from ..amqp.schedule import Scheduled, cancel, describe, scheduled, to_message
+from ..amqp.schemes import delay_url
 from ..amqp.streams import Entry
+from ..amqp.waiting import Allowed
 from ..core.journal import Record
-from .cascades import cascades, existing, require
-from .diff import Finding, diff
-from .hurry import hurry
-from .management import Management
-from .migrate import Moved, migrate
-from .native import native_waiting, teardown_native
+from .cascades import cascades, outbox_names, require
+from .export import export
+from .held_up import HeldUp, held_up
+from .management import Management, Snapshot
+from .migrate import is_same, migrate
 from .orphans import Orphan, orphans, purge, remove, replay
-from .outboxes import Outbox, existing_outboxes, outbox_names
-from .probe import probe, probe_streams
-from .pruning import prune, wait_for_counts
-from .settings import advice
-from .setup import opaque_outboxes, setup, teardown
-from .status import HeldUp, LevelStatus, OutboxStatus, Status, add_up, held_up, message_count, status
-from .verify import can_try_out, compare, try_out
+from .pruning import prune
+from .setup import setup, teardown
+from .status import Status, has_journal, status
+from .verify import Finding, can_try_out, compare, try_out
 
 __all__ = [
+    "PERMISSIONS",
+    "Allowed",
     "Entry",
     "Finding",
     "Follower",
     "HeldUp",
-    "LevelStatus",
     "Management",
-    "Moved",
     "Orphan",
-    "Outbox",
-    "OutboxStatus",
     "Place",
-    "Progress",
     "QueueNames",
     "Record",
-    "Report",
     "Scheduled",
+    "Snapshot",
     "Status",
     "StreamReplaced",
-    "add_up",
-    "advice",
     "advice_on_release",
     "can_try_out",
     "cancel",
     "cascades",
     "compare",
+    "connected",
+    "copy_of",
+    "delay_url",
     "describe",
-    "diff",
+    "destinations_of",
     "entry_at",
-    "existing",
-    "existing_outboxes",
+    "export",
+    "has_journal",
     "held_up",
-    "hurry",
+    "is_same",
     "mark",
-    "message_count",
     "migrate",
     "moving",
-    "native_waiting",
-    "opaque_outboxes",
     "orphans",
     "outbox_names",
-    "probe",
-    "probe_streams",
     "prune",
     "purge",
     "remove",
@@ -86,8 +72,6 @@ __all__ = [
     "setup",
     "status",
     "teardown",
-    "teardown_native",
     "to_message",
     "try_out",
-    "wait_for_counts",
 ]

@@ -1,17 +1,25 @@
-"""Finds the cascades and levels that exist on a broker."""
+"""Finds the cascades, levels and outboxes that exist on a broker."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 import kombu
 from amqp.exceptions import AccessRefused
 
 from ..amqp import declare
+from ..core.destination import Address, Destination
 from ..core.errors import CascadeMissing
 from ..core.options import TEN_YEARS, Options
+from ..core.parts import Binding, Queue
 from ..core.topology import Cascade
+from .management import Management, Snapshot
+
+#: All outboxes of a delay are declared in the same way.
+_ANY = Destination("", ("any",))
 
 
 def cascades(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
@@ -37,7 +45,15 @@ def require(connection: kombu.Connection) -> None:
 
 def existing(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
     """Return the same as `cascades`, with the longer levels that processes with a larger `max_delay` have declared."""
-    return [_with_longer_levels(connection, cascade) for cascade in cascades(connection, priorities)]
+    return [with_longer_levels(connection, cascade) for cascade in cascades(connection, priorities)]
+
+
+def with_longer_levels(connection: kombu.Connection, cascade: Cascade) -> Cascade:
+    """Return a cascade with the longer levels that exist."""
+    for level in reversed(longest(cascade).levels[cascade.powers :]):
+        if _queue_exists(connection, level.queue):
+            return replace(cascade, powers=level.ticks.bit_length())
+    return cascade
 
 
 def longest(cascade: Cascade) -> Cascade:
@@ -46,19 +62,109 @@ def longest(cascade: Cascade) -> Cascade:
     return replace(cascade, powers=max(cascade.powers, options.cascade.powers))
 
 
-def _with_longer_levels(connection: kombu.Connection, cascade: Cascade) -> Cascade:
-    for level in reversed(longest(cascade).levels[cascade.powers :]):
-        with suppress(AccessRefused):
-            if declare.queue_exists(connection.default_channel, level.queue):
-                return replace(cascade, powers=level.ticks.bit_length())
-    return cascade
+class Outbox(NamedTuple):
+    """An outbox that exists, except for the one that short-lived queues share."""
+
+    queue: str
+    #: What its name says: the delay in milliseconds, and its destination.
+    address: Address
+    #: Its delay.
+    ticks: int
+
+    @property
+    def delay(self) -> int:
+        """Its delay in milliseconds; 0 for the outbox that each destination has."""
+        return self.address.delay
+
+    @property
+    def destination(self) -> Destination | None:
+        """The destination; None if the name does not say it."""
+        return destination_named(self.address.names or ())
+
+    def as_declared(self, cascade: Cascade) -> Queue:
+        """Return the outbox with the arguments that a publisher declares it with."""
+        return cascade.outbox(_ANY, self.ticks)._replace(name=self.queue)
+
+    def bindings(self, cascade: Cascade) -> Iterator[Binding]:
+        """Yield the bindings that lead to the outbox; none if its name does not say its address."""
+        address = cascade.outbox_address(self.queue)
+        for source in (cascade.outbox_ingest, cascade.done) if self.ticks else (cascade.done,):
+            if address and self.address.names:
+                yield Binding(source, self.queue, "queue", address)
+
+
+def destination_named(names: Sequence[str]) -> Destination | None:
+    """Return the destination of an address: "" and queues, or an exchange and its routing key, "" if it is unknown."""
+    exchange, *others = names or ("",)
+    if exchange:
+        return Destination(exchange, key=others[0] or None) if len(others) == 1 else None
+    return Destination("", tuple(others)) if others else None
+
+
+def outbox_named(cascade: Cascade, queue: str) -> Outbox | None:
+    """Return the outbox of a name; None if it is not that of an outbox."""
+    address = cascade.outbox_of(queue)
+    if address is None or address.mark == "=":
+        return None
+    ticks, rest = divmod(address.delay, cascade.milliseconds(1))
+    return None if rest else Outbox(queue, address, ticks)
+
+
+def outbox_names(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:
+    """Return the names of the outboxes with a delay that `setup` creates: of the option, for queues."""
+    options: Options = connection.transport.delay_options
+    queues = [one for one in destinations if not one.exchange and not one.short_lived]
+    return [options.cascade.outbox_name(queue, ticks) for queue in queues for ticks in options.outbox_ticks]
+
+
+def existing_outboxes(
+    connection: kombu.Connection, destinations: Iterable[Destination] = (), snapshot: Snapshot | None = None
+) -> list[Outbox]:
+    """Return the outboxes that exist, those without a delay first.
+
+    AMQP does not list queues. Without a snapshot these are outboxes of `destinations`, with the delays of the option.
+    RabbitMQ logs an error for each missing one that is asked for, so nothing more is asked where the outbox without a
+    delay is missing.
+    """
+    options: Options = connection.transport.delay_options
+    names = snapshot.queues if snapshot else _outboxes_of(connection, destinations)
+    found = filter(None, (outbox_named(options.cascade, name) for name in names))
+    return sorted(found, key=lambda outbox: (outbox.ticks, outbox.queue))
+
+
+def waiting_queues(
+    connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None
+) -> Iterator[str]:
+    """Yield the queues in which messages wait, down, as messages go: so none is missed while one takes them."""
+    for cascade in reversed(existing(connection)):
+        yield from (level.queue for level in reversed(cascade.levels))
+    outboxes = existing_outboxes(connection, destinations, management.snapshot() if management else None)
+    yield from (outbox.queue for outbox in outboxes if outbox.delay)
+
+
+def _outboxes_of(connection: kombu.Connection, destinations: Iterable[Destination]) -> Iterator[str]:
+    options: Options = connection.transport.delay_options
+    for destination in destinations:
+        if destination.short_lived:
+            continue
+        for ticks in (0, *options.outbox_ticks):
+            name = options.cascade.outbox_name(destination, ticks)
+            if _queue_exists(connection, name):
+                yield name
+            elif not ticks:
+                break
 
 
 def _exists(connection: kombu.Connection, cascade: Cascade) -> bool:
     """Return whether a cascade exists. An interrupted `teardown` has deleted ingest, but not yet the shortest level."""
-    channel = connection.default_channel
-    try:
-        ingest_exists = declare.exchange_exists(channel, cascade.ingest)
-        return ingest_exists or declare.queue_exists(channel, cascade.levels[0].queue)
-    except AccessRefused:  # RabbitMQ 4.3 hides it; the next operation raises an error about the permission
-        return False
+    with suppress(AccessRefused):  # RabbitMQ 4.3 hides it; the next operation raises an error about the permission
+        if declare.exchange_exists(connection.default_channel, cascade.ingest):
+            return True
+    return _queue_exists(connection, cascade.levels[0].queue)
+
+
+def _queue_exists(connection: kombu.Connection, name: str) -> bool:
+    """Return whether a queue exists, as far as this user may see it: RabbitMQ 4.3 hides others."""
+    with suppress(AccessRefused):
+        return declare.queue_exists(connection.default_channel, name)
+    return False

@@ -1,4 +1,4 @@
-"""Formats a topology as text for other tools. Pure."""
+"""Formats a cascade as text for other tools. Contacts no broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.parts import Binding
+import kombu
+
+from ..core.options import Options
 from ..core.topology import Topology
 
 
@@ -90,36 +92,11 @@ def _identifier(name: str) -> str:
     return re.sub(r"^(?=[^A-Za-z_])", "_", re.sub(r"[^A-Za-z0-9_-]", "_", name))
 
 
-def mermaid(topology: Topology, vhost: str = "/") -> str:
-    """Return a flow chart: exchanges are round, queues are cylinders, dashed arrows are routes without a binding."""
-    lines = ["flowchart LR", *map(_edge, topology.bindings)]
-    for queue in topology.queues.values():
-        dead_letters = queue.arguments.get("x-dead-letter-exchange")
-        if dead_letters is not None:
-            lines.append(
-                f'    {_node(queue.name, "queue")} -. "{queue.seconds:g} s" .-> {_node(str(dead_letters), "exchange")}'
-            )
-    for exchange in topology.exchanges.values():
-        alternate = exchange.arguments.get("alternate-exchange")
-        if alternate is not None:
-            ends = _node(exchange.name, "exchange"), _node(alternate, "exchange")
-            lines.append(f"    {ends[0]} -. no binding .-> {ends[1]}")
-    return "\n".join(lines) + "\n"
+FORMATS: dict[str, Callable[[Topology, str], str]] = {"definitions": definitions, "terraform": terraform}
 
 
-def _node(name: str, kind: str) -> str:
-    shape = '[("{}")]' if kind == "queue" else '(["{}"])'
-    return f"{kind}_{_identifier(name)}".replace("-", "_") + shape.format(name.replace('"', "#quot;"))
-
-
-def _edge(binding: Binding) -> str:
-    label = f'|"{binding.routing_key}"|' if binding.routing_key else ""
-    return f"    {_node(binding.source, 'exchange')} -->{label} {_node(binding.destination, binding.destination_type)}"
-
-
-#: By the names of `export --format`.
-FORMATS: dict[str, Callable[[Topology, str], str]] = {
-    "definitions": definitions,
-    "terraform": terraform,
-    "mermaid": mermaid,
-}
+def export(connection: kombu.Connection, kind: str, priorities: bool) -> str:
+    """Return what `setup` creates, except for what leads to queues of an app, in one of `FORMATS`."""
+    options: Options = connection.transport.delay_options
+    topology = Topology.of(options.cascades(priorities), (), options.streams)
+    return FORMATS[kind](topology, connection.virtual_host or "/")

@@ -9,8 +9,9 @@ import base64
 import json
 import ssl
 import time
+from collections.abc import Mapping
 from http.client import HTTPException
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
@@ -42,6 +43,17 @@ HISTORY, SAMPLE = 3600, 60
 _PAUSE = 0.5
 
 
+#: What the API shows of queues or exchanges, by their names.
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+class Snapshot(NamedTuple):
+    """What the API shows at a moment. Counts of messages are some seconds old."""
+
+    queues: Rows
+    bindings: set[Binding]
+
+
 class Management:
     """The API at `http://user:password@host:15672`, for one virtual host.
 
@@ -70,29 +82,29 @@ class Management:
         self._credentials = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
         self._vhost = quote(vhost, safe="")
 
-    def bindings(self) -> set[Binding]:
-        """Return all bindings except those of the default exchange."""
-        return {
+    def snapshot(self) -> Snapshot:
+        """Return all queues, and all bindings except those of the default exchange."""
+        bindings = {
             Binding(row["source"], row["destination"], row["destination_type"], row["routing_key"])
             for row in self._get(f"/bindings/{self._vhost}")
             if row["source"]
         }
+        return Snapshot(self.queues(), bindings)
 
-    def exchanges(self) -> dict[str, dict[str, Any]]:
-        """Return the type, the arguments and the policy of each exchange, by its name."""
-        rows = self._get(f"/exchanges/{self._vhost}?columns=name,type,arguments,policy")
-        return {row["name"]: row for row in rows}
+    def exchanges(self) -> Rows:
+        """Return the type, the arguments and the policy of each exchange."""
+        return self._rows("exchanges", "columns=name,type,arguments,policy")
 
-    def queues(self) -> dict[str, dict[str, Any]]:
-        """Return the columns of each queue, by its name."""
-        return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")}
+    def queues(self) -> Rows:
+        """Return the columns of each queue."""
+        return self._rows("queues", f"columns={','.join(_COLUMNS)}")
 
-    def histories(self) -> dict[str, dict[str, Any]]:
-        """Return of each queue, by its name, its messages now, and in the last hour on average, and their rates."""
+    def histories(self) -> Rows:
+        """Return of each queue its messages now, and in the last hour on average, and their rates."""
         columns = ["name", "messages", "messages_details.avg"]
         columns += [f"message_stats.{what}_details.avg_rate" for what in ("publish", "deliver_get")]
         ages = "&".join(f"{what}_age={HISTORY}&{what}_incr={SAMPLE}" for what in ("lengths", "msg_rates"))
-        return {row["name"]: row for row in self._get(f"/queues/{self._vhost}?columns={','.join(columns)}&{ages}")}
+        return self._rows("queues", f"columns={','.join(columns)}&{ages}")
 
     def has_history(self) -> bool:
         """Return whether each node runs for so long that the last hour is known; False if the API does not show it."""
@@ -103,39 +115,15 @@ class Management:
         has_rates = self._get("/overview?columns=rates_mode").get("rates_mode") != "none"
         return has_rates and all(((node or {}).get("uptime") or 0) >= HISTORY * 1000 for node in nodes)
 
-    def config_files(self) -> list[str] | None:
-        """Return the names of the nodes' configuration files; None if the API does not show them."""
-        try:
-            nodes = self._get("/nodes?columns=config_files")
-        except NotPermitted:  # this requires the tag "monitoring"
-            return None
-        # Of a node that has just started it says nothing, and that by an empty list.
-        files: list[Any] = [(node or {}).get("config_files") for node in nodes]
-        return None if None in files else [file for found in files for file in found]
-
-    def version(self) -> str:
-        """Return RabbitMQ's version, such as `4.3.6`."""
-        return str(self._get("/overview?columns=rabbitmq_version")["rabbitmq_version"])
-
-    def set_policy(self, name: str, pattern: str, definition: dict[str, Any]) -> None:
-        """Set a policy for queues. It takes the tag "policymaker"."""
-        policy = {"pattern": pattern, "priority": 0, "apply-to": "queues", "definition": definition}
-        self._ask("PUT", f"/policies/{self._vhost}/{quote(name, safe='')}", policy, tag="policymaker")
-
-    def delete_policy(self, name: str) -> None:
-        """Delete a policy. It takes the tag "policymaker"."""
-        self._ask("DELETE", f"/policies/{self._vhost}/{quote(name, safe='')}", tag="policymaker")
+    def _rows(self, kind: str, query: str) -> Rows:
+        return {row["name"]: row for row in self._get(f"/{kind}/{self._vhost}?{query}")}
 
     def _answer(self, request: Request) -> Any:
         with urlopen(request, timeout=30, context=self._tls) as response:
-            return json.load(response) if request.method == "GET" else None
+            return json.load(response)
 
     def _get(self, path: str) -> Any:
-        return self._ask("GET", path)
-
-    def _ask(self, method: str, path: str, body: Any = None, tag: str = "management") -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
+        request = Request(self._base + path)
         request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())
         try:
             try:
@@ -154,8 +142,8 @@ class Management:
                     "if that does not help"
                 ) from exc
             raise NotPermitted(
-                f"the management API at {self._place} refused it ({exc}): it requires a user with the tag {tag!r} "
-                "and permissions on the virtual host"
+                f"the management API at {self._place} refused it ({exc}): it requires a user with the tag "
+                "'management' and permissions on the virtual host"
             ) from exc
         except (URLError, HTTPException, OSError, ValueError) as exc:
             raise UnsupportedConfiguration(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
 import kombu
 from amqp import Message
+from amqp.exceptions import ResourceLocked
 
+from ..amqp import declare
 from ..amqp.clients import client_of
 from ..amqp.connecting import own_channel
 from ..amqp.receiving import learn
 from ..amqp.schedule import write_changes
 from ..amqp.waiting import Allowed, send_on, take
 from ..core import changes, streams
+from ..core.destination import Destination
 from ..core.due import x_delay_until
 from ..core.headers import X_DELAY, X_DELAY_KEY, X_DELAY_NUMBER, State, milliseconds, read_state
-from ..core.topology import Cascade
-from .outboxes import Outbox
+from .cascades import waiting_queues
+from .management import Management
 
 
 class Moved(NamedTuple):
@@ -31,14 +35,13 @@ class Moved(NamedTuple):
 def migrate(
     source: kombu.Connection,
     target: kombu.Connection,
-    cascades: Iterable[Cascade],
     allowed: Allowed,
-    outboxes: Callable[[], Iterable[Outbox]] = tuple,
+    destinations: Iterable[Destination] = (),
+    management: Management | None = None,
 ) -> Iterator[Moved]:
-    """Move waiting messages from cascades of `source` into the cascade of `target`; each keeps its due time.
+    """Move waiting messages from the cascades of `source` into the cascade of `target`; each keeps its due time.
 
-    `outboxes` returns those to take waiting messages from as well. It is called when the levels are done: messages go
-    from levels into outboxes, so that none is missed in this order.
+    Takes those in levels, and those in outboxes: of `destinations`, or with the management API in all.
 
     `source` delivers messages that become due in the meantime. An interruption loses no message; start it again. The
     message that was being moved may be delivered twice. A message that cannot be moved stays, and does not stop the
@@ -51,7 +54,7 @@ def migrate(
     moved: list[State] = []  # states of moved messages that are in the journal
     try:
         with own_channel(source) as channel:
-            for queue in _queues(cascades, outboxes):
+            for queue in waiting_queues(source, destinations, management):
                 for message in take(channel, queue):
                     refused = _move(message, target, allowed, sent)
                     if refused is None:
@@ -65,11 +68,14 @@ def migrate(
         _forget(source, moved)
 
 
-def _queues(cascades: Iterable[Cascade], outboxes: Callable[[], Iterable[Outbox]]) -> Iterator[str]:
-    """Yield the queues in which messages wait, down, as messages go."""
-    for cascade in reversed(list(cascades)):
-        yield from (level.queue for level in reversed(cascade.levels))
-    yield from (outbox.queue for outbox in outboxes() if outbox.delay)
+def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
+    """Return whether two connections use the same virtual host: then each sees the other's exclusive queue."""
+    name = f"{target.transport.delay_options.cascade.root}.migrate.{uuid.uuid4()}"
+    target.default_channel.queue_declare(name, exclusive=True)
+    try:
+        return declare.queue_exists(source.default_channel, name)
+    except ResourceLocked:  # the other connection owns the queue
+        return True
 
 
 def _forget(source: kombu.Connection, moved: list[State]) -> None:

@@ -42,13 +42,8 @@ def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
 Chosen = Callable[[Orphan], bool]
 
 
-def everyone(orphan: Orphan) -> bool:
-    """Choose any orphan."""
-    return True
-
-
 def replay(
-    connection: kombu.Connection, limit: int, allowed: waiting.Allowed, chosen: Chosen = everyone
+    connection: kombu.Connection, limit: int, allowed: waiting.Allowed, chosen: Chosen = lambda orphan: True
 ) -> Iterator[tuple[Orphan, str | None]]:
     """Send the chosen ones of the oldest orphans to their destinations, see `waiting.replay`.
 

@@ -9,14 +9,11 @@ from typing import Any
 import kombu
 
 from ..amqp import declare
-from ..core.destination import decode
+from ..core.destination import Destination, decode
 from ..core.parts import Binding
 from ..core.topology import Cascade
-from .management import Management
-from .outboxes import Outbox, outbox_named
-
-#: What the management API says of queues or exchanges, by their names.
-Rows = Mapping[str, Mapping[str, Any]]
+from .cascades import Outbox, outbox_named
+from .management import Management, Rows, Snapshot
 
 #: Seconds after which the counts of the management API, which are five late, show what was on its way.
 QUIET = 12
@@ -43,22 +40,22 @@ def prune(
     cascade = connection.transport.delay_options.cascade
     channel = connection.default_channel
     with declare.translate_errors(cascade):
-        existing, exchanges = management.bindings(), management.exchanges()
-        _keep_messages_of_lost_fanouts(channel, cascade, existing, exchanges)
-        useless = _leading_nowhere(cascade, management.queues(), existing, exchanges)
+        before, exchanges = management.snapshot(), management.exchanges()
+        _keep_messages_of_lost_fanouts(channel, cascade, before.bindings, exchanges)
+        useless = _leading_nowhere(cascade, before, exchanges)
         idle = _idle(cascade, management) - useless - set(kept)
         if not useless | idle:
             return [], []
         # An interrupted run has unbound them already.
-        bindings = [binding for binding in existing if binding.destination in useless | idle]
+        bindings = [binding for binding in before.bindings if binding.destination in useless | idle]
         for binding in bindings:
             channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
         wait_for_counts()
-        rows, existing = management.queues(), management.bindings()
-        useless &= _leading_nowhere(cascade, rows, existing, management.exchanges())
+        after = management.snapshot()
+        useless &= _leading_nowhere(cascade, after, management.exchanges())
         # What a publisher has created again meanwhile is bound.
-        idle = {name for name in idle & _empty(rows) if not declare.message_count(channel, name)}
-        idle -= {binding.destination for binding in existing}
+        idle = {name for name in idle & _empty(after.queues) if not declare.message_count(channel, name)}
+        idle -= {binding.destination for binding in after.bindings}
         for name in useless | idle:
             channel.queue_delete(name)
         for binding in bindings:
@@ -85,25 +82,23 @@ def _empty(rows: Rows) -> set[str]:
 def _outboxes(cascade: Cascade, rows: Rows) -> list[Outbox]:
     """Return the empty outboxes whose names say their destination."""
     found = filter(None, (outbox_named(cascade, name) for name in _empty(rows)))
-    return [outbox for outbox in found if outbox.address.names and len(outbox.address.names) > 1]
+    return [outbox for outbox in found if outbox.destination]
 
 
-def _leading_nowhere(cascade: Cascade, rows: Rows, bindings: Iterable[Binding], exchanges: Rows) -> set[str]:
+def _leading_nowhere(cascade: Cascade, snapshot: Snapshot, exchanges: Rows) -> set[str]:
     """Return the outboxes that are empty and lead nowhere."""
-    bound = {(binding.source, binding.routing_key) for binding in bindings}
-    found = set()
-    for outbox in _outboxes(cascade, rows):
-        exchange, *rest = outbox.address.names or ()
+    bound = {(binding.source, binding.routing_key) for binding in snapshot.bindings}
+
+    def is_gone(destination: Destination) -> bool:
+        exchange, key = destination.exchange, destination.key
         if not exchange:
-            leads_nowhere = rows.keys().isdisjoint(rest)
-        elif exchange in exchanges:
-            unbound = _needs_this_key(exchanges[exchange]) and (exchange, rest[0]) not in bound
-            leads_nowhere = unbound and len(rest) == 1 and rest[0] != ""
-        else:
-            leads_nowhere = True
-        if leads_nowhere:
-            found.add(outbox.queue)
-    return found
+            return snapshot.queues.keys().isdisjoint(destination.queues)
+        if exchange not in exchanges:
+            return True
+        return key is not None and _needs_this_key(exchanges[exchange]) and (exchange, key) not in bound
+
+    outboxes = _outboxes(cascade, snapshot.queues)
+    return {outbox.queue for outbox in outboxes if outbox.destination and is_gone(outbox.destination)}
 
 
 def _needs_this_key(exchange: Mapping[str, Any]) -> bool:
@@ -130,8 +125,8 @@ def _idle(cascade: Cascade, management: Management) -> set[str]:
 
 def _leads_to_idle(outbox: Outbox, rows: Rows) -> bool:
     """Return whether an outbox leads to queues that have got nothing."""
-    exchange, *queues = outbox.address.names or ("",)
-    return not exchange and all(name in rows and _was_empty(rows[name]) for name in queues)
+    queues = outbox.destination.queues if outbox.destination else ()
+    return bool(queues) and all(name in rows and _was_empty(rows[name]) for name in queues)
 
 
 def _was_empty(row: Mapping[str, Any]) -> bool:

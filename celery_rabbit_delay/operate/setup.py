@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import kombu
 
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
+from ..amqp.connecting import own_channel
 from ..amqp.create import create_cascade
+from ..amqp.receiving import learn
+from ..amqp.waiting import take
 from ..core import streams
 from ..core.destination import Destination
-from ..core.errors import DestinationNotFound
+from ..core.errors import DelayError, DestinationNotFound
 from ..core.options import Options
 from ..core.topology import Cascade, Topology
-from .cascades import existing, longest
-from .management import Management
-from .outboxes import existing_outboxes
+from .cascades import existing, existing_outboxes, longest, waiting_queues
+from .management import Management, Snapshot
+from .pruning import wait_for_counts
+from .status import status
+
+#: The maximum number of waiting messages to take, which are late if they become due meanwhile.
+_AT_MOST = 10_000
 
 #: Stands for all of them.
 _SHORT_LIVED = Destination("", ("",), short_lived=True)
+
+
+class NotEmpty(DelayError):
+    """Messages wait in a cascade that is to be deleted, or are orphans, or it cannot be seen whether they do."""
+
+
+class Deleted(NamedTuple):
+    """What `teardown` has done."""
+
+    amount: int  # of exchanges and queues
+    kept: list[str]  # outboxes
+    dropped: int  # messages that were cancelled, moved or replaced, or became due meanwhile
 
 
 def setup(
@@ -52,36 +72,94 @@ def setup(
     return lacking
 
 
-def opaque_outboxes(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:
-    """Return the outboxes that exist of `destinations` if AMQP does not show what their destinations do not take.
-
-    That is so for quorum queues: such messages are not ready. Classic queues keep none.
-    """
-    options: Options = connection.transport.delay_options
-    if options.queue_type == "classic":
-        return []
-    shared = options.cascade.outbox_name(_SHORT_LIVED)
-    found = [shared] if declare.queue_exists(connection.default_channel, shared) else []
-    return found + [outbox.queue for outbox in existing_outboxes(connection, destinations)]
-
-
 def teardown(
     connection: kombu.Connection,
     destinations: Iterable[Destination],
     management: Management | None = None,
-    kept: Collection[str] = (),
-) -> int:
-    """Delete all cascades with their messages, except the queues `kept`; return the number of deleted parts.
+    delete_messages: bool = False,
+) -> Deleted:
+    """Delete all cascades, and the outboxes of `destinations`; with the management API all others, too.
 
-    Deletes the outboxes of `destinations`, and with the management API all others, which AMQP cannot list. Raises
-    `NotPermitted`. After an interruption, call it again.
+    Raises `NotEmpty` and deletes nothing if messages wait or are orphans, unless `delete_messages`; cancelled messages
+    do not count, if no more than 10,000 wait. The management API is asked twice for that, some seconds apart. Without
+    it, outboxes that may hold messages are kept. Raises `NotPermitted`. After an interruption, call it again.
     """
+    destinations = list(destinations)
+    kept: list[str] = []
+    dropped = 0
+    if not delete_messages:
+        if management is None and connection.transport.delay_options.queue_type == "classic":
+            raise NotEmpty(
+                "classic queues need --management-url: AMQP does not show which outboxes hold messages, and without "
+                "the cascade they would lose them; --delete-messages deletes whatever is there"
+            )
+        dropped = _drop_cancelled(connection, destinations, management)
+        _require_empty(connection, destinations, None)
+        if management:
+            wait_for_counts()
+            _require_empty(connection, destinations, management.snapshot())
+        else:
+            kept = _opaque_outboxes(connection, destinations)
+    snapshot = management.snapshot() if management else None
+    return Deleted(_delete_all(connection, destinations, snapshot, kept), kept, dropped)
+
+
+def _drop_cancelled(
+    connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None
+) -> int:
+    """Take all waiting messages, if they are not many, which drops those that must not be delivered; return how many.
+
+    Raises `NotEmpty` if there are others: RabbitMQ may take a moment to return them to their queues, where they count.
+    """
+    cascade = connection.transport.delay_options.cascade
+    told = [streams.changes(cascade).name, streams.keys(cascade).name]
+    before = status(connection, destinations)
+    is_told = any(stream.messages is not None for stream in before.streams if stream.queue in told)
+    if not is_told or not 0 < before.waiting <= _AT_MOST:
+        return 0
+    learn(connection)
+    with own_channel(connection) as channel:  # closing it returns the others
+        queues = waiting_queues(connection, destinations, management)
+        others = sum(1 for queue in queues for _ in take(channel, queue))
+    if others:
+        raise _not_empty(others, before.orphans or 0)
+    return before.waiting
+
+
+def _require_empty(
+    connection: kombu.Connection, destinations: Iterable[Destination], snapshot: Snapshot | None
+) -> None:
+    found = status(connection, destinations, snapshot)
+    waiting = found.waiting + found.stuck
+    # Whoever lists orphans, such as the page, holds them for a moment: only the management API counts these.
+    orphans = max(found.orphans or 0, found.all_orphans)
+    if waiting or orphans:
+        raise _not_empty(waiting, orphans)
+
+
+def _not_empty(waiting: int, orphans: int) -> NotEmpty:
+    return NotEmpty(
+        f"{waiting:,} messages wait and {orphans:,} are orphans: "
+        "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
+    )
+
+
+def _opaque_outboxes(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:
+    """Return the outboxes of `destinations` that exist: AMQP does not show what their destinations do not take."""
+    shared = connection.transport.delay_options.cascade.outbox_name(_SHORT_LIVED)
+    found = [shared] if declare.queue_exists(connection.default_channel, shared) else []
+    return found + [outbox.queue for outbox in existing_outboxes(connection, destinations)]
+
+
+def _delete_all(
+    connection: kombu.Connection, destinations: Iterable[Destination], snapshot: Snapshot | None, kept: list[str]
+) -> int:
     found = existing(connection)
     topology = Topology.of(found, (), streams.all_streams(found[0]))
     # Messages go from levels into outboxes. The shortest level goes last: it shows that levels may be left.
-    outboxes = [outbox.queue for outbox in existing_outboxes(connection, destinations, management)]
-    if management is not None:  # others that somebody gave such a name, too
-        outboxes += filter(found[0].outbox_address, management.queues())
+    outboxes = [outbox.queue for outbox in existing_outboxes(connection, destinations, snapshot)]
+    if snapshot is not None:  # others that somebody gave such a name, too
+        outboxes += filter(found[0].outbox_address, snapshot.queues)
     queues = dict.fromkeys([*outboxes, *reversed(topology.queues)])
     exchanges = [name for name in topology.exchanges if name != found[0].root]
     deleted = _delete(connection, exchanges, [name for name in queues if name not in kept])

@@ -1,27 +1,55 @@
-"""Compares the broker with the expected cascade, and sends test messages through it, for `verify`."""
+"""Compares the broker with the expected cascade, and sends test messages through it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
 
 import kombu
+from amqp import Message
+from amqp.exceptions import AccessRefused, PreconditionFailed
 
+from ..amqp import declare
+from ..amqp.confirms import ConfirmedChannel
+from ..amqp.streams import StreamReader
 from ..core import streams
-from ..core.destination import Destination
+from ..core.destination import Destination, read
+from ..core.errors import CascadeMissing, StreamUnavailable
+from ..core.headers import addressed
+from ..core.levels import Level, Route
 from ..core.options import Options
-from ..core.parts import Stream
-from .cascades import cascades, existing
-from .diff import Finding, diff
-from .management import Management
-from .outboxes import existing_outboxes, outbox_named, outbox_names
-from .probe import probe, probe_streams
-from .status import message_count
+from ..core.parts import Binding, Exchange, Queue, Stream
+from ..core.topology import Cascade, Topology
+from .cascades import cascades, destination_named, existing_outboxes, outbox_named, outbox_names, with_longer_levels
+from .management import Snapshot
+
+#: Policy keys that also affect queues with such arguments: the lower value applies, so that messages leave early, are
+#: deleted with their queue, or are refused by a full one (https://www.rabbitmq.com/docs/parameters#policies).
+_LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes"}
+
+#: The detail of a missing part that publishers and workers create.
+_LATER = "it is created when it is needed"
+
+State = Literal["present", "missing", "different", "unexpected", "unknown"]
+
+
+class Finding(NamedTuple):
+    """The state of a part of a topology on the broker. `detail` explains other states than present and missing."""
+
+    kind: Literal["exchange", "queue", "binding", "policy"]
+    name: str
+    state: State
+    detail: str = ""
+    on_demand: bool = False  # whether publishers and workers create a missing part when they need it
 
 
 def compare(
     connection: kombu.Connection,
     destinations: Iterable[Destination],
-    management: Management | None = None,
+    snapshot: Snapshot | None = None,
     priorities: bool | None = None,
     on_demand: bool = True,
     with_outboxes: bool = False,
@@ -29,30 +57,151 @@ def compare(
     """Return the state of each part of the cascades that the options ask for, and of the known outboxes that exist.
 
     With `on_demand`, parts that publishers create on demand, or do without, are not reported as missing; otherwise
-    streams are, and with `with_outboxes` the outboxes of the option.
+    streams are, and with `with_outboxes` the outboxes of the option. Only a snapshot of the management API shows
+    bindings, and policies that change queues. Changes nothing.
     """
-    destinations = list(destinations)
-    passive = connection.transport.delay_options.declare == "passive"
-    # Otherwise a publisher creates the bindings to a destination on demand.
-    needed = destinations if passive or (not on_demand and with_outboxes) else ()
-    beside = _streams(connection, with_missing=passive or not on_demand)
-    wanted, known = cascades(connection, priorities), existing(connection, priorities)
-    outboxes = existing_outboxes(connection, destinations, management)
-    if with_outboxes and not on_demand:
+    options: Options = connection.transport.delay_options
+    passive = options.declare == "passive"
+    wanted, beside = cascades(connection, priorities), _existing_streams(connection)
+    missing = [stream for stream in options.streams if stream not in beside] if passive or not on_demand else []
+    topology = _expected(
+        connection, wanted, list(destinations), [*beside, *missing], snapshot, with_outboxes and not on_demand
+    )
+    later = set() if passive else {stream.name for stream in missing}
+    found = list(_parts(connection.default_channel, topology, later))
+    if snapshot:
+        # One binding to a stream is enough: publishers create others when they need them.
+        optional = {(stream.name, stream.routing_key) for stream in beside} if on_demand and not passive else set()
+        found += _bindings(topology, snapshot.bindings, optional, later)
+        # Other processes may have declared longer levels: these have no unexpected bindings, but may lack some.
+        known = [*wanted, *(with_longer_levels(connection, cascade) for cascade in wanted)]
+        for binding in unexpected(snapshot.bindings - topology.bindings.keys(), known, beside):
+            found.append(Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it"))
+        found += _policies(topology, snapshot)
+    return found
+
+
+def _existing_streams(connection: kombu.Connection) -> list[Stream]:
+    channel = connection.default_channel
+    every = streams.all_streams(connection.transport.delay_options.cascade)
+    return [stream for stream in every if declare.message_count(channel, stream.name) is not None]
+
+
+def _expected(
+    connection: kombu.Connection,
+    wanted: list[Cascade],
+    destinations: list[Destination],
+    beside: Iterable[Stream],
+    snapshot: Snapshot | None,
+    with_outboxes: bool,
+) -> Topology:
+    """Return what should stand on the broker, with the outboxes that exist, or also those that `setup` creates."""
+    outboxes = existing_outboxes(connection, destinations, snapshot)
+    if with_outboxes:
         outboxes += filter(None, (outbox_named(wanted[0], name) for name in outbox_names(connection, destinations)))
-    on_demand = on_demand and not passive
-    found = list(diff(connection, wanted, needed, management, beside, known, on_demand, outboxes))
-    lacking = {one.name for one in found if one.kind == "queue" and one.state == "missing"}
-    later = [] if passive else [stream.name for stream in beside if stream.name in lacking]
-    return [_marked(finding, later) for finding in found]
+    # A publisher creates the bindings to a destination on demand, unless it is passive.
+    passive = connection.transport.delay_options.declare == "passive"
+    topology = Topology.of(wanted, destinations if passive or with_outboxes else (), beside)
+    for outbox in outboxes:
+        topology.queues[outbox.queue] = outbox.as_declared(wanted[0])
+        topology.bindings.update(dict.fromkeys(outbox.bindings(wanted[0])))
+    return topology
 
 
-def _marked(finding: Finding, later: Iterable[str]) -> Finding:
-    """Return a finding, with a note if it is about one of some missing streams that are created on demand."""
-    is_of_one = any(finding.name == name or f" -> {name} (" in finding.name for name in later)
-    if finding.state != "missing" or not is_of_one:
-        return finding
-    return finding._replace(detail="it is created when it is needed", on_demand=True)
+def _parts(channel: Any, topology: Topology, later: set[str]) -> Iterator[Finding]:
+    """Yield the state of each exchange and queue; those in `later` are created on demand.
+
+    This detects different arguments by declaring a part again: RabbitMQ refuses other arguments, and does nothing for
+    equal ones (https://www.rabbitmq.com/docs/queues#property-equivalence).
+    """
+    for exchange in topology.exchanges.values():
+        found = _part(channel, exchange, declare.exchange_exists, declare.declare_exchange)
+        yield Finding("exchange", exchange.name, *found)
+    for queue in topology.queues.values():
+        state, detail = _part(channel, queue, declare.queue_exists, declare.declare_queue)
+        if state == "missing" and queue.name in later:
+            yield Finding("queue", queue.name, state, _LATER, on_demand=True)
+        else:
+            yield Finding("queue", queue.name, state, detail)
+
+
+def _part(
+    channel: Any, part: Exchange | Queue, exists: Callable[..., bool], declare_again: Callable[..., None]
+) -> tuple[State, str]:
+    """Return the state of a part, and a detail."""
+    try:
+        if not exists(channel, part.name):
+            return "missing", ""
+        declare_again(channel, part)
+    except PreconditionFailed as exc:
+        return "different", exc.reply_text
+    except AccessRefused as exc:
+        return "unknown", exc.reply_text
+    return "present", ""
+
+
+def _bindings(
+    topology: Topology, existing: set[Binding], optional: set[tuple[str, str]], later: set[str]
+) -> Iterator[Finding]:
+    """Yield the state of each binding, but for missing ones of an `optional` queue and key that has another."""
+    has_one = {(binding.destination, binding.routing_key) for binding in topology.bindings.keys() & existing}
+    for binding in topology.bindings:
+        if binding in existing:
+            yield Finding("binding", _name(binding), "present")
+        elif binding.destination in later:
+            yield Finding("binding", _name(binding), "missing", _LATER, on_demand=True)
+        elif (binding.destination, binding.routing_key) not in optional & has_one:
+            yield Finding("binding", _name(binding), "missing")
+
+
+def _name(binding: Binding) -> str:
+    return f"{binding.source} -> {binding.destination} ({binding.routing_key})"
+
+
+def _policies(topology: Topology, snapshot: Snapshot) -> Iterator[Finding]:
+    for name in topology.queues:
+        row = snapshot.queues.get(name, {})
+        who = row.get("policy") or row.get("operator_policy")
+        for limit in sorted(_LIMITS.intersection(row.get("effective_policy_definition") or {})):
+            detail = f"{who!r} sets {limit}: give the level queues a policy of higher priority that does not set it"
+            yield Finding("policy", name, "unexpected", detail)
+
+
+def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams: Iterable[Stream]) -> list[Binding]:
+    """Return the bindings of exchanges of some cascades that the package does not create.
+
+    A user who may bind his queue may have created them, to get copies of the messages of others, or to hold these up.
+    """
+    cascades = list(cascades)
+    topology = Topology.of(cascades, (), streams)
+    leading = {name: cascade for cascade in cascades for name in (cascade.outbox_ingest, cascade.done, *cascade.exits)}
+    return [
+        binding
+        for binding in sorted(set(bindings) - topology.bindings.keys())
+        if binding.source in topology.exchanges
+        and not (binding.source in leading and _leads_to_its_address(binding, leading[binding.source]))
+    ]
+
+
+def _leads_to_its_address(binding: Binding, cascade: Cascade) -> bool:
+    """Return whether a binding leads to the outbox or the destination that its routing key is the address of."""
+    address = read(binding.routing_key)
+    if address is None:
+        return False
+    ticks, rest = divmod(address.delay, cascade.milliseconds(1))
+    if address.names is None:  # a hash
+        if binding.source in cascade.exits:
+            return address.mark == "="  # it does not show what it stands for
+        of_delay = binding.source == cascade.done or ticks > 0
+        return of_delay and not rest and cascade.outbox_address(binding.destination) == binding.routing_key
+    named = destination_named(address.names)
+    if named is None:
+        return False
+    other = Destination(named.exchange, fanout=True) if named.exchange else named._replace(short_lived=True)
+    return any(
+        binding in (*cascade.outbox_bindings(destination, ticks), *cascade.exit_bindings(destination))
+        for destination in (named, other)
+    )
 
 
 def can_try_out(findings: Iterable[Finding]) -> bool:
@@ -65,12 +214,67 @@ def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Ite
     options: Options = connection.transport.delay_options
     for cascade in cascades(connection, priorities):
         yield from probe(connection, cascade)
-    yield from probe_streams(connection, _streams(connection, with_missing=options.declare == "passive"))
+    needed = options.streams if options.declare == "passive" else []
+    yield from probe_streams(connection, dict.fromkeys([*needed, *_existing_streams(connection)]))
 
 
-def _streams(connection: kombu.Connection, with_missing: bool) -> list[Stream]:
-    """Return the existing streams, and with `with_missing` those that the options ask for."""
-    options: Options = connection.transport.delay_options
-    asked_for = options.streams if with_missing else []
-    there = (s for s in streams.all_streams(options.cascade) if message_count(connection, s.name) is not None)
-    return [*asked_for, *(stream for stream in there if stream not in asked_for)]
+def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
+    """Send messages through every level of at most `seconds`, and from each of these to each that may follow.
+
+    Yields problems. The messages come back to a queue that exists only for this connection; they may be `patience`
+    seconds late. Raises `NotPermitted`, `CascadeMissing`, and `TimeoutError` if the broker does not confirm a message.
+    """
+    channel = connection.channel()
+    queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue
+    destination = Destination("", (queue,), short_lived=True)
+    declare.bind_destination(channel, cascade, destination)
+    confirmed = ConfirmedChannel(connection.connection)
+    timeout = connection.transport.delay_options.confirm_timeout
+    levels = [level for level in cascade.levels if level.ttl <= seconds * 1000]
+    routes: list[tuple[Level, ...]] = [(level,) for level in levels]
+    routes += [(second, first) for first, second in combinations(levels, 2)]
+    arrived: dict[int, float] = {}
+
+    def on_message(message: Message) -> None:
+        arrived[int(message.body)] = time.monotonic()
+
+    channel.basic_consume(queue, no_ack=True, callback=on_message)
+    sent: dict[int, float] = {}
+    for number, route in enumerate(routes):
+        exchange, (key, *addresses) = cascade.entry(Route(route, 0), destination)
+        headers = addressed({"CC": []}, addresses)
+        message = Message(str(number), application_headers=headers)
+        sent[number] = time.monotonic()
+        with declare.translate_errors(cascade):
+            returned = confirmed.publish(message, exchange, key, confirm_timeout=timeout)
+        if returned is not None:
+            yield f"{exchange} accepts no message for {_named(route)}"
+            del sent[number]
+    deadline = time.monotonic() + 2 * seconds + patience
+    while arrived.keys() < sent.keys() and time.monotonic() < deadline:
+        try:
+            connection.drain_events(timeout=0.5)
+        except TimeoutError:
+            continue
+    for number, at in sent.items():
+        due = at + sum(level.ttl for level in routes[number]) / 1000
+        if number not in arrived:
+            yield f"a message through {_named(routes[number])} has not come back"
+        elif arrived[number] < due:
+            yield f"a message through {_named(routes[number])} came {due - arrived[number]:.3f} s early"
+    confirmed.reset()
+    channel.close()
+
+
+def _named(route: Iterable[Level]) -> str:
+    return " and ".join(level.queue for level in route)
+
+
+def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> Iterator[str]:
+    """Yield the reason for each existing stream that cannot be written or read."""
+    with StreamReader(connection, patience=2) as reader:
+        for stream in streams:
+            try:
+                next(reader.read(stream), None)
+            except (StreamUnavailable, CascadeMissing) as exc:
+                yield str(exc)

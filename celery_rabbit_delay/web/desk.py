@@ -16,12 +16,10 @@ from kombu.exceptions import OperationalError
 
 from .. import operate
 from ..amqp.clocks import utc_ms
-from ..amqp.connecting import closing, ensure_connection
-from ..amqp.waiting import Allowed
 from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
-from ..operate import Finding, Management, Orphan, Record, Status
+from ..operate import Allowed, Finding, Orphan, Record, Snapshot, Status
 from . import search
 from .index import WAITING, reading
 from .indexer import Indexer
@@ -41,7 +39,7 @@ class Broker(NamedTuple):
     connect: Callable[[], kombu.Connection]
     queues: Sequence[kombu.Queue]
     destinations: Sequence[Destination]
-    management: Callable[[kombu.Connection], Management | None]
+    snapshot: Callable[[kombu.Connection], Snapshot | None]
     any_queue: bool = False
 
 
@@ -74,8 +72,7 @@ class Desk:
 
     @contextmanager
     def _connected(self) -> Iterator[kombu.Connection]:
-        with closing(self.broker.connect()) as connection:
-            ensure_connection(connection)
+        with operate.connected(self.broker.connect()) as connection:
             yield connection
 
     @contextmanager
@@ -164,13 +161,12 @@ class Desk:
     def status(self) -> Status:
         """Return the message counts of the cascade."""
         with self._connected() as connection:
-            wanted = operate.existing(connection)
-            return operate.status(connection, wanted, self.broker.destinations, self.broker.management(connection))
+            return operate.status(connection, self.broker.destinations, self.broker.snapshot(connection))
 
     def verify(self) -> Verified:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""
         with self._acting() as connection:
-            findings = operate.compare(connection, self.broker.destinations, self.broker.management(connection))
+            findings = operate.compare(connection, self.broker.destinations, self.broker.snapshot(connection))
             wrong = [finding for finding in findings if finding.state != "present"]
             problems = list(operate.try_out(connection)) if operate.can_try_out(wrong) else None
         return Verified(utc_ms(), len(findings), wrong, problems)

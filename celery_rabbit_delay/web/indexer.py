@@ -14,7 +14,6 @@ from kombu.exceptions import OperationalError
 
 from .. import operate
 from ..amqp.clocks import utc_ms
-from ..amqp.connecting import closing, ensure_connection
 from ..core import journal, streams
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
@@ -134,8 +133,7 @@ class Indexer:
             try:
                 if self._damage:
                     self._renew(self._damage)
-                with closing(self._connect()) as connection:
-                    ensure_connection(connection)
+                with operate.connected(self._connect()) as connection:
                     self._index_streams(connection)
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 self._error = reason(exc)

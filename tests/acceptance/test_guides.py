@@ -191,7 +191,6 @@ def test_the_guide_from_plain_etas_shows_what_happens(reader: Reader) -> None:
 
 def test_the_guide_from_native_delayed_delivery_shows_what_happens(reader: Reader) -> None:
     """What it does while tasks wait there is in test_coming_from_others.py."""
-    reader.directory = reader.examples / "quickstart"
     reader.follow("how-to/from-native-delayed-delivery.md")
 
 

@@ -143,7 +143,7 @@ def test_without_confirm_a_batch_leads_to_its_destination_again(vhost: Vhost) ->
         producer = connection.Producer()
         producer.publish("first", routing_key="q", headers=DELAY)
         take(connection, "q", 1)
-        operate.teardown(connection, [Destination("", ("q",))])
+        operate.teardown(connection, [Destination("", ("q",))], delete_messages=True)
         producer.publish("lost", routing_key="q", headers=DELAY)
         wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has refused it")
         with celery_rabbit_delay.batch(producer):

@@ -14,6 +14,7 @@ from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, N
 from celery_rabbit_delay.amqp import confirms, declare
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.operate.verify import probe
 from testkit.broker import QUICK, Vhost, own_node, publish, take
 from testkit.frames import frames
 from testkit.wait import wait_until
@@ -314,11 +315,11 @@ def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_th
     while not finished:
         with vhost.connection(max_delay=1, outboxes=()) as connection:
             if levels <= {*vhost.names("queues")}:
-                status = operate.status(connection, operate.existing(connection), destinations)
+                status = operate.status(connection, destinations)
                 assert status.waiting == 2
             interrupt(connection, 10)
             try:
-                operate.teardown(connection, destinations)
+                operate.teardown(connection, destinations, delete_messages=True)
                 finished = True
             except OSError:
                 interrupted += 1
@@ -340,4 +341,4 @@ def test_the_probe_finds_a_binding_that_is_gone(vhost: Vhost, source: str) -> No
             channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
         else:
             channel.exchange_unbind(binding.destination, binding.source, binding.routing_key)
-        assert list(operate.probe(connection, cascade, patience=1))
+        assert list(probe(connection, cascade, patience=1))

@@ -172,8 +172,7 @@ def test_keys_are_kept_when_messages_move_to_another_cascade(vhost: Vhost, follo
         for name in ("first", "second"):
             publish(connection, name, 9)
         allowed = Allowed(None)
-        cascades = operate.cascades(connection)
-        moved = [found.refused for found in operate.migrate(connection, target, cascades, allowed)]
+        moved = [found.refused for found in operate.migrate(connection, target, allowed)]
         assert moved == [None]  # only one was left
         # A consumer that knows what is void in the earlier cascade takes it as well.
         assert arriving(connection if follows_both else target) == ["second"]
@@ -184,7 +183,7 @@ def test_what_moves_to_another_cascade_replaces_no_later_message_there(vhost: Vh
     with vhost.connection() as connection, vhost.connection(prefix="other") as target:
         publish(connection, "moved", 9)
         publish(target, "later", 9)
-        moved = list(operate.migrate(connection, target, operate.cascades(connection), Allowed(None)))
+        moved = list(operate.migrate(connection, target, Allowed(None)))
         assert [one.refused for one in moved] == [None]
         assert sorted(arriving(target)) == ["later", "moved"]
 
@@ -202,7 +201,7 @@ def test_a_key_that_somebody_made_up_does_not_stop_a_migration(vhost: Vhost) -> 
             channel.basic_reject(message.delivery_tag, requeue=True)
             forged = Message("forged", application_headers={**message.headers, "x-delay-key": ["a"]})
             channel.basic_publish(forged, "", level)
-        refused = [one.refused for one in operate.migrate(connection, target, [cascade], Allowed(None))]
+        refused = [one.refused for one in operate.migrate(connection, target, Allowed(None))]
         assert [reason is None for reason in refused] == [True, False]
         assert "x-delay-key" in str(refused[1])
 

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +23,7 @@ from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade
 from celery_rabbit_delay.operate import Management
-from celery_rabbit_delay.operate.outboxes import outbox_named
+from celery_rabbit_delay.operate.cascades import outbox_named
 from testkit.broker import QUICK, Vhost, lead, publish, take
 from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from testkit.wait import wait_until
@@ -199,7 +198,7 @@ def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> N
         for _ in range(100):
             source.Producer().publish("x", routing_key="q", headers={"x-delay": QUICK["tick"] * 1000})
             time.sleep(pause)
-            moved = list(operate.migrate(source, target, operate.cascades(source), Allowed(None)))
+            moved = list(operate.migrate(source, target, Allowed(None)))
             pause = max(0, pause + (0.0005 if moved else -0.0005))
             take(source, "q", 1)
 
@@ -209,7 +208,7 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
     with vhost.connection() as source, vhost.connection(prefix="new") as target:
         for id_ in ("a", "b", "c"):
             publish(source, 100, correlation_id=id_)
-        moving = operate.migrate(source, target, operate.cascades(source), Allowed(None))
+        moving = operate.migrate(source, target, Allowed(None))
         next(moving)
         with vhost.connection() as other:
             operate.cancel(other, ["a", "b", "c"])
@@ -285,6 +284,23 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 
+def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    with vhost.connection() as connection:
+        for id_, delay in (("level", 100), ("outbox", 60), ("other", 100)):
+            publish(connection, delay, headers={"id": id_})
+        assert len({queue for queue in vhost.names("queues") if vhost.count(queue)}) > 1
+        operate.cancel(connection, ["level", "outbox"])
+    refused = run(url, "--queue", "q", "teardown", "--yes")
+    assert (refused.code, "1 messages wait and 0 are orphans" in refused.err) == (1, True)
+    assert run(url, "cancel", "other").code == 0
+    done = run(url, "--queue", "q", "teardown", "--yes", *management(vhost))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("1 messages had been cancelled, moved or replaced")
+    assert vhost.names("queues") == ["q"]
+
+
 @pytest.mark.long
 def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -330,8 +346,7 @@ def test_what_passes_from_a_level_into_an_outbox_while_others_are_moved_moves_to
         for _ in range(5):
             publish(source, 12.56)  # a level of 2.56 s, then the outbox of 10 s
         publish(source, 100)
-        outboxes = partial(operate.existing_outboxes, source, [Q])
-        moving = operate.migrate(source, target, operate.cascades(source), Allowed(None), outboxes)
+        moving = operate.migrate(source, target, Allowed(None), [Q])
         assert next(moving).refused is None
         wait_until(lambda: vhost.count(CASCADE.outbox_name(Q, 1000)) == 5, "the others are in the outbox")
         assert len(list(moving)) == 5
@@ -370,7 +385,7 @@ def test_teardown_of_classic_queues_does_not_lose_what_waits_in_outboxes_that_am
     before = vhost.names("queues"), vhost.names("exchanges")
     url = vhost.url("amqp")
     refused = run(url, "--queue-type", "classic", "teardown", "--yes")
-    assert (refused.code, "classic queues need --management-url" in refused.err) == (2, True)
+    assert (refused.code, "classic queues need --management-url" in refused.err) == (1, True)
     refused = run(url, "--queue-type", "classic", "teardown", "--yes", *management(vhost))
     assert (refused.code, "1 messages wait" in refused.err) == (1, True)
     assert (vhost.names("queues"), vhost.names("exchanges")) == before

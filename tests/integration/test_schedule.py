@@ -184,7 +184,7 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     assert run(url, "cancel", "--queue", "mail").out == "1 cancelled\n"
     assert run(url, "cancel", "--task", "shop.bill").out == "1 cancelled\n"
     assert run(url, "list").out.splitlines() == [lines[1], lines[3]]
-    assert run(url, "cancel", "fourth").out == "1 cancelled\n"
+    assert run(url, "cancel", "fourth").out == "1 id cancelled\n"
     assert run(url, "list").out.splitlines() == lines[1:2]
     assert run(url, "cancel", "--all").out == "1 cancelled\n"
     empty, none = run(url, "list"), run(url, "list", "--queue", "nosuch")
@@ -565,7 +565,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
         publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
         operate.cancel(connection, ["a"])
     assert ids(vhost) == ["b"]
-    assert "celery-rabbit-delay.v3.10ms.changes" in run(url, "status", "--all").out
+    assert "celery-rabbit-delay.v3.10ms.changes" in run(url, "status", "--json").out
     found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
     assert found.keys() == STREAMS
     assert run(url, *command, "teardown", "--yes", "--delete-messages").code == 0

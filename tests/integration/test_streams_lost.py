@@ -9,7 +9,8 @@ import kombu
 import pytest
 from amqp.exceptions import AMQPError
 
-from celery_rabbit_delay import Options, operate
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.operate.verify import probe_streams
 from testkit.broker import QUICK
 from testkit.node import Node
 from testkit.wait import wait_until
@@ -64,5 +65,5 @@ def test_messages_are_sent_without_a_record_when_their_stream_is_lost_and_verify
             wait_until(receive, "all are delivered", timeout=90)
         warned = any(JOURNAL in record.getMessage() for record in caplog.records)
         with connection(node) as client:
-            problems = [problem for problem in operate.probe_streams(client, STREAMS) if JOURNAL in problem]
+            problems = [problem for problem in probe_streams(client, STREAMS) if JOURNAL in problem]
         assert bool(problems) == warned

@@ -6,7 +6,8 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -18,10 +19,12 @@ from kombu.exceptions import OperationalError
 from kombu.utils import functional
 
 from celery_rabbit_delay import InvalidDelay, Options, operate
-from celery_rabbit_delay.cli import groups, inspecting, moving
-from celery_rabbit_delay.cli.common import format_duration, handle_errors, until_interrupted
+from celery_rabbit_delay.cli import groups
+from celery_rabbit_delay.cli.output import format_duration, until_interrupted
+from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
-from testkit.commands import PROGRAM
+from celery_rabbit_delay.operate.status import LevelStatus
+from testkit.commands import PROGRAM, closed_pipe
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
 
@@ -61,12 +64,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the broker by a test's data."""
 
-    @contextmanager
-    def connected(target: Any) -> Iterator[kombu.Connection]:
-        yield target.connection()
-
-    for module in (inspecting, moving):
-        monkeypatch.setattr(module, "connected", connected)
+    monkeypatch.setattr(operate, "connected", nullcontext)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -211,13 +209,32 @@ def test_whoever_reaches_the_limit_is_told_that_more_may_be_left(
 
 def test_the_management_api_is_that_of_the_environment(away: None, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(operate, "Management", lambda *arguments: made.append(arguments))
-    monkeypatch.setattr(operate, "existing", lambda connection, priorities: [])
+
+    def make(*arguments: Any) -> Any:
+        made.append(arguments)
+        return SimpleNamespace(snapshot=lambda: None)
+
+    monkeypatch.setattr(operate, "Management", make)
+    monkeypatch.setattr(operate, "has_journal", lambda connection: False)
     monkeypatch.setattr(operate, "status", lambda *arguments: Status([], [], 0, None, None, []))
     url = "http://me:s3cret@127.0.0.1:15672"
     environment = {"CELERY_RABBIT_DELAY_MANAGEMENT_URL": url, "CELERY_RABBIT_DELAY_MANAGEMENT_CA": "/ca.pem"}
     assert run("status", **environment).exit_code == 0
     assert made == [(url, "/", "/ca.pem")]
+
+
+@pytest.mark.parametrize(
+    ("ready", "told"),
+    [((3, None), "b is missing; run `setup`"), ((None, None), "there is no cascade of these options")],
+)
+def test_status_tells_a_missing_level_from_a_missing_cascade(
+    ready: tuple[int | None, ...], told: str, away: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = [LevelStatus(name, 1000, count, None) for name, count in zip("ab", ready, strict=True)]
+    monkeypatch.setattr(operate, "status", lambda *arguments: Status(levels, [], None, None, None, []))
+    monkeypatch.setattr(operate, "has_journal", lambda connection: True)
+    shown = run("status")
+    assert (shown.exit_code, shown.stdout) == (3, f"{ready[0] or 0} wait\n{told}\n")
 
 
 def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() -> None:
@@ -228,17 +245,24 @@ def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() 
     assert names[1] - names[0] == {level.queue for level in Options().high_cascade.levels}
 
 
-def test_native_is_combined_with_no_other_teardown() -> None:
-    refused = run("teardown", "--yes", "--native", "--delete-messages")
-    assert refused.exit_code == 2
-    assert "--native cannot be combined with --delete-messages" in refused.stderr
-
-
-def test_output_that_cannot_be_written_is_an_error() -> None:
-    command = [str(PROGRAM), "--broker", NOWHERE, "export"]
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{PROGRAM} --broker {NOWHERE} export",
+        f"{PROGRAM} --help",
+        f"{PROGRAM} orphans list --help",
+        f"{PROGRAM} --version",
+        f"{PROGRAM.with_name('celery')} delay --help",
+    ],
+    ids=lambda command: " ".join(command.split()[1:]),
+)
+def test_output_that_cannot_be_written_is_an_error_and_silent_if_nobody_reads_it(command: str) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command.split(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+    with closed_pipe() as pipe:
+        done = subprocess.run(command.split(), stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(

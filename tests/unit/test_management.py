@@ -17,7 +17,7 @@ import kombu
 import pytest
 import trustme
 
-from celery_rabbit_delay.cli.common import MANAGEMENT_CA, management_of
+from celery_rabbit_delay.cli.target import MANAGEMENT_CA, management_of
 from celery_rabbit_delay.core.errors import NotPermitted, UnsupportedConfiguration
 from celery_rabbit_delay.operate import Management, management
 
@@ -154,7 +154,7 @@ def test_a_server_that_is_no_management_api_is_an_error_that_names_its_place(ans
     with answering(answer) as port:
         api = Management(f"http://me:secret@127.0.0.1:{port}", "/")
         with pytest.raises(UnsupportedConfiguration, match=rf"no management API answers at 127.0.0.1:{port} .*{says}"):
-            api.bindings()
+            api.snapshot()
 
 
 @contextmanager

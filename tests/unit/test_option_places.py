@@ -13,7 +13,7 @@ import click
 import pytest
 
 from celery_rabbit_delay import InvalidOption, Options
-from celery_rabbit_delay.cli import groups, moving
+from celery_rabbit_delay.cli import groups, migrate
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
 from celery_rabbit_delay.core.topology import QueueType
 
@@ -79,12 +79,12 @@ def test_the_command_line_has_a_flag_for_each_option_that_decides_what_stands_on
 
 
 def test_migrate_has_a_flag_for_each_option_that_decides_the_layout() -> None:
-    found = [name for name in flags(moving.migrate) if name.startswith("to_")]
+    found = [name for name in flags(migrate.migrate) if name.startswith("to_")]
     assert found == ["to_broker", *(f"to_{name}" for name in DECLARED)]
 
 
 @pytest.mark.parametrize("name", DECLARED)
-@pytest.mark.parametrize("command", [groups.standalone, moving.migrate], ids=lambda command: command.name)
+@pytest.mark.parametrize("command", [groups.standalone, migrate.migrate], ids=lambda command: command.name)
 def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -> None:
     flag = flags(command)[name if command is groups.standalone else f"to_{name}"]
     other, _ = VALUES[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.parts import Binding
-from celery_rabbit_delay.operate import HeldUp, add_up, held_up
+from celery_rabbit_delay.operate import HeldUp, Snapshot, held_up
 
 CASCADE = Options().cascade
 QUEUE = Destination("", ("q",))
@@ -32,8 +31,7 @@ def held_up_for(destination: Destination, rows: dict[str, Any], *bindings: Bindi
 
 
 def all_held_up(rows: dict[str, Any], *bindings: Binding) -> list[HeldUp]:
-    management: Any = SimpleNamespace(queues=lambda: rows, bindings=lambda: set(bindings))
-    return held_up(CASCADE, management)
+    return held_up(CASCADE, Snapshot(rows, set(bindings)))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_outboxes_of_a_destination_are_added_up_as_long_as_the_cause_is_the_same
         for destination in (QUEUE, KEY, *long)
         for ticks in (0, 8, 480)
     }
-    found = add_up(all_held_up(rows))
+    found = all_held_up(rows)
     assert [(one.destination, one.stuck) for one in found[:2]] == [
         ("queue 'q'", 1 + 9 + 481),
         ("exchange 'orders' with the routing key 'new'", 1 + 9 + 481),

@@ -35,8 +35,7 @@ def test_attempts_that_leave_markers_become_rarer(tmp_path: Path, monkeypatch: p
         raise NotPermitted("read access to the journal")
 
     monkeypatch.setattr(indexer_, "Follower", follower)
-    monkeypatch.setattr(indexer_, "ensure_connection", lambda connection: None)
-    monkeypatch.setattr(indexer_, "closing", nullcontext)
+    monkeypatch.setattr(operate, "connected", nullcontext)
     index = Index(tmp_path / "index.sqlite", "here")
     indexer: Any = Indexer(index, lambda: SimpleNamespace(), QueueNames())
     indexer._stopping = Waits(8)

@@ -21,7 +21,7 @@ from celery_rabbit_delay.amqp.streams import Entry
 from celery_rabbit_delay.core import headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.operate import LevelStatus, OutboxStatus, Status
+from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web.damage import IndexDamaged
 from celery_rabbit_delay.web.desk import Broker, Desk

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import sys
-import uuid
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import click
 
+from .. import operate
+from ..core.options import OPTIONS
 from ..core.text import escape
-from .common import (
-    EXIT_INTERRUPTED,
-    EXIT_PROBLEMS,
-    allowed,
-    any_queue_option,
-    connected,
-    connection_to,
-    destinations,
-    management_of,
-    management_option,
-    parse_seconds,
-    target_of,
-    until_interrupted,
-)
-
-if TYPE_CHECKING:
-    import kombu
-
-    from ..operate import Outbox
+from .options import any_queue_option, cascade_options, management_option
+from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
+from .target import Target, connection_to, management_of, pass_target
 
 
 @click.command(short_help="Move waiting tasks to another cascade or broker.")
@@ -39,28 +25,12 @@ if TYPE_CHECKING:
     help="Move to this broker (default: the same broker). Set the environment variable CELERY_RABBIT_DELAY_TO_BROKER "
     "instead to keep the password out of `ps`.",
 )
-@click.option(
-    "--to-prefix",
-    metavar="NAME",
-    help="Set the new prefix. This option and the following ones are the options of install().",
-)
-@click.option("--to-tick", metavar="SECONDS", type=float, help="Set the new shortest delay.")
-@click.option("--to-max-delay", metavar="SECONDS", type=float, help="Set the new longest delay.")
-@click.option(
-    "--to-outboxes",
-    metavar="SECONDS,...",
-    type=parse_seconds,
-    help="Set the new delays of outboxes, separated by commas; '' for none.",
-)
-@click.option("--to-queue-type", type=click.Choice(["quorum", "classic"]), help="Set the new type of the level queues.")
-@click.option(
-    "--to-journal", metavar="SECONDS", type=float, help="Record moved tasks that still have at least this delay."
-)
+@cascade_options("to-", "new ")
 @any_queue_option
 @management_option
-@click.pass_obj
+@pass_target
 def migrate(
-    obj: Any,
+    origin: Target,
     /,
     to_broker: str | None,
     any_queue: bool,
@@ -76,42 +46,31 @@ def migrate(
 
     Exits with 3 if some messages stayed.
     """
-    from dataclasses import replace
-
-    from .. import operate
-    from ..amqp.connecting import closing, copy_of, ensure_connection
-    from ..core.options import OPTIONS
-
     changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}
-    source_target = target_of(obj)
-    with connected(source_target) as source:
+    with origin.connected() as source:
         current = source.transport.delay_options
         options = replace(current, declare="auto", confirm=True, **changed)
-        if not to_broker and options.cascade.root == current.cascade.root:
+        has_same_name = options.cascade.root == current.cascade.root
+        if has_same_name and not to_broker:
             raise click.UsageError("name the target with --to-prefix, --to-tick, --to-queue-type or --to-broker")
         transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
         if to_broker:
-            target = connection_to(to_broker, transport_options)
+            elsewhere = connection_to(to_broker, transport_options)
         else:
-            target = copy_of(source, transport_options=transport_options)
+            elsewhere = operate.copy_of(source, transport_options=transport_options)
         operate.require(source)
-        cascades, management = operate.existing(source), management_of(management_url, source)
-        known = destinations(source_target)
-
-        def outboxes() -> list[Outbox]:
-            return operate.existing_outboxes(source, known, management)
+        known, management = origin.destinations(), management_of(management_url, source)
 
         def waiting() -> int:
-            return operate.status(source, cascades, known, management).waiting
+            snapshot = management.snapshot() if management else None
+            return operate.status(source, known, snapshot).waiting
 
-        with closing(target):
-            ensure_connection(target)
-            is_same_name = to_broker and options.cascade.root == current.cascade.root
-            if is_same_name and _is_same(source, target):
+        with operate.connected(elsewhere) as target:
+            if has_same_name and operate.is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
             moved, refused = 0, Counter[str]()
             before = waiting()
-            moving = operate.migrate(source, target, cascades, allowed(source_target, any_queue), outboxes)
+            moving = operate.migrate(source, target, origin.allowed(any_queue), known, management)
             with (
                 until_interrupted(moving) as (messages, is_interrupted),
                 click.progressbar(length=before, label="moving", file=sys.stderr) as bar,
@@ -141,17 +100,3 @@ def migrate(
         raise SystemExit(EXIT_INTERRUPTED)
     if left:
         raise SystemExit(EXIT_PROBLEMS)
-
-
-def _is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
-    """Return whether two connections use the same virtual host: then each sees the other's exclusive queue."""
-    from amqp.exceptions import ResourceLocked
-
-    from ..amqp import declare
-
-    name = f"{target.transport.delay_options.cascade.root}.migrate.{uuid.uuid4()}"
-    target.default_channel.queue_declare(name, exclusive=True)
-    try:
-        return declare.queue_exists(source.default_channel, name)
-    except ResourceLocked:  # the other connection owns the queue
-        return True

@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from .common import any_queue_option, destinations, handle_errors, management_of, management_option, target_of
+from .options import any_queue_option, management_option
+from .target import Target, handle_errors, pass_target, snapshot_of
 
 if TYPE_CHECKING:
     from ..web.desk import Broker
@@ -44,9 +45,9 @@ index_option = click.option(
 @index_option
 @management_option
 @any_queue_option
-@click.pass_obj
+@pass_target
 def web(
-    obj: Any,
+    target: Target,
     host: str,
     port: int,
     names: tuple[str, ...],
@@ -64,25 +65,24 @@ def web(
         from ..web.setting import Setting
 
         setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only, bool(management_url))
-        serve(setting, _broker(obj, management_url, any_queue), index, click.echo)
+        serve(setting, _broker(target, management_url, any_queue), index, click.echo)
 
 
 @click.command()
 @index_option
 @management_option
-@click.pass_obj
-def metrics(obj: Any, index: Path | None, management_url: str | None) -> None:
+@pass_target
+def metrics(target: Target, index: Path | None, management_url: str | None) -> None:
     """Print metrics of waiting tasks for Prometheus, once. Needs the extra `web`."""
     with handle_errors(), _extra():
         from ..web.serve import metrics
 
-        click.echo(metrics(_broker(obj, management_url), index, bool(management_url)), nl=False)
+        click.echo(metrics(_broker(target, management_url), index, bool(management_url)), nl=False)
 
 
-def _broker(obj: Any, management_url: str | None, any_queue: bool = False) -> Broker:
+def _broker(target: Target, management_url: str | None, any_queue: bool = False) -> Broker:
     from ..web.desk import Broker
 
-    target = target_of(obj)
     with target.connection() as connection:
         place = f"{connection.hostname}:{connection.port}/{(connection.virtual_host or '').lstrip('/')}"
         name = f"{place} {connection.transport.delay_options.cascade.root}"
@@ -90,8 +90,8 @@ def _broker(obj: Any, management_url: str | None, any_queue: bool = False) -> Br
         name,
         target.connection,
         target.queues(),
-        destinations(target),
-        lambda connection: management_of(management_url, connection),
+        target.destinations(),
+        lambda connection: snapshot_of(management_url, connection),
         any_queue,
     )
 

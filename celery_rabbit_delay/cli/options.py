@@ -1,0 +1,92 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import click
+
+from ..core.destination import check_key
+from ..core.errors import InvalidDestination
+from ..core.parts import QueueType
+from ..core.text import escape
+from .target import MANAGEMENT_CA
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def parse_seconds(text: str) -> tuple[float, ...]:
+    """Return the comma-separated numbers of a command-line option."""
+    try:
+        return tuple(map(float, filter(None, text.split(","))))
+    except ValueError as exc:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 60,3600") from exc
+
+
+def check_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Show an error for an empty name or id, or one that AMQP cannot carry: a callback for one, or for several."""
+    for name in (value,) if isinstance(value, str) else value:
+        if not name:
+            raise click.BadParameter("it is empty")
+        try:
+            check_key(name, "name" if param.name == "queues" else "id")
+        except InvalidDestination as exc:
+            raise click.BadParameter(escape(str(exc))) from exc
+    return value
+
+
+def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
+    """Add the options of `install` that decide what stands on the broker; `to` is the beginning of their names."""
+    seconds: dict[str, Any] = {"metavar": "SECONDS", "type": float}
+    options = (
+        click.option(
+            f"--{to}prefix",
+            metavar="NAME",
+            help=f"Set the {new}prefix of all names. This option and the following ones are the options of install().",
+        ),
+        click.option(f"--{to}tick", **seconds, help=f"Set the {new}shortest delay."),
+        click.option(f"--{to}max-delay", **seconds, help=f"Set the {new}longest delay."),
+        click.option(
+            f"--{to}outboxes",
+            metavar="SECONDS,...",
+            type=parse_seconds,
+            help=f"Set the {new}delays that a queue has outboxes for, separated by commas; '' for none.",
+        ),
+        click.option(
+            f"--{to}queue-type", type=click.Choice(get_args(QueueType)), help=f"Set the {new}type of the level queues."
+        ),
+        click.option(f"--{to}journal", **seconds, help=f"Set the {new}shortest delay that is recorded."),
+    )
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+priorities_option = click.option(
+    "--priorities/--no-priorities",
+    default=None,
+    help="Include the levels for priorities above 4 (default: if they exist).",
+)
+management_option = click.option(
+    "--management-url",
+    metavar="URL",
+    envvar="CELERY_RABBIT_DELAY_MANAGEMENT_URL",
+    help="Also use the management API, which shows bindings, policies and messages between queues: "
+    "http://user:password@host:15672. Set the environment variable CELERY_RABBIT_DELAY_MANAGEMENT_URL instead to keep "
+    f"the password out of `ps`. For https, {MANAGEMENT_CA} may name a file of certificate authorities.",
+)
+limit_option = click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Handle at most this many orphans."
+)
+any_queue_option = click.option(
+    "--any-queue",
+    is_flag=True,
+    help="Send to any queue, not only to those of the app and those named with --queue. Any user who may publish with "
+    "a delay can forge the destination in a message.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")

@@ -1,0 +1,96 @@
+"""The commands for undeliverable tasks: orphans list, replay, purge."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from .. import operate
+from ..core.text import escape
+from ..operate import Orphan
+from .options import any_queue_option, json_option, limit_option, management_option
+from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
+from .status import held_up_data
+from .target import Target, pass_target, snapshot_of
+
+
+@click.group(short_help="Handle tasks that could not be delivered.")
+def orphans() -> None:
+    """List, replay or purge orphans: tasks whose queue or outbox was gone when they were led there."""
+
+
+@orphans.command("list", short_help="List the oldest orphans.")
+@limit_option
+@management_option
+@json_option
+@pass_target
+def list_orphans(target: Target, limit: int, management_url: str | None, as_json: bool) -> None:
+    """List the oldest orphans with their due times, destinations and tasks.
+
+    With --management-url, also list the destinations that accept nothing, with the number of tasks due for each.
+    """
+    with target.connected() as connection:
+        found = operate.orphans(connection, limit)
+        for orphan in found:
+            if as_json:
+                told = {**orphan._asdict(), "due": orphan.due and orphan.due.isoformat()}
+                del told["digest"]
+                click.echo(json.dumps(told))
+            else:
+                click.echo(format_orphan(orphan))
+        if snapshot := snapshot_of(management_url, connection):
+            for held_up in operate.held_up(connection.transport.delay_options.cascade, snapshot):
+                click.echo(json.dumps(held_up_data(held_up)) if as_json else escape(str(held_up)))
+    _tell_of_limit(len(found), limit)
+
+
+@orphans.command(short_help="Send the oldest orphans to their destinations.")
+@limit_option
+@any_queue_option
+@pass_target
+def replay(target: Target, limit: int, any_queue: bool) -> None:
+    """Send the oldest orphans for the queues of the app to their destinations.
+
+    Sends them one by one, each confirmed by the broker. One that is not due yet waits for the rest of its delay.
+    Orphans that still cannot be delivered stay. Exits with 3 if some stayed.
+    """
+    sent = stayed = 0
+    with target.connected() as connection:
+        replaying = operate.replay(connection, limit, target.allowed(any_queue))
+        with until_interrupted(replaying) as (results, is_interrupted):
+            for orphan, refused in results:
+                if refused is None:
+                    sent += 1
+                else:
+                    stayed += 1
+                    click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
+    click.echo(f"{sent:,} sent on, {stayed:,} stay")
+    if is_interrupted():
+        click.echo("interrupted: run this again to send the others", err=True)
+        raise SystemExit(EXIT_INTERRUPTED)
+    _tell_of_limit(sent + stayed, limit)
+    if stayed:
+        raise SystemExit(EXIT_PROBLEMS)
+
+
+@orphans.command()
+@click.confirmation_option(prompt="Remove all orphans for good?")
+@pass_target
+def purge(target: Target) -> None:
+    """Remove all orphans, for good."""
+    with target.connected() as connection:
+        click.echo(f"{operate.purge(connection):,} removed")
+
+
+def _tell_of_limit(amount: int, limit: int) -> None:
+    if amount == limit:
+        click.echo(f"these were the oldest {limit:,}: more may be left, raise --limit to see them", err=True)
+
+
+def format_orphan(orphan: Orphan) -> str:
+    """Return a line about an orphan."""
+    place = f"exchange {orphan.exchange!r}, key" if orphan.exchange else "queue"
+    what = f"{orphan.task}[{orphan.task_id}]" if orphan.task else f"{orphan.size:,} bytes"
+    due = f"{orphan.due:%Y-%m-%d %H:%M:%S}Z" if orphan.due else "unknown"
+    return escape(f"{due}  {place} {orphan.routing_key!r}  {what}")

@@ -1,0 +1,100 @@
+"""The command `status`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from .. import operate
+from ..core.text import escape
+from ..operate import HeldUp, Status
+from .options import management_option, priorities_option
+from .output import EXIT_PROBLEMS, format_duration
+from .target import Target, pass_target, snapshot_of
+
+
+@click.command(short_help="Show how many messages wait.")
+@priorities_option
+@management_option
+@click.option("--levels", is_flag=True, help="Also show the levels and outboxes that hold them.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
+@pass_target
+def status(
+    target: Target, priorities: bool | None, management_url: str | None, levels: bool, as_json: bool, watch: bool
+) -> None:
+    """Show how many messages wait, in levels and in outboxes with a delay, and how many could not be delivered.
+
+    --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
+
+    Exits with 3 if a level is blocked or missing, if there are orphans, or, with --management-url, if a destination
+    accepts nothing and the cause is known.
+    """
+    with target.connected() as connection:
+        while True:
+            snapshot = snapshot_of(management_url, connection)
+            found = operate.status(connection, target.destinations(), snapshot, priorities)
+            if watch and not as_json:
+                click.clear()
+            if as_json:
+                click.echo(json.dumps(_as_data(found)))
+            else:
+                click.echo(_as_text(found, operate.has_journal(connection), levels))
+            if not watch:
+                break
+            time.sleep(2)
+    if found.has_problems:
+        raise SystemExit(EXIT_PROBLEMS)
+
+
+def held_up_data(held_up: HeldUp) -> dict[str, Any]:
+    """Return what JSON shows of due messages that their destination has not accepted."""
+    data = held_up._asdict()
+    del data["is_stuck"]
+    return data
+
+
+def _as_data(found: Status) -> dict[str, Any]:
+    return {
+        "waiting": found.waiting,
+        "orphans": found.orphans,
+        "blocked": [level.queue for level in found.blocked],
+        "levels": [level._asdict() for level in found.levels],
+        "outboxes": [outbox._asdict() for outbox in found.outboxes],
+        "streams": [stream._asdict() for stream in found.streams if stream.messages is not None],
+        "destinations": found.destinations,
+        "stuck": None if found.held_up is None else list(map(held_up_data, found.held_up)),
+    }
+
+
+def _as_text(found: Status, has_journal: bool, levels: bool) -> str:
+    lines = [f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans")]
+    if found.waiting and not has_journal:
+        lines.append("no task is recorded: `list`, `reschedule` and `run-now` need the option `journal`")
+    lines += [f"leads to {destination!r}" for destination in found.destinations or ()]
+    lines += map(str, found.held_up or ())
+    missing = [level.queue for level in found.levels if level.ready is None]
+    if len(missing) == len(found.levels):
+        lines.append("there is no cascade of these options")
+    else:
+        lines += [f"{queue} is missing; run `setup`" for queue in missing]
+    lines += [f"{level.queue} may be blocked; run `verify`" for level in found.blocked]
+    if levels:
+        holding = [level for level in found.levels if level.ready or level.unsettled]
+        lines += _table("level", "queue", [(one.ttl, one.ready, one.unsettled, one.queue) for one in holding])
+        outboxes = [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes]
+        lines += _table("outbox", "for", outboxes)
+    return "\n".join(map(escape, lines))
+
+
+def _table(what: str, where: str, rows: Sequence[tuple[int, int | None, int | None, str]]) -> Iterator[str]:
+    """Yield a line for each queue, the one with the shortest delay first, below the names of the columns."""
+    if rows:
+        yield f"{what:>10}  {'ready':>9}  {'unsettled':>9}  {where}"
+    for delay, ready, unsettled, name in sorted(rows, key=lambda row: (row[0], row[3])):
+        settling = "" if unsettled is None else f"{unsettled:,}"
+        yield f"{format_duration(delay):>10}  {ready or 0:>9,}  {settling:>9}  {name}"

@@ -1,0 +1,180 @@
+"""The cascade that a command is for: that of an app, or the one that the command line names."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import click
+import kombu
+from amqp.exceptions import AccessRefused, AMQPError
+from kombu.exceptions import OperationalError
+
+from .. import operate
+from ..core.destination import Destination
+from ..core.errors import DelayError
+from ..core.options import DRIVER_TYPE, OPTIONS, Options
+from ..core.routing_key import MAX_LENGTH
+from ..core.text import escape
+from ..operate import PERMISSIONS, Allowed, Management, Snapshot
+from .output import is_of_output
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: The environment variable that names a file of certificate authorities for the management API.
+MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
+
+#: A broker URL. An "@" after the host means that the password contains an unescaped delimiter.
+_URL = re.compile(r"[\w.+-]+://(?P<user>[^/?#]*@)?(?P<place>[^/?#@]*)(?P<rest>.*)", re.DOTALL)
+
+_UNREADABLE = (
+    "the broker URL cannot be read: use one such as amqp://user:password@host:5672/vhost, and percent-encode special "
+    "characters in user, password and vhost, such as / as %2F"
+)
+
+
+class Target(ABC):
+    """The cascade that a command is for."""
+
+    @abstractmethod
+    def connection(self) -> kombu.Connection:
+        """Return a connection with the options of the cascade, which is not connected yet."""
+
+    @abstractmethod
+    def queues(self) -> list[kombu.Queue]:
+        """Return the app's queues."""
+
+    def destinations(self) -> list[Destination]:
+        """Return the destinations of messages for the app's queues."""
+        return [destination for queue in self.queues() for destination in operate.destinations_of(queue)]
+
+    def allowed(self, any_queue: bool) -> Allowed:
+        """Return the destinations to which a command may send messages."""
+        return Allowed(None if any_queue else self.queues())
+
+    @contextmanager
+    def connected(self) -> Iterator[kombu.Connection]:
+        """Connect to the broker; show errors, also those of the block, without a traceback."""
+        with handle_errors(), operate.connected(self.connection()) as connection:
+            yield connection
+
+
+class BrokerTarget(Target):
+    """A cascade that the command line names."""
+
+    def __init__(self, url: str, options: dict[str, Any], queues: tuple[str, ...]) -> None:
+        self.url = url
+        self.options = options
+        self.queue_names = queues
+
+    def connection(self) -> kombu.Connection:
+        return connection_to(self.url, {OPTIONS: Options.parse(self.options).to_dict()})
+
+    def queues(self) -> list[kombu.Queue]:
+        return [kombu.Queue(name) for name in self.queue_names]
+
+
+class AppTarget(Target):
+    """The cascade of a Celery app."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def connection(self) -> kombu.Connection:
+        urls = self.app.conf.broker_write_url or ""
+        several = urls if isinstance(urls, (list, tuple)) else str(urls).split(";")
+        with _reading([url for url in several if "://" in url]):  # Kombu knows others as well
+            connection: kombu.Connection = self.app.connection_for_write()
+        if connection.transport.driver_type != DRIVER_TYPE:
+            raise click.ClickException(
+                f"{self.app} does not delay its tasks: call celery_rabbit_delay.install(app), with RabbitMQ as broker"
+            )
+        return connection
+
+    def queues(self) -> list[kombu.Queue]:
+        return list(self.app.amqp.queues.values())
+
+
+def pass_target(command: Callable[Concatenate[Target, P], R]) -> Callable[P, R]:
+    """Pass a command its target, from Click's context object: ours, or Celery's."""
+
+    @click.pass_obj
+    @wraps(command)
+    def with_target(obj: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return command(obj if isinstance(obj, Target) else AppTarget(obj.app), *args, **kwargs)
+
+    return with_target
+
+
+def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connection:
+    """Return a connection to a broker URL. An error for an unreadable URL shows no part of its password."""
+    with _reading(url.split(";")):  # as Kombu does
+        connection = kombu.Connection(operate.delay_url(url), transport_options=transport_options)
+        connection.transport  # noqa: B018  reads the options
+        return connection
+
+
+@contextmanager
+def _reading(urls: Iterable[str]) -> Iterator[None]:
+    """Show an error, without any of a password, if broker URLs cannot be read, before and while they are."""
+    for url in urls:
+        _check(url)
+    try:
+        yield
+    except ValueError as exc:  # its text may contain a part of the password
+        raise click.ClickException(_UNREADABLE) from exc
+    except TypeError as exc:  # Kombu passes the parameters of the URL on as arguments
+        raise click.ClickException(
+            "the broker URL has a parameter that Kombu does not know: after the ?, use parameters such as heartbeat=10"
+        ) from exc
+
+
+def _check(url: str) -> None:
+    """Show an error if a broker URL has an unescaped character in its password, an invalid port or too long a name."""
+    parts = _URL.fullmatch(url)
+    if parts is None or not url.isprintable() or "@" in parts["rest"]:
+        raise click.ClickException(_UNREADABLE)
+    vhost = re.split(r"[?#]", parts["rest"].removeprefix("/"))[0]
+    user = (parts["user"] or "").rpartition("@")[0].partition(":")[0]
+    for what, text in (("vhost", vhost), ("user", user)):
+        size = len(unquote_to_bytes(text))
+        if size > MAX_LENGTH:
+            raise click.ClickException(f"the {what} of the broker URL has {size} bytes: AMQP has room for {MAX_LENGTH}")
+    if parts["user"]:  # without a user, the part that looks like a port may be a password
+        try:
+            urlsplit(f"//{parts['place']}").port  # noqa: B018  raises an error
+        except ValueError as exc:
+            raise click.ClickException(f"the broker URL cannot be read: {exc}") from exc
+
+
+@contextmanager
+def handle_errors() -> Iterator[None]:
+    """Show errors that the user can fix without a traceback."""
+    try:
+        yield
+    except AccessRefused as exc:
+        raise click.ClickException(
+            escape(f"permission denied ({exc.reply_text}): grant the permissions of an operator, see {PERMISSIONS}")
+        ) from exc
+    except (DelayError, AMQPError, OperationalError, OSError) as exc:
+        if isinstance(exc, OSError) and is_of_output(exc):  # see `Group`
+            raise
+        raise click.ClickException(escape(str(exc))) from exc
+
+
+def management_of(url: str | None, connection: kombu.Connection) -> Management | None:
+    """Return the management API at a URL; None without a URL."""
+    return operate.Management(url, connection.virtual_host or "/", os.environ.get(MANAGEMENT_CA)) if url else None
+
+
+def snapshot_of(url: str | None, connection: kombu.Connection) -> Snapshot | None:
+    """Return what the management API at a URL shows now; None without a URL."""
+    management = management_of(url, connection)
+    return management.snapshot() if management else None
