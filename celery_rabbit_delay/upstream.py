@@ -269,6 +269,11 @@ def receive(connection: Any, timeout: float) -> bytes:
     return bytes(data)
 
 
+def limit_waits(connection: Any, seconds: float) -> None:
+    """Make each read and write of an `amqp.Connection` without a limit of its own raise `TimeoutError` after a time."""
+    connection.transport.sock.settimeout(seconds)
+
+
 def stop_waiting(connection: Any) -> None:
     """Make an `amqp.Connection` close its socket without waiting for the other side, as TLS would."""
     if connection._transport is not None and connection._transport.sock is not None:
