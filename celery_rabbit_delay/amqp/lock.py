@@ -27,8 +27,11 @@ from .declare import PERMISSIONS
 ARGUMENTS = {
     "x-queue-type": "quorum",
     "x-single-active-consumer": True,
-    # Of 20, its default since 4.0, a broker would drop the message after twenty holders that could not replace it.
+    # With 20, the default since 4.0, RabbitMQ would drop the message after twenty holders that could not replace it.
     "x-delivery-limit": 1_000_000,
+    # Milliseconds: 4.3 gives a consumer whose node is lost so much time to come back, a minute by default. Earlier
+    # releases give it none, and ignore the argument.
+    "x-consumer-disconnected-timeout": 1000,
 }
 
 #: Replies go only here, so that nobody can make a holder write to a queue (https://www.rabbitmq.com/docs/direct-reply-to).
@@ -82,9 +85,10 @@ class Lock:
         Call it every second or so: it sends heartbeats as well. Raises py-amqp's errors and `OSError`, after which the
         lock is lost.
         """
+        end = time.monotonic() + seconds
         with suppress(TimeoutError):
-            while True:
-                self._connection.drain_events(timeout=0 if self.is_active else seconds)
+            while True:  # py-amqp's `drain_events` would wait on with each heartbeat
+                self._connection.blocking_read(0 if self.is_active else max(end - time.monotonic(), 0))
         self._connection.heartbeat_tick()
         if not self.is_active and self.age > self._patience:
             self._say_hello()
@@ -100,7 +104,7 @@ class Lock:
         self._publish(Message(body, delivery_mode=2, message_id=self._awaited), self._queue, mandatory=True)
         self._moment = time.monotonic()
         while self._awaited:
-            self._connection.drain_events(timeout=max(self._patience - self.age, 0))
+            self._connection.blocking_read(max(self._patience - self.age, 0))
         if kept:
             self._channel.basic_ack(kept, multiple=True)
         del self.left[:known]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.text import escape
+from .beat import as_data, as_lines, beat_of
 from .common import (
     EXIT_INTERRUPTED,
     EXIT_PROBLEMS,
@@ -49,8 +50,10 @@ def status(
 
     --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
 
-    Exits with 3 if a level is blocked or missing, if there are orphans, or, with --management-url, if a destination
-    accepts nothing and the cause is known.
+    Shows the active process of `celery beat -S rabbit-delay` and its next runs, too.
+
+    Exits with 3 if a level is blocked or missing, if there are orphans, if no beat is active although one was, or, with
+    --management-url, if a destination accepts nothing and the cause is known.
     """
     from .. import operate
 
@@ -59,16 +62,17 @@ def status(
         while True:
             wanted, management = operate.existing(connection, priorities), management_of(management_url, connection)
             found = operate.status(connection, wanted, destinations(target), management)
+            beat = beat_of(target, connection)
             if watch and not as_json:
                 click.clear()
             if as_json:
-                click.echo(json.dumps(_as_data(found)))
+                click.echo(json.dumps({**_as_data(found), "beat": beat and as_data(beat)}))
             else:
-                click.echo(_as_text(found, show_all))
+                click.echo("\n".join([_as_text(found, show_all), *(map(escape, as_lines(beat)) if beat else ())]))
             if not watch:
                 break
             time.sleep(2)
-    if found.has_problems:
+    if found.has_problems or (beat and beat.process is None):
         raise SystemExit(EXIT_PROBLEMS)
 
 

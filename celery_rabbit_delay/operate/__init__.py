@@ -18,6 +18,7 @@ from ..amqp.schedule import (
 )
 from ..amqp.streams import Entry
 from ..core.journal import Record
+from .beat import BeatStatus, PeriodicTask, beat_status
 from .cascades import cascades, existing, require
 from .diff import Finding, diff
 from .hurry import hurry
@@ -34,6 +35,7 @@ from .status import HeldUp, LevelStatus, OutboxStatus, Status, add_up, held_up, 
 from .verify import can_try_out, compare, try_out
 
 __all__ = [
+    "BeatStatus",
     "Entry",
     "Finding",
     "Follower",
@@ -44,6 +46,7 @@ __all__ = [
     "Orphan",
     "Outbox",
     "OutboxStatus",
+    "PeriodicTask",
     "Place",
     "Progress",
     "QueueNames",
@@ -55,6 +58,7 @@ __all__ = [
     "add_up",
     "advice",
     "advice_on_release",
+    "beat_status",
     "can_try_out",
     "cancel",
     "cascades",
