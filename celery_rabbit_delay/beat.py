@@ -179,7 +179,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._lock = None
         self.__dict__.pop("producer", None)
         if connection := self.__dict__.pop("connection", None):
-            connection.collect()
+            with suppress(AMQPError, OSError):
+                connection.collect()
 
     def _describe(self) -> dict[str, Any]:
         """Return what `status` shows."""

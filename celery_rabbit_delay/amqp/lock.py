@@ -101,7 +101,7 @@ class Lock:
         """
         known, kept = len(self.left), self._kept
         self._awaited = uuid4().hex
-        self._publish(Message(body, delivery_mode=2, message_id=self._awaited), self._queue, mandatory=True)
+        self._publish(Message(body, delivery_mode=2, message_id=self._awaited), self._queue)
         self._moment = time.monotonic()
         while self._awaited:
             self._connection.blocking_read(max(self._patience - self.age, 0))
@@ -113,7 +113,7 @@ class Lock:
     def answer(self, body: bytes) -> None:
         """Answer all who have asked."""
         while self.questions:
-            self._publish(Message(body), self.questions.pop())
+            self._publish(Message(body), self.questions.pop(), mandatory=False)
 
     def channel(self) -> Any:
         """Return a new channel of the same connection: after the lock is lost, nothing is sent on it."""
@@ -125,10 +125,10 @@ class Lock:
 
     def _say_hello(self) -> None:
         """Publish a message that says nothing: of a queue without any, no consumer knows that it is active."""
-        self._publish(Message(b"", expiration="60000"), self._queue, mandatory=True)
+        self._publish(Message(b"", expiration="60000"), self._queue)
         self._moment = time.monotonic()
 
-    def _publish(self, message: Message, queue: str, mandatory: bool = False) -> None:
+    def _publish(self, message: Message, queue: str, mandatory: bool = True) -> None:
         upstream.publish_unconfirmed(self._channel, message, exchange="", routing_key=queue, mandatory=mandatory)
 
     def _on_message(self, message: Message) -> None:
