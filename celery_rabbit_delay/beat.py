@@ -180,7 +180,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self.__dict__.pop("producer", None)
         if connection := self.__dict__.pop("connection", None):
             with suppress(AMQPError, OSError):
-                connection.collect()
+                connection.release()
 
     def _describe(self) -> dict[str, Any]:
         """Return what `status` shows."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from celery_rabbit_delay import operate
 from testkit.beats import Beat, Sent, entry
-from testkit.broker import Broker, Vhost, own_node
+from testkit.broker import QUICK, Broker, Vhost, own_node
+from testkit.commands import Result, celery
 from testkit.node import Node, cluster
 from testkit.proxy import proxy
 from testkit.wait import wait_until
@@ -313,3 +317,29 @@ def part(node: Node, nodes: list[Node], away: bool) -> None:
     for other in nodes:
         if other is not node:
             node.ctl("eval", f"erlang:set_cookie('{other.name}', '{cookie}'), erlang:disconnect_node('{other.name}').")
+
+
+def test_status_shows_who_is_active_and_the_next_runs(make_shop: MakeShop, start_beat: StartBeat) -> None:
+    schedule = {"hourly": entry(TASK, 3600, "hourly"), "daily": entry(TASK, 86_400, "daily")}
+    shop = make_shop(QUICK, beat_schedule=schedule)
+    with shop.vhost.connection() as connection:
+        operate.setup(connection, [shop.vhost.cascade], [])
+
+    def status(*arguments: str) -> Result:
+        return celery("-A", "tests.acceptance.shop", "delay", "status", *arguments, directory=None, **shop.environment)
+
+    assert "beat" not in status().out
+    beat = start_beat(shop).wait_until_active()
+    shown = status()
+    assert shown.code == 0, shown.err
+    assert re.search(rf"\nbeat is active on \S+:{beat.pid}\n.*Z  hourly  {TASK}\n.*Z  daily  {TASK}\n", shown.out)
+    told = json.loads(status("--json").out)["beat"]
+    assert told["process"].endswith(f":{beat.pid}")
+    assert [one["entry"] for one in told["entries"]] == ["hourly", "daily"]
+    for one in told["entries"]:
+        period = datetime.fromisoformat(one["next"]) - datetime.fromisoformat(one["last"])
+        assert abs(period.total_seconds() - schedule[one["entry"]]["schedule"]) < 1
+    beat.kill()
+    nobody = status()
+    assert nobody.code == 3
+    assert "no beat is active" in nobody.out

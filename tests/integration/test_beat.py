@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import kombu
 import pytest
 from amqp import Message
 from amqp.exceptions import AMQPError
+from celery import Celery
+from celery.schedules import crontab
 
-from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfiguration
+from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfiguration, beat
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.operate import BeatStatus, beat_status
 from testkit.broker import Vhost
@@ -154,3 +158,68 @@ def test_a_beat_needs_no_more_than_its_row(vhost: Vhost, make_lock: MakeLock) ->
     unheard = make_lock(vhost.user(**permissions | {"write": "^$"}))
     with pytest.raises(AMQPError, match="access"):
         wait_until(lambda: unheard.wait(0.1), "it is refused", 10)
+
+
+@contextmanager
+def scheduling(vhost: Vhost, schedule: dict[str, Any], ahead: timedelta = timedelta()) -> Iterator[beat.Scheduler]:
+    """Yield a scheduler whose clock is ahead."""
+    app = Celery("shop", broker=vhost.url("amqp"), set_as_current=False)
+    app.conf.beat_schedule = schedule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beat, "_now", lambda: datetime.now(timezone.utc) + ahead)
+        patch.setattr(app, "now", lambda: (datetime.now(timezone.utc) + ahead).astimezone(app.timezone))
+        with closing(app), closing(beat.Scheduler(app)) as scheduler:
+            yield scheduler
+
+
+def tick_for(scheduler: beat.Scheduler, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(min(max(scheduler.tick(), 0), 0.2))
+
+
+def test_clocks_that_differ_send_nothing_twice(vhost: Vhost) -> None:
+    vhost.declare("celery")
+    schedule = {"each minute": {"task": "t", "schedule": crontab()}, "each half": {"task": "u", "schedule": 30}}
+    seconds = datetime.now(timezone.utc).second
+    ahead = timedelta(seconds=(58 - seconds) % 60 + 60)  # it is two seconds before the minute
+    with scheduling(vhost, schedule, ahead) as fast:
+        tick_for(fast, 4)
+    assert vhost.count("celery") == 1
+    with scheduling(vhost, schedule) as right:
+        tick_for(right, 4)
+    assert vhost.count("celery") == 1
+
+
+def test_a_run_that_was_sent_and_not_noted_has_the_same_id_when_it_is_sent_again(vhost: Vhost) -> None:
+    schedule = {"run": {"task": "t", "schedule": 0.5}}
+    with scheduling(vhost, schedule) as first, pytest.MonkeyPatch.context() as patch:
+        tick_for(first, 0.3)
+
+        def write(lock: Lock, body: bytes) -> None:
+            if "celery" in vhost.names("queues") and vhost.count("celery"):
+                raise TimeoutError("the network is cut")
+            original(lock, body)
+
+        original = Lock.write
+        patch.setattr(Lock, "write", write)
+        wait_until(lambda: first.tick() == beat.SLEEP and first._lock is None, "it has sent, and could not note it")
+    with scheduling(vhost, schedule) as second:
+        tick_for(second, 1.5)
+    ids = [message.headers["id"] for message in vhost.take("celery", 2)]
+    assert ids[0] == ids[1]
+    assert len(set(ids[1:])) == len(ids) - 1
+
+
+def test_what_is_no_state_is_dropped_with_a_warning(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+    schedule = {"run": {"task": "t", "schedule": 3600}}
+    with scheduling(vhost, schedule) as scheduler:
+        tick_for(scheduler, 0.2)
+        begun = scheduler.schedule["run"].last_run_at
+    wait_until(lambda: vhost.count(QUEUE) == 1, "nobody is active")
+    publish(vhost, b"junk")
+    publish(vhost, b'{"run": ["9999-01-01T00:00:00+00:00", 1]}')
+    with scheduling(vhost, schedule) as scheduler:
+        tick_for(scheduler, 0.2)
+        assert scheduler.schedule["run"].last_run_at == begun
+    assert "not from a beat" in caplog.text
