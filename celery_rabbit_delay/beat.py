@@ -8,7 +8,6 @@ when each entry has run last. It works without `install` as well.
 
 from __future__ import annotations
 
-import copy
 import heapq
 import json
 import logging
@@ -158,9 +157,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         before = self._runs.setdefault(entry.name, _run_of(entry))
         if self._lock.age > FRESH or core.dump(self._runs) != self._noted:
             self._note(self._lock)
-        run = copy.copy(entry)
         id_ = core.task_id(self.queue, entry.name, before)
-        run.options = {"task_id": id_, "mandatory": True, **entry.options, "retry": False}
+        options = {"task_id": id_, "mandatory": True, **entry.options, "retry": False}
+        run = type(entry)(**dict(entry, options=options))  # copy.copy() would take the app from the schedule
         logger.info("Scheduler: Sending due task %s (%s)", entry.name, entry.task)
         try:
             self.apply_async(run, producer=producer, advance=False)
@@ -172,8 +171,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     def close(self) -> None:
         """Leave the lock to the next process."""
-        self._leave()
-        super().close()
+        try:
+            super().close()
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         self._lock = None
