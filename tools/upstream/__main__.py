@@ -1,4 +1,4 @@
-"""Celery's and Kombu's integration suites and Celery's tests of beat, plain and with this package. `make upstream` runs it.
+"""Celery's and Kombu's integration suites and Celery's tests of beat, plain and with this package: `make upstream`.
 
     python -m tools.upstream                  both suites, of the installed Celery and Kombu
     python -m tools.upstream celery -k retry  one of them, with arguments for pytest
