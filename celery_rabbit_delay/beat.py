@@ -8,7 +8,6 @@ when each entry has run last. It works without `install` as well.
 
 from __future__ import annotations
 
-import heapq
 import json
 import logging
 import os
@@ -71,7 +70,6 @@ class NotSent(Exception):
 class Scheduler(beat.Scheduler):  # type: ignore[misc]
     """Celery's scheduler, which is active in one of many processes."""
 
-    _heap: Any
     _lock: Lock | None = None
 
     def __init__(self, app: Celery, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +104,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             except NotSent as exc:
                 [entry] = exc.args
                 self.schedule[entry.name] = entry
-                heapq.heappush(self._heap, beat.event_t(self._when(entry, PAUSE), 5, entry))
+                upstream.schedule_again(self, entry, PAUSE)
                 with suppress(AMQPError, OSError):  # what RabbitMQ still says of this run is no answer to another one
                     upstream.close_without_waiting(self.__dict__.pop("producer").channel)
                 return 0
@@ -140,7 +138,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         for name, entry in self.schedule.items():
             run = self._runs[name]
             entry.last_run_at, entry.total_run_count = run.at.astimezone(self.app.timezone), run.total
-        self._heap = None
+        upstream.calculate_again(self)
         logger.info("beat: %s is the active one of %s", process_name(), self.queue)
 
     def _note(self, lock: Lock) -> None:

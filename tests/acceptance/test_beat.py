@@ -71,7 +71,7 @@ def assert_every_second(sent: list[Sent], doubles: int = 0, late: float = 0) -> 
         assert one.id == after.id or after.at - one.at > timedelta(seconds=0.9)
 
 
-@pytest.mark.parametrize("options", [None, {}], ids=["without install", "with install"])
+@pytest.mark.parametrize("options", [None, pytest.param({}, marks=pytest.mark.more)], ids=["plain", "with install"])
 def test_when_the_active_one_is_killed_another_goes_on_within_two_seconds(
     make_shop: MakeShop, start_beat: StartBeat, options: Any
 ) -> None:
@@ -151,7 +151,7 @@ def test_a_suspended_process_sends_nothing_when_it_wakes_up_and_another_was_acti
     assert_every_second(take_sent(shop), late=4)
 
 
-@pytest.mark.parametrize("silently", [False, True])
+@pytest.mark.parametrize("silently", [pytest.param(False, marks=pytest.mark.more), True])
 def test_a_process_that_the_network_has_cut_off_is_replaced_and_sends_nothing(
     make_shop: MakeShop, start_beat: StartBeat, silently: bool
 ) -> None:
