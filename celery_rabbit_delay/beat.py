@@ -64,7 +64,7 @@ def heartbeat_of(app: Celery) -> float:
 
 
 class NotSent(Exception):
-    """A run could not be sent; its argument is the entry as it was before."""
+    """A run could not be sent. The argument is the entry as it was before."""
 
 
 class Scheduler(beat.Scheduler):  # type: ignore[misc]
@@ -76,7 +76,6 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self.queue, self.heartbeat = queue_of(app), heartbeat_of(app)
         #: What is noted in RabbitMQ, or will be.
         self._runs: dict[str, Run] = {}
-        self._noted = b""
         super().__init__(app, *args, **kwargs)
 
     @property
@@ -105,7 +104,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 [entry] = exc.args
                 self.schedule[entry.name] = entry
                 upstream.schedule_again(self, entry, PAUSE)
-                with suppress(AMQPError, OSError):  # what RabbitMQ still says of this run is no answer to another one
+                # RabbitMQ may still answer to this run, which py-amqp would take for the answer to the next one.
+                with suppress(AMQPError, OSError):
                     upstream.close_without_waiting(self.__dict__.pop("producer").channel)
                 return 0
             except (AMQPError, OperationalError, OSError) as exc:
@@ -143,19 +143,19 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     def _note(self, lock: Lock) -> None:
         self._runs = core.remember(self._runs, self.schedule, _now())
-        self._noted = core.dump(self._runs)
-        lock.write(self._noted)
+        lock.write(core.dump(self._runs))
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send a run, and note it then: what is interrupted in between is sent twice, with the same task id.
 
         Raises `NotSent`, and if the lock is lost `AMQPError`, `OSError`.
         """
-        assert self._lock is not None
-        before = self._runs.setdefault(entry.name, _run_of(entry))
-        if self._lock.age > FRESH or core.dump(self._runs) != self._noted:
-            self._note(self._lock)
-        id_ = core.task_id(self.queue, entry.name, before)
+        lock = self._lock
+        assert lock is not None
+        if entry.name not in self._runs or lock.age > FRESH:
+            self._runs.setdefault(entry.name, _run_of(entry))
+            self._note(lock)
+        id_ = core.task_id(self.queue, entry.name, self._runs[entry.name])
         options = {"task_id": id_, "mandatory": True, **entry.options, "retry": False}
         run = type(entry)(**dict(entry, options=options))  # copy.copy() would take the app from the schedule
         logger.info("Scheduler: Sending due task %s (%s)", entry.name, entry.task)
@@ -165,7 +165,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             logger.exception("beat: %s is not sent, trying again in %.0f s", entry.name, PAUSE)
             raise NotSent(entry) from exc
         self._runs[entry.name] = _run_of(self.schedule[entry.name])
-        self._note(self._lock)
+        self._note(lock)
 
     def close(self) -> None:
         """Leave the lock to the next process."""
