@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -37,8 +37,7 @@ def make_lock(vhost: Vhost) -> Iterator[MakeLock]:
 
     yield make
     for connection in connections:
-        with suppress(AMQPError):  # what the broker still had to say
-            connection.release()
+        connection.collect()  # whatever the broker still has to say
 
 
 def hold(lock: Lock, body: bytes = b"mine") -> None:
