@@ -44,7 +44,10 @@ app.conf.beat_schedule = {"run": entry("battle.beats.run", 1)}
 
 
 class Verdict(NamedTuple):
-    """What was sent. A run is sent twice if its task id is; `at_once` are runs that came too early, from two beats."""
+    """What was sent. A run is sent twice if its task id is; `at_once` are runs that came too early, from two beats.
+
+    A run is due a second after the one before was, which may have been sent a little later.
+    """
 
     runs: int
     twice: int
@@ -59,7 +62,7 @@ def judge(sent: Sequence[Sent]) -> Verdict:
     """Judge the tasks of an entry that is due each second, in the order of their queue."""
     first = list({one.id: one for one in reversed(sent)}.values())[::-1]
     gaps = [(after.at - one.at).total_seconds() for one, after in itertools.pairwise(first)]
-    return Verdict(len(first), len(sent) - len(first), sum(gap < 0.9 for gap in gaps), max(gaps, default=0.0))
+    return Verdict(len(first), len(sent) - len(first), sum(gap < 0.5 for gap in gaps), max(gaps, default=0.0))
 
 
 class Place:
