@@ -9,7 +9,7 @@
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour on two CPUs)
 # make sizing  measures what settings, shards and many waiting tasks take, and draws docs/sizing.md (40 minutes)
-# make battle  kills brokers, workers and publishers, and looks for lost and early tasks (minutes; LONG=1: hours)
+# make battle  kills brokers, workers, publishers and beats, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as broken links within the site, are errors
 # make linkcheck   checks the external links of the docs
 # make diagrams   redraws docs/diagrams from the topology
@@ -95,6 +95,7 @@ sizing: $(VENV)/ready-to-measure
 
 battle: $(VENV)/ready-to-measure
 	$(BIN)/python -m battle $(if $(LONG),--long) $(ARGS)
+	$(BIN)/python -m battle.beats $(if $(LONG),--minutes 10)
 	$(if $(LONG),$(BIN)/python -m battle.load && $(BIN)/python -m battle.report)
 
 docs: $(VENV)/ready-for-docs

@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from heapq import heappush
 from typing import Any
 from weakref import WeakSet
 
@@ -267,6 +268,21 @@ def receive(connection: Any, timeout: float) -> bytes:
         if not data:
             raise OSError("the broker has closed the connection")
     return bytes(data)
+
+
+def limit_waits(connection: Any, seconds: float) -> None:
+    """Make each read and write of an `amqp.Connection` without a limit of its own raise `TimeoutError` after a time."""
+    connection.transport.sock.settimeout(seconds)
+
+
+def schedule_again(scheduler: Any, entry: Any, seconds: float) -> None:
+    """Make a `celery.beat.Scheduler`, which has taken an entry out of its schedule, run it in some seconds."""
+    heappush(scheduler._heap, (scheduler._when(entry, seconds), 5, entry))
+
+
+def calculate_again(scheduler: Any) -> None:
+    """Make a `celery.beat.Scheduler` calculate anew at its next tick when each entry is due."""
+    scheduler._heap = None
 
 
 def stop_waiting(connection: Any) -> None:

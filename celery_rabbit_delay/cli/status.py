@@ -12,6 +12,7 @@ import click
 from .. import operate
 from ..core.text import escape
 from ..operate import HeldUp, Status
+from .beat import as_data, as_lines, beat_of
 from .options import management_option, priorities_option
 from .output import EXIT_PROBLEMS, format_duration
 from .target import Target, pass_target, snapshot_of
@@ -31,23 +32,27 @@ def status(
 
     --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
 
-    Exits with 3 if a level is blocked or missing, if there are orphans, or, with --management-url, if a destination
-    accepts nothing and the cause is known.
+    Shows the active process of `celery beat -S rabbit-delay` and its next runs, too.
+
+    Exits with 3 if a level is blocked or missing, if there are orphans, if no beat is active although one was, or, with
+    --management-url, if a destination accepts nothing and the cause is known.
     """
     with target.connected() as connection:
         while True:
             snapshot = snapshot_of(management_url, connection)
             found = operate.status(connection, target.destinations(), snapshot, priorities)
+            beat = beat_of(target, connection)
             if watch and not as_json:
                 click.clear()
             if as_json:
-                click.echo(json.dumps(_as_data(found)))
+                click.echo(json.dumps({**_as_data(found), "beat": beat and as_data(beat)}))
             else:
-                click.echo(_as_text(found, operate.has_journal(connection), levels))
+                lines = [_as_text(found, operate.has_journal(connection), levels)]
+                click.echo("\n".join([*lines, *(map(escape, as_lines(beat)) if beat else ())]))
             if not watch:
                 break
             time.sleep(2)
-    if found.has_problems:
+    if found.has_problems or (beat and beat.process is None):
         raise SystemExit(EXIT_PROBLEMS)
 
 

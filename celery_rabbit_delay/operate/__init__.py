@@ -15,6 +15,7 @@ from ..amqp.schemes import delay_url
 from ..amqp.streams import Entry
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
+from .beat import BeatStatus, PeriodicTask, beat_status
 from .cascades import cascades, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
@@ -29,12 +30,14 @@ from .verify import Finding, can_try_out, compare, try_out
 __all__ = [
     "PERMISSIONS",
     "Allowed",
+    "BeatStatus",
     "Entry",
     "Finding",
     "Follower",
     "HeldUp",
     "Management",
     "Orphan",
+    "PeriodicTask",
     "Place",
     "QueueNames",
     "Record",
@@ -43,6 +46,7 @@ __all__ = [
     "Status",
     "StreamReplaced",
     "advice_on_release",
+    "beat_status",
     "can_try_out",
     "cancel",
     "cascades",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit import background
 from testkit.broker import Vhost
 from testkit.node import free_port
 from testkit.pages import commands
@@ -66,6 +67,16 @@ def test_the_guide_to_reminders_shows_what_happens(reader: Reader) -> None:
     assert "dentist" not in reader.terminals()
     assert "massage" not in reader.terminals()
     assert "remind" not in reader.run("celery -A reminders delay list")
+
+
+def test_the_guide_to_periodic_tasks_shows_what_happens(reader: Reader) -> None:
+    beat = "celery -A periodic beat"
+    reader.follow("how-to/periodic-tasks.md", beside=(beat,))
+    reader.sees("tick")
+    process, _ = reader.running.pop(beat)
+    background.kill(process)
+    before = reader.terminals().count("] tick\n")
+    wait_until(lambda: reader.terminals().count("] tick\n") > before + 2, "the beat of the worker goes on")
 
 
 def test_the_guide_to_retries_shows_what_happens(reader: Reader) -> None:

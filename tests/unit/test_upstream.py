@@ -13,7 +13,7 @@ import pytest
 from amqp import spec
 from amqp.exceptions import NotFound
 from amqp.transport import TCPTransport
-from celery import Celery
+from celery import Celery, beat
 from celery.worker.request import Request
 
 from celery_rabbit_delay import upstream
@@ -182,3 +182,36 @@ def test_a_closed_socket_is_closed_for_this_process_alone() -> None:
     upstream.close_socket(connection)
     for end in (child, theirs):
         end.close()
+
+
+def test_reads_without_a_limit_of_their_own_end_after_a_time() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        upstream.limit_waits(SimpleNamespace(transport=SimpleNamespace(sock=ours)), 0.01)
+        with pytest.raises(TimeoutError):
+            ours.recv(1)
+
+
+def test_a_scheduler_runs_an_entry_again_when_it_is_told_to() -> None:
+    sent: list[str] = []
+
+    class Scheduler(beat.Scheduler):  # type: ignore[misc]
+        def apply_entry(self, entry: Any, producer: Any = None) -> None:
+            sent.append(entry.name)
+            raise LookupError
+
+        producer = None
+
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    long_ago = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    scheduler = Scheduler(app)
+    entry = scheduler.add(name="run", task="t", schedule=60, last_run_at=long_ago)
+    with pytest.raises(LookupError):
+        scheduler.tick()
+    scheduler.schedule["run"] = entry
+    upstream.schedule_again(scheduler, entry, 30)
+    assert 29 < scheduler.tick() <= 30
+    upstream.calculate_again(scheduler)
+    with pytest.raises(LookupError):
+        scheduler.tick()
+    assert sent == ["run", "run"]

@@ -1,4 +1,4 @@
-"""Celery's and Kombu's own integration suites, plain and with this package side by side. `make upstream` runs it.
+"""Celery's and Kombu's integration suites and Celery's tests of beat, plain and with this package: `make upstream`.
 
     python -m tools.upstream                  both suites, of the installed Celery and Kombu
     python -m tools.upstream celery -k retry  one of them, with arguments for pytest
@@ -34,7 +34,13 @@ ROOT = Path(__file__).parents[2]
 DIFFERENCES = Path(__file__).with_name("differences.json")
 #: What pytest is given. Azure's storage is not to be had on one's own machine.
 SUITES = {
-    "celery": ["t/integration", "--ignore=t/integration/test_backend.py", "-p", "celery.contrib.pytest"],
+    "celery": [
+        "t/integration",
+        "t/unit/app/test_beat.py",
+        "--ignore=t/integration/test_backend.py",
+        "-p",
+        "celery.contrib.pytest",
+    ],
     "kombu": ["t/integration/test_py_amqp.py"],
 }
 SIDES = {"plain": [], "with us": ["-p", "tools.upstream.with_us"]}

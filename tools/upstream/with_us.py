@@ -1,15 +1,21 @@
-"""A pytest plug-in: whatever connects to RabbitMQ does so through this package. `pytest -p tools.upstream.with_us`."""
+"""A pytest plug-in: whatever connects to RabbitMQ does so through this package. `pytest -p tools.upstream.with_us`.
+
+The tests of Celery's scheduler test that of this package, as it is when it is active.
+"""
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Any
+from unittest.mock import Mock
 
 from celery import Celery
+from celery import beat as celery_beat
 from kombu.transport import TRANSPORT_ALIASES
 
 import celery_rabbit_delay
-from celery_rabbit_delay import UnsupportedConfiguration
+from celery_rabbit_delay import UnsupportedConfiguration, beat
 
 
 def _install(app: Any) -> None:
@@ -20,3 +26,11 @@ def _install(app: Any) -> None:
 Celery.on_init = _install  # Celery's own hook: the suites make apps of their own
 for scheme in ("amqp", "pyamqp"):
     TRANSPORT_ALIASES[scheme] = TRANSPORT_ALIASES["rabbit-delay"]
+
+
+class Scheduler(beat.Scheduler):
+    _lock: Any = Mock(is_held=True, left=[], questions=[], age=0)
+
+
+beat.SLEEP = math.inf
+celery_beat.Scheduler = Scheduler

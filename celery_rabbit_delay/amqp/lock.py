@@ -1,0 +1,147 @@
+"""A lock in RabbitMQ, with a message that its holder leaves to the next one.
+
+The holder is the single active consumer of a quorum queue (https://www.rabbitmq.com/docs/consumers#single-active-consumer)
+and keeps the message unacknowledged. When its connection ends, RabbitMQ delivers the message to the next consumer.
+
+What the holder publishes on the same connection needs no other fence: RabbitMQ gives the lock away only after it has
+closed that connection, so that a process which was suspended meanwhile reaches nobody. In a cluster that falls apart, a
+consumer may not learn that the queue has another one; but then it does not receive what it has just written.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import kombu
+from amqp import Message
+from amqp.exceptions import AccessRefused, PreconditionFailed
+
+from .. import upstream
+from ..core.errors import CascadeConflict, NotPermitted, UnsupportedConfiguration
+from ..core.options import DRIVER_TYPE
+from .declare import PERMISSIONS
+
+ARGUMENTS = {
+    "x-queue-type": "quorum",
+    "x-single-active-consumer": True,
+    # With 20, the default since 4.0, RabbitMQ would drop the message after twenty holders that could not replace it.
+    "x-delivery-limit": 1_000_000,
+    # Milliseconds: 4.3 gives a consumer whose node is lost so much time to come back, a minute by default. Earlier
+    # releases give it none, and ignore the argument.
+    "x-consumer-disconnected-timeout": 1000,
+}
+
+#: Replies go only here, so that nobody can make a holder write to a queue (https://www.rabbitmq.com/docs/direct-reply-to).
+REPLY_TO = "amq.rabbitmq.reply-to"
+
+
+class Lock:
+    """A candidate for the lock, from when it is created until its connection ends."""
+
+    def __init__(self, connection: kombu.Connection, queue: str, name: str, patience: float) -> None:
+        """Connect, and create the queue.
+
+        `name` is that of this process, shown with its consumer. `patience`: seconds to wait for an answer, and between
+        messages, so that RabbitMQ's `consumer_timeout` does not end the consumer.
+
+        Raises `NotPermitted`, `CascadeConflict`, `UnsupportedConfiguration`, py-amqp's errors, `OSError`.
+        """
+        if connection.transport.driver_type not in ("amqp", DRIVER_TYPE):
+            raise UnsupportedConfiguration(
+                f"{connection.as_uri()} is not RabbitMQ, in which this scheduler has its lock"
+            )
+        #: Whether this is the active consumer; it holds the lock once it has written.
+        self.is_active = self.is_held = False
+        #: Messages of earlier holders that are not replaced yet, the latest last.
+        self.left: list[bytes] = []
+        #: Where to send an answer to those who ask for the holder.
+        self.questions: list[str] = []
+        self._queue, self._patience = queue, patience
+        self._awaited: str | None = None  # the id of the message that this has published
+        self._kept = 0  # the delivery tag of the last message that is not acknowledged; 0 is none
+        self._connection = connection.connection
+        upstream.limit_waits(self._connection, patience)
+        self._channel = connection.channel()
+        try:
+            self._channel.queue_declare(queue, durable=True, auto_delete=False, arguments=ARGUMENTS)
+            self._channel.basic_consume(queue, consumer_tag=name, callback=self._on_message)
+        except AccessRefused as exc:
+            raise NotPermitted(f"permission denied ({exc.reply_text}): grant it, see {PERMISSIONS}") from exc
+        except PreconditionFailed as exc:
+            raise CascadeConflict(f"the queue {queue!r} has other properties ({exc.reply_text}): delete it") from exc
+        self._say_hello()
+
+    @property
+    def age(self) -> float:
+        """Seconds since this is known to have been the active consumer, or at least said that it exists."""
+        return time.monotonic() - self._moment
+
+    def wait(self, seconds: float) -> bool:
+        """Read what has come, or wait so many seconds to become active; return whether this is the active consumer.
+
+        Call it every second or so: it sends heartbeats as well. Raises py-amqp's errors and `OSError`, after which the
+        lock is lost.
+        """
+        end = time.monotonic() + seconds
+        with suppress(TimeoutError):
+            while True:  # py-amqp's `drain_events` would wait on with each heartbeat
+                self._connection.blocking_read(0 if self.is_active else max(end - time.monotonic(), 0))
+        self._connection.heartbeat_tick()
+        if not self.is_active and self.age > self._patience:
+            self._say_hello()
+        return self.is_active
+
+    def write(self, body: bytes) -> None:
+        """Replace the message that is left to the next holder, and return when RabbitMQ has delivered it back.
+
+        Until then it was stored by a majority of the nodes, and this held the lock. Raises as `wait` does.
+        """
+        known, kept = len(self.left), self._kept
+        self._awaited = uuid4().hex
+        self._publish(Message(body, delivery_mode=2, message_id=self._awaited), self._queue)
+        self._moment = time.monotonic()
+        while self._awaited:
+            self._connection.blocking_read(max(self._patience - self.age, 0))
+        if kept:
+            self._channel.basic_ack(kept, multiple=True)
+        del self.left[:known]
+        self.is_held = True
+
+    def answer(self, body: bytes) -> None:
+        """Answer all who have asked."""
+        while self.questions:
+            self._publish(Message(body), self.questions.pop(), mandatory=False)
+
+    def channel(self) -> Any:
+        """Return a new channel of the same connection: after the lock is lost, nothing is sent on it."""
+        return self._connection.channel()
+
+    def abandon(self) -> None:
+        """Close the connection, and wait for nothing."""
+        self._connection.collect()
+
+    def _say_hello(self) -> None:
+        """Publish a message that says nothing: of a queue without any, no consumer knows that it is active."""
+        self._publish(Message(b"", expiration="60000"), self._queue)
+        self._moment = time.monotonic()
+
+    def _publish(self, message: Message, queue: str, mandatory: bool = True) -> None:
+        upstream.publish_unconfirmed(self._channel, message, exchange="", routing_key=queue, mandatory=mandatory)
+
+    def _on_message(self, message: Message) -> None:
+        self.is_active = True
+        own = self._awaited is not None and message.properties.get("message_id") == self._awaited
+        if own:
+            self._awaited = None
+        if own or (message.body and not self.is_held and "reply_to" not in message.properties):
+            self._kept = message.delivery_tag
+            if not own:
+                self.left.append(message.body)
+            return
+        self._channel.basic_ack(message.delivery_tag)
+        reply_to = str(message.properties.get("reply_to", ""))
+        if reply_to.startswith(REPLY_TO):
+            self.questions.append(reply_to)

@@ -1,0 +1,60 @@
+"""Asks which process of a beat is active, and when it will send what."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import kombu
+from amqp import Message
+
+from ..amqp import declare
+from ..amqp.connecting import own_channel
+from ..amqp.lock import REPLY_TO
+
+
+class PeriodicTask(NamedTuple):
+    """An entry of `beat_schedule`."""
+
+    entry: str
+    task: str
+    next: datetime | None  # None: it cannot be calculated
+    last: datetime  # or when the entry began
+
+
+class BeatStatus(NamedTuple):
+    """The active process of a beat, and its entries, the next first."""
+
+    process: str | None  # host:pid; None: none has answered
+    entries: list[PeriodicTask]
+
+
+def beat_status(connection: kombu.Connection, queue: str, patience: float = 5) -> BeatStatus | None:
+    """Ask the active process of a beat, by its queue, and wait `patience` seconds. None if no beat has run there.
+
+    Needs the permissions to read the queue and to write to `amq.default`.
+    """
+    answers: list[Any] = []
+    with own_channel(connection) as channel:
+        if declare.message_count(channel, queue) is None:
+            return None
+        channel.basic_consume(REPLY_TO, no_ack=True, callback=lambda message: answers.append(json.loads(message.body)))
+        question = Message(b"", reply_to=REPLY_TO, expiration=str(int(patience * 1000)))
+        channel.basic_publish(question, exchange="", routing_key=queue)
+        deadline = time.monotonic() + patience
+        while not answers and (left := deadline - time.monotonic()) > 0:
+            try:
+                connection.drain_events(timeout=left)
+            except TimeoutError:
+                break
+    if not answers:
+        return BeatStatus(None, [])
+    entries = [
+        PeriodicTask(
+            name, one["task"], one["next"] and datetime.fromisoformat(one["next"]), datetime.fromisoformat(one["last"])
+        )
+        for name, one in answers[0]["entries"].items()
+    ]
+    return BeatStatus(answers[0]["process"], sorted(entries, key=lambda one: (one.next is None, one.next or one.last)))

@@ -1,0 +1,345 @@
+"""`celery beat -S rabbit-delay`: of many processes one is active, and the next one goes on where it has stopped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from celery_rabbit_delay import operate
+from testkit.beats import Beat, Sent, entry
+from testkit.broker import QUICK, Broker, Vhost, own_node
+from testkit.commands import Result, celery
+from testkit.node import Node, cluster
+from testkit.proxy import proxy
+from testkit.wait import wait_until
+
+from .conftest import MakeShop, Shop
+
+TASK = "tests.acceptance.shop.note"
+
+StartBeat = Callable[..., Beat]
+
+
+def every_second(name: str = "run") -> dict[str, Any]:
+    return {name: entry(TASK, 1, name)}
+
+
+@pytest.fixture
+def start_beat() -> Iterator[StartBeat]:
+    beats: list[Beat] = []
+
+    def start(shop: Shop) -> Beat:
+        beats.append(Beat("tests.acceptance.shop", shop.directory, shop.environment))
+        return beats[-1]
+
+    yield start
+    for beat in beats:
+        beat.kill()
+
+
+def amount(shop: Shop) -> int:
+    return shop.vhost.count("celery") if "celery" in shop.vhost.names("queues") else 0
+
+
+def wait_for_more(shop: Shop, more: int) -> None:
+    before = amount(shop)
+    wait_until(lambda: amount(shop) >= before + more, f"{more} more runs")
+
+
+def take_sent(shop: Shop) -> list[Sent]:
+    """Return what was sent until now, in the order of the queue."""
+    return [Sent.of(message) for message in shop.vhost.take("celery", amount(shop))]
+
+
+def assert_every_second(sent: list[Sent], doubles: int = 0, late: float = 0) -> None:
+    """Assert that no run is left out, none is double or so many are, and none later than so many seconds."""
+    counts = Counter(one.id for one in sent)
+    assert sum(counts.values()) - len(counts) <= doubles
+    for one, after in itertools.pairwise(sent):
+        assert after.at - one.at < timedelta(seconds=1.5 + late)
+        assert one.id == after.id or after.at - one.at > timedelta(seconds=0.5)
+
+
+@pytest.mark.parametrize("options", [None, pytest.param({}, marks=pytest.mark.more)], ids=["plain", "with install"])
+def test_when_the_active_one_is_killed_another_goes_on_within_two_seconds(
+    make_shop: MakeShop, start_beat: StartBeat, options: Any
+) -> None:
+    shop = make_shop(options, beat_schedule=every_second())
+    active = start_beat(shop).wait_until_active()
+    others = [start_beat(shop), start_beat(shop)]
+    wait_for_more(shop, 3)
+    active.kill()
+    wait_until(lambda: sum(beat.activations for beat in others), "another one is active")
+    wait_for_more(shop, 3)
+    sent = take_sent(shop)
+    assert len({one.process for one in sent}) == 2
+    assert_every_second(sent, doubles=1, late=1)
+
+
+def test_sigterm_passes_the_work_on_at_once_and_nothing_runs_twice(make_shop: MakeShop, start_beat: StartBeat) -> None:
+    shop = make_shop(None, beat_schedule={name: entry(TASK, 0.05, name) for name in "abc"})
+    beats = [start_beat(shop) for _ in range(3)]
+    while len(beats) > 1:
+        active = wait_until(lambda: next((beat for beat in beats if beat.activations), None), "one is active")
+        assert active is not None
+        wait_for_more(shop, 30)
+        beats.remove(active)
+        active.signal(signal.SIGTERM)
+        assert active.process.wait(10) == 0
+    wait_for_more(shop, 30)
+    sent = take_sent(shop)
+    assert len({one.process for one in sent}) == 3
+    assert len({one.id for one in sent}) == len(sent)
+    for one, after in itertools.pairwise(sent):
+        assert after.at - one.at < timedelta(seconds=1)
+
+
+def test_what_was_missed_while_nobody_was_at_work_is_made_up_for_once(
+    make_shop: MakeShop, start_beat: StartBeat
+) -> None:
+    schedule = {**every_second(), "rare": entry(TASK, 5, "rare"), "daily": entry(TASK, 86_400, "daily")}
+    shop = make_shop(None, beat_schedule=schedule)
+    beat = start_beat(shop)
+    wait_for_more(shop, 2)
+    beat.signal(signal.SIGTERM)
+    beat.process.wait(10)
+    before = take_sent(shop)
+    time.sleep(5)
+    start_beat(shop)
+    wait_for_more(shop, 4)
+    after = take_sent(shop)
+    assert Counter(one.name for one in before + after if one.name != "run") == {"rare": 1}
+    runs = [one for one in before + after if one.name == "run"]
+    assert len({one.id for one in runs}) == len(runs)
+    gaps = [(later.at - one.at).total_seconds() for one, later in itertools.pairwise(runs)]
+    assert len([gap for gap in gaps if gap > 2]) == 1
+    assert min(gaps) > 0.5
+
+
+def test_a_suspended_process_sends_nothing_when_it_wakes_up_and_another_was_active(
+    make_shop: MakeShop, start_beat: StartBeat
+) -> None:
+    shop = make_shop(None, beat_schedule=every_second(), beat_heartbeat=3)
+    one = start_beat(shop).wait_until_active()
+    other = start_beat(shop)
+    wait_for_more(shop, 2)
+    one.signal(signal.SIGSTOP)
+    suspended = time.monotonic()
+    other.wait_until_active()
+    assert time.monotonic() - suspended < 3 + 1.5
+    wait_for_more(shop, 2)
+    one.signal(signal.SIGCONT)
+    wait_for_more(shop, 3)
+    assert one.activations == 1
+    assert "cannot be reached" in one.output()
+    assert "cannot be reached" not in other.output()
+    other.signal(signal.SIGSTOP)
+    wait_until(lambda: one.activations == 2, "the first one is active again")
+    wait_for_more(shop, 2)
+    other.signal(signal.SIGCONT)
+    assert_every_second(take_sent(shop), late=4)
+
+
+@pytest.mark.parametrize("silently", [pytest.param(False, marks=pytest.mark.more), True])
+def test_a_process_that_the_network_has_cut_off_is_replaced_and_sends_nothing(
+    make_shop: MakeShop, start_beat: StartBeat, silently: bool
+) -> None:
+    conf = {"beat_schedule": every_second(), "beat_heartbeat": 3}
+    with proxy(make_shop(None).vhost.broker.node.port) as way:
+        far = make_shop(None, **conf, broker_url=way.url(make_shop(None).vhost.url("amqp")))
+        one = start_beat(far).wait_until_active()
+        shop = make_shop(None, **conf)
+        other = start_beat(shop)
+        wait_for_more(shop, 2)
+        if silently:
+            way.flowing.clear()
+            other.wait_until_active()
+            wait_for_more(shop, 2)
+            way.flowing.set()  # and what was sent meanwhile arrives
+        else:
+            way.cut()
+            other.wait_until_active()
+        wait_until(lambda: "cannot be reached" in one.output(), "the first one has noticed")
+        wait_for_more(shop, 3)
+        other.kill()
+        wait_until(lambda: one.activations == 2, "the first one is active again")
+        wait_for_more(shop, 2)
+        one.kill()
+    assert_every_second(take_sent(shop), doubles=2, late=4)
+
+
+def test_new_entries_begin_removed_ones_end_and_changed_ones_keep_their_last_run(
+    make_shop: MakeShop, start_beat: StartBeat
+) -> None:
+    before = {
+        "kept": entry(TASK, 1, "kept"),
+        "removed": entry(TASK, 1, "removed"),
+        "changed": entry(TASK, 60, "changed"),
+    }
+    after = {"kept": entry(TASK, 1, "kept"), "new": entry(TASK, 3, "new"), "changed": entry(TASK, 3, "changed")}
+    old_shop = make_shop(None, beat_schedule=before)
+    old = start_beat(old_shop).wait_until_active()
+    shop = make_shop(None, beat_schedule=after)
+    start_beat(shop)
+    wait_for_more(shop, 6)
+    old.signal(signal.SIGTERM)
+    old.process.wait(10)
+    wait_until(lambda: amount(shop) > 12, "the new one goes on")
+    sent = take_sent(shop)
+    of = {name: [one for one in sent if one.name == name] for name in ("kept", "removed", "changed", "new")}
+    assert len({one.process for one in of["kept"]}) == 2
+    assert_every_second(of["kept"])
+    first_of_new = next(one for one in of["kept"] if one.process != old.pid).at
+    assert {one.process for one in of["removed"]} == {old.pid}
+    assert of["changed"][0].at - first_of_new < timedelta(seconds=1.5)  # it was due already
+    assert of["new"][0].at - first_of_new > timedelta(seconds=1.5)  # it begins when the new process does
+
+
+def test_a_run_that_rabbitmq_refuses_stops_no_other_and_is_tried_again(
+    make_shop: MakeShop, start_beat: StartBeat
+) -> None:
+    schedule = {**every_second(), "lost": entry(TASK, 2, "lost", exchange="nowhere", routing_key="lost")}
+    shop = make_shop(None, beat_schedule=schedule)
+    beat = start_beat(shop)
+    wait_for_more(shop, 3)
+    wait_until(lambda: "lost is not sent, trying again" in beat.output(), "it is refused")
+    wait_for_more(shop, 2)
+    shop.vhost.declare("lost", exchange="nowhere")
+    wait_until(lambda: shop.vhost.count("lost"), "it is sent")
+    assert_every_second(take_sent(shop))
+    assert beat.activations == 1
+
+
+def test_each_worker_may_run_a_beat(make_shop: MakeShop) -> None:
+    shop = make_shop(
+        None, beat_schedule={"run": {"task": TASK, "schedule": 1, "args": ["run"]}}, beat_scheduler="rabbit-delay"
+    )
+    workers = [shop.worker("-B", name=name) for name in ("one", "other")]
+    wait_until(lambda: len(shop.runs()) >= 3, "it runs")
+    active = next(worker for worker in workers if "is the active one" in worker.output())
+    os.killpg(active.process.pid, signal.SIGKILL)
+    before = len(shop.runs())
+    wait_until(lambda: len(shop.runs()) >= before + 3, "it runs on the other worker")
+    runs = shop.runs()
+    assert len({run["properties"]["correlation_id"] for run in runs}) >= len(runs) - 1
+
+
+@pytest.fixture
+def crashing(tmp_path: Path) -> Iterator[Shop]:
+    """Yield a shop on a node that the test may kill."""
+    with own_node() as vhost:
+        shop = Shop(vhost, tmp_path, None, {"beat_schedule": every_second(), "queues": "quorum"})
+        yield shop
+        shop.close()
+
+
+def test_the_runs_of_a_broken_broker_are_made_up_for(crashing: Shop, start_beat: StartBeat) -> None:
+    beats = [start_beat(crashing), start_beat(crashing)]
+    wait_for_more(crashing, 3)
+    node = crashing.vhost.broker.node
+    wait_until(lambda: node.has_registered("celery-rabbit-delay.beat.shop"), "the node knows the queue")
+    node.kill()
+    time.sleep(3)
+    node.start()
+    wait_until(lambda: sum(beat.activations for beat in beats) == 2, "one is active again")
+    wait_for_more(crashing, 3)
+    sent = take_sent(crashing)
+    assert_every_second(sent, doubles=1, late=60)
+    assert len([1 for one, after in itertools.pairwise(sent) if after.at - one.at > timedelta(seconds=2)]) == 1
+
+
+class Cluster(NamedTuple):
+    nodes: list[Node]
+    shops: list[Shop]  # each with its own node first
+    beats: list[Beat]
+
+    def index_of_active(self, activations: int) -> int:
+        wait_until(lambda: sum(beat.activations for beat in self.beats) == activations, "one is active")
+        return max(range(3), key=lambda number: self.beats[number].output().rfind("is the active one") > 0)
+
+
+@pytest.fixture
+def three_nodes(tmp_path: Path, start_beat: StartBeat) -> Iterator[Cluster]:
+    with cluster(3, plugins=("rabbitmq_management",)) as nodes:
+        shops = []
+        for number in range(3):
+            vhost = Vhost(Broker(nodes[number]), "%2F")
+            urls = ";".join(node.url(vhost.name) for node in nodes[number:] + nodes[:number])
+            conf = {"beat_schedule": every_second(), "beat_heartbeat": 6, "queues": "quorum", "broker_url": urls}
+            shops.append(Shop(vhost, tmp_path, None, conf))
+        yield Cluster(nodes, shops, [start_beat(shop) for shop in shops])
+        for shop in shops:
+            shop.close()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("how", ["killed", "suspended", "parted"])
+def test_in_a_cluster_a_node_may_be_lost(three_nodes: Cluster, how: str) -> None:
+    nodes, shops, _ = three_nodes
+    victim = three_nodes.index_of_active(1)
+    other = shops[(victim + 1) % 3]
+    wait_for_more(other, 3)
+    node = nodes[victim]
+    if how == "killed":
+        node.kill()
+    elif how == "suspended":
+        node.suspend(True)
+    else:
+        part(node, nodes, True)
+    wait_until(lambda: sum(beat.activations for beat in three_nodes.beats) == 2, "another one is active")
+    wait_for_more(other, 3)
+    if how == "killed":
+        node.start()
+    elif how == "suspended":
+        node.suspend(False)
+    else:
+        part(node, nodes, False)
+    wait_for_more(other, 5)
+    for beat in three_nodes.beats:
+        beat.kill()
+    assert_every_second(take_sent(other), doubles=1, late=30)
+
+
+def part(node: Node, nodes: list[Node], away: bool) -> None:
+    """Let a node and the others of a cluster lose each other, or find each other, while clients reach all of them."""
+    cookie = "parted" if away else node.cookie
+    for other in nodes:
+        if other is not node:
+            node.ctl("eval", f"erlang:set_cookie('{other.name}', '{cookie}'), erlang:disconnect_node('{other.name}').")
+
+
+def test_status_shows_who_is_active_and_the_next_runs(make_shop: MakeShop, start_beat: StartBeat) -> None:
+    schedule = {"hourly": entry(TASK, 3600, "hourly"), "daily": entry(TASK, 86_400, "daily")}
+    shop = make_shop(QUICK, beat_schedule=schedule)
+    with shop.vhost.connection() as connection:
+        operate.setup(connection, [shop.vhost.cascade], [])
+
+    def status(*arguments: str) -> Result:
+        return celery("-A", "tests.acceptance.shop", "delay", "status", *arguments, directory=None, **shop.environment)
+
+    assert "beat" not in status().out
+    beat = start_beat(shop).wait_until_active()
+    shown = status()
+    assert shown.code == 0, shown.err
+    assert re.search(rf"\nbeat is active on \S+:{beat.pid}\n.*Z  hourly  {TASK}\n.*Z  daily  {TASK}\n", shown.out)
+    told = json.loads(status("--json").out)["beat"]
+    assert told["process"].endswith(f":{beat.pid}")
+    assert [one["entry"] for one in told["entries"]] == ["hourly", "daily"]
+    for one in told["entries"]:
+        period = datetime.fromisoformat(one["next"]) - datetime.fromisoformat(one["last"])
+        assert abs(period.total_seconds() - schedule[one["entry"]]["schedule"]) < 1
+    beat.kill()
+    nobody = status()
+    assert nobody.code == 3
+    assert "no beat is active" in nobody.out

@@ -1,0 +1,224 @@
+"""The lock of a beat in RabbitMQ: who holds it, what is left to the next, and what others can do to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import kombu
+import pytest
+from amqp import Message
+from amqp.exceptions import AMQPError
+from celery import Celery
+from celery.schedules import crontab
+
+from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfiguration, beat
+from celery_rabbit_delay.amqp.lock import Lock
+from celery_rabbit_delay.operate import BeatStatus, beat_status
+from testkit.broker import Vhost
+from testkit.commands import documented_permissions as documented
+from testkit.wait import wait_until
+
+QUEUE = "celery-rabbit-delay.beat.shop"
+
+MakeLock = Callable[..., Lock]
+
+
+@pytest.fixture
+def make_lock(vhost: Vhost) -> Iterator[MakeLock]:
+    connections: list[kombu.Connection] = []
+
+    def make(user: str = "guest", **options: Any) -> Lock:
+        connections.append(kombu.Connection(vhost.url("amqp", user), heartbeat=3))
+        return Lock(connections[-1], QUEUE, "here:1", patience=10)
+
+    yield make
+    for connection in connections:
+        connection.collect()  # whatever the broker still has to say
+
+
+def hold(lock: Lock, body: bytes = b"mine") -> None:
+    wait_until(lambda: lock.wait(0.1), "it is the active consumer")
+    lock.write(body)
+
+
+def publish(vhost: Vhost, body: bytes, **properties: Any) -> None:
+    with vhost.plain() as connection:
+        connection.default_channel.basic_publish(Message(body, **properties), "", QUEUE)
+
+
+def test_one_holds_the_lock_and_the_next_gets_what_it_has_left(vhost: Vhost, make_lock: MakeLock) -> None:
+    first, second = make_lock(), make_lock()
+    hold(first, b"1")
+    hold(first, b"2")
+    assert not second.wait(0.2)
+    first.abandon()
+    assert second.wait(10)
+    assert second.left == [b"2"]
+    second.write(b"3")
+    assert second.left == []
+    second.abandon()
+    third = make_lock()
+    assert third.wait(10)
+    assert third.left == [b"3"]
+
+
+def test_who_has_lost_the_lock_notices_before_it_has_written(vhost: Vhost, make_lock: MakeLock) -> None:
+    first, second = make_lock(), make_lock()
+    hold(first)
+    vhost.delete_queue(QUEUE)
+    with pytest.raises(AMQPError):
+        first.write(b"late")
+    with pytest.raises(AMQPError):
+        second.wait(5)
+
+
+def test_only_the_last_message_stays_however_often_it_is_replaced(vhost: Vhost, make_lock: MakeLock) -> None:
+    lock = make_lock()
+    for number in range(100):
+        hold(lock, b"%d" % number)
+    lock.abandon()
+    wait_until(lambda: vhost.count(QUEUE) == 1, "the message is back in the queue")
+
+
+def test_messages_of_others_do_not_displace_what_the_holder_has_written(vhost: Vhost, make_lock: MakeLock) -> None:
+    lock = make_lock()
+    hold(lock)
+    for _ in range(300):
+        publish(vhost, b"forged")
+    hold(lock, b"still mine")
+    assert lock.left == []
+    lock.abandon()
+    after = make_lock()
+    assert after.wait(10)
+    assert after.left == [b"still mine"]
+
+
+def test_what_was_forged_while_nobody_held_the_lock_comes_after_what_was_left(
+    vhost: Vhost, make_lock: MakeLock
+) -> None:
+    lock = make_lock()
+    hold(lock)
+    lock.abandon()
+    wait_until(lambda: vhost.count(QUEUE) == 1, "nobody holds it")
+    publish(vhost, b"forged")
+    after = make_lock()
+    assert after.wait(10)
+    assert sorted(after.left) == [b"forged", b"mine"]
+
+
+@pytest.mark.parametrize("transport", ["amqp", "rabbit-delay"])
+def test_a_delayed_task_cannot_be_sent_on_a_connection_that_has_lost_the_lock(vhost: Vhost, transport: str) -> None:
+    vhost.declare("q")
+    with kombu.Connection(vhost.url(transport), heartbeat=3, transport_options={"confirm_publish": True}) as connection:
+        lock = Lock(connection, QUEUE, "here:1", patience=10)
+        hold(lock)
+        producer = connection.Producer(lock.channel())
+        producer.publish("x", routing_key="q")
+        lock.abandon()
+        with pytest.raises((AMQPError, OSError)):
+            producer.publish("x", routing_key="q", headers={"x-delay": 100}, retry=False)
+    assert len(vhost.take("q", 1)) == 1
+    assert vhost.count("q") == 0
+
+
+def test_the_holder_answers_who_asks_and_nobody_else(vhost: Vhost, make_lock: MakeLock) -> None:
+    with vhost.connection() as connection:
+        assert beat_status(connection, QUEUE) is None
+        lock = make_lock()
+        hold(lock)
+        assert beat_status(connection, QUEUE, patience=0.5) == BeatStatus(None, [])
+        vhost.declare("victim")
+        for reply_to in ("victim", "amq.rabbitmq.reply-to.forged"):
+            publish(vhost, b"", reply_to=reply_to)
+        wait_until(lambda: lock.wait(0.1) and lock.questions, "the questions are there")
+        lock.answer(b"{}")
+        hold(lock)
+        assert vhost.count("victim") == 0
+
+
+def test_other_brokers_and_other_queues_are_errors(vhost: Vhost, make_lock: MakeLock) -> None:
+    with pytest.raises(UnsupportedConfiguration, match="is not RabbitMQ"):
+        Lock(kombu.Connection("memory://"), QUEUE, "here:1", patience=10)
+    vhost.declare(QUEUE)
+    with pytest.raises(CascadeConflict, match="has other properties"):
+        make_lock()
+
+
+def test_a_beat_needs_no_more_than_its_row(vhost: Vhost, make_lock: MakeLock) -> None:
+    permissions = documented("beat")
+    hold(make_lock(vhost.user(**permissions)))
+    for lacking in ("configure", "read"):
+        with pytest.raises(NotPermitted, match="permission denied"):
+            make_lock(vhost.user(**permissions | {lacking: "^$"}))
+    unheard = make_lock(vhost.user(**permissions | {"write": "^$"}))
+    with pytest.raises(AMQPError, match="access"):
+        wait_until(lambda: unheard.wait(0.1), "it is refused", 10)
+
+
+@contextmanager
+def scheduling(vhost: Vhost, schedule: dict[str, Any], ahead: timedelta = timedelta()) -> Iterator[beat.Scheduler]:
+    """Yield a scheduler whose clock is ahead."""
+    app = Celery("shop", broker=vhost.url("amqp"), set_as_current=False)
+    app.conf.beat_schedule = schedule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beat, "_now", lambda: datetime.now(timezone.utc) + ahead)
+        patch.setattr(app, "now", lambda: (datetime.now(timezone.utc) + ahead).astimezone(app.timezone))
+        with closing(app), closing(beat.Scheduler(app)) as scheduler:
+            yield scheduler
+
+
+def tick_for(scheduler: beat.Scheduler, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(min(max(scheduler.tick(), 0), 0.2))
+
+
+def test_clocks_that_differ_send_nothing_twice(vhost: Vhost) -> None:
+    vhost.declare("celery")
+    schedule = {"each minute": {"task": "t", "schedule": crontab()}, "each half": {"task": "u", "schedule": 30}}
+    seconds = datetime.now(timezone.utc).second
+    ahead = timedelta(seconds=(58 - seconds) % 60 + 60)  # it is two seconds before the minute
+    with scheduling(vhost, schedule, ahead) as fast:
+        tick_for(fast, 4)
+    assert vhost.count("celery") == 1
+    with scheduling(vhost, schedule) as right:
+        tick_for(right, 4)
+    assert vhost.count("celery") == 1
+
+
+def test_a_run_that_was_sent_and_not_noted_has_the_same_id_when_it_is_sent_again(vhost: Vhost) -> None:
+    schedule = {"run": {"task": "t", "schedule": 0.5}}
+    with scheduling(vhost, schedule) as first, pytest.MonkeyPatch.context() as patch:
+        tick_for(first, 0.3)
+
+        def write(lock: Lock, body: bytes) -> None:
+            if "celery" in vhost.names("queues") and vhost.count("celery"):
+                raise TimeoutError("the network is cut")
+            original(lock, body)
+
+        original = Lock.write
+        patch.setattr(Lock, "write", write)
+        wait_until(lambda: first.tick() == beat.SLEEP and first._lock is None, "it has sent, and could not note it")
+    with scheduling(vhost, schedule) as second:
+        tick_for(second, 1.5)
+    ids = [message.headers["id"] for message in vhost.take("celery", 2)]
+    assert ids[0] == ids[1]
+    assert len(set(ids[1:])) == len(ids) - 1
+
+
+def test_what_is_no_state_is_dropped_with_a_warning(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+    schedule = {"run": {"task": "t", "schedule": 3600}}
+    with scheduling(vhost, schedule) as scheduler:
+        tick_for(scheduler, 0.2)
+        begun = scheduler.schedule["run"].last_run_at
+    wait_until(lambda: vhost.count(QUEUE) == 1, "nobody is active")
+    publish(vhost, b"junk")
+    publish(vhost, b'{"run": ["9999-01-01T00:00:00+00:00", 1]}')
+    with scheduling(vhost, schedule) as scheduler:
+        tick_for(scheduler, 0.2)
+        assert scheduler.schedule["run"].last_run_at == begun
+    assert "not from a beat" in caplog.text
