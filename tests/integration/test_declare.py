@@ -154,7 +154,7 @@ def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(monkeypatch: pytest.Mo
             on_nack(channel, *args)
 
         monkeypatch.setattr(ConfirmedChannel, "_on_nack", note)
-        monkeypatch.setattr(confirms, "PATIENCE", 60)
+        monkeypatch.setattr(publisher, "PATIENCE", 60)
         vhost.publish_one()
         assert refusals
         assert len(vhost.take("q", 2)) == 2
