@@ -11,7 +11,7 @@ import pytest
 from amqp.exceptions import NotFound
 
 from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, Options, operate
-from celery_rabbit_delay.amqp import confirms, declare
+from celery_rabbit_delay.amqp import declare, publisher
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
 from testkit.broker import QUICK, Vhost, own_node, publish, take
