@@ -7,13 +7,13 @@ must not close the user's channel.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from amqp import Channel
+from amqp import Channel, Message
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
 from .. import upstream
@@ -45,6 +45,13 @@ class Outgoing(NamedTuple):
     message: Any  # an amqp.Message
     exchange: str
     key: str
+
+
+def with_headers(message: Any, headers: Mapping[str, Any]) -> Message:
+    """Return a copy of an `amqp.Message` with other headers. The user's objects do not change."""
+    copy = Message(message.body)
+    copy.properties = {**message.properties, "application_headers": headers}
+    return copy
 
 
 class ConfirmedChannel:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from amqp import Message
 from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound
 
 from ..core import changes, routing_key, streams
@@ -23,7 +22,7 @@ from ..core.plan import Plan
 from ..core.topology import Cascade
 from . import declare
 from .clocks import utc_ms
-from .confirms import Answered, ConfirmedChannel, NotStored, Outgoing
+from .confirms import Answered, ConfirmedChannel, NotStored, Outgoing, with_headers
 from .routes import Routes
 from .stream_writer import StreamWriter
 
@@ -35,12 +34,7 @@ PATIENCE, PAUSE = 3, 0.1
 #: The number of frames to read before a message that is not confirmed.
 _MAX_READ = 100
 
-_MICROSECOND = timedelta(microseconds=1)
-
 logger = logging.getLogger(__name__)
-
-#: The messages to publish, by arbitrary names.
-Messages = dict[Any, Outgoing]
 
 
 class Way(NamedTuple):
@@ -66,7 +60,7 @@ class DelayedPublisher:
         )
         self._unawaited = ConfirmedChannel(connection)
         self.routes = Routes(self._channel, cascade, options)
-        self._tick = cascade.tick // _MICROSECOND * 1000  # nanoseconds
+        self._tick = cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
         self._ways = lru_cache(maxsize=1024)(self._find_way)
 
     def publish(self, plan: Plan) -> None:
@@ -225,7 +219,7 @@ class DelayedPublisher:
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
         return Outgoing(message, exchange, key)
 
-    def _send(self, plans: dict[Any, Plan]) -> Messages:
+    def _send(self, plans: dict[Any, Plan]) -> dict[Any, Outgoing]:
         """Send the records of messages, then the messages; return what was refused: by its name, or a record.
 
         Removes stored messages from `plans`, also if it raises.
@@ -303,10 +297,3 @@ class DelayedPublisher:
         except (AccessRefused, NotFound):
             with declare.translate_errors(self.cascade):
                 raise
-
-
-def with_headers(message: Any, headers: Mapping[str, Any]) -> Message:
-    """Return a copy of an `amqp.Message` with other headers. The user's objects do not change."""
-    copy = Message(message.body)
-    copy.properties = {**message.properties, "application_headers": headers}
-    return copy

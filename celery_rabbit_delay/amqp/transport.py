@@ -24,11 +24,10 @@ from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now
 from .batch import PublishBatch
 from .clients import client_of
-from .confirms import NotStored
+from .confirms import NotStored, with_headers
 from .connection import ANSWERING, CLOSING, Connection
 from .deliveries import state_of
 from .destinations import is_lasting
-from .publisher import with_headers
 from .receiving import is_dropped
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.

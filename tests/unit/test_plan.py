@@ -71,6 +71,7 @@ def test_the_key_of_a_message_is_told_with_its_number_but_a_retry_keeps_the_numb
     assert isinstance(first.number, int)
     retry = new({"x-delay-key": "report", X_DELAY_NUMBER: 5})
     assert (retry.key, retry.number) == (None, 5)
+    assert new({"x-delay-key": None}).key is None
 
 
 def test_a_key_waits_for_a_day_at_most_and_a_retry_is_sent_without_it() -> None:

@@ -37,6 +37,11 @@ def by_py_amqp(properties: dict[str, Any]) -> Any:
     return amqp.Message("", **properties)._serialize_properties()
 
 
+@given(properties)
+def test_properties_are_the_bytes_that_py_amqp_sends(properties: dict[str, Any]) -> None:
+    assert wire.encode_properties(properties) == amqp.Message("", **properties)._serialize_properties()
+
+
 def read_by_py_amqp(data: bytes) -> Any:
     message = amqp.Message()
     message._load_properties(60, data, 0)
