@@ -96,7 +96,9 @@ class Ours(Contender):
 
     def prepare_for(self, delays: Sequence[float]) -> None:
         options = self.options
-        outboxes = {options.route(options.cascade, round(delay * 1_000_000)).outbox for delay in delays} - {0}
+        outboxes = {
+            options.route(options.cascade, options.ticks(round(delay * 1_000_000))).outbox for delay in delays
+        } - {0}
         with self.connection.channel() as channel:
             declare.bind_destination(channel, options.cascade, DESTINATION, sorted(outboxes))
 
@@ -109,7 +111,7 @@ class Ours(Contender):
         options = self.options
         due = datetime.now(timezone.utc) + timedelta(seconds=delay)
         headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
-        route = options.route(options.cascade, round(delay * 1_000_000))
+        route = options.route(options.cascade, options.ticks(round(delay * 1_000_000)))
         exchange, (key, *others) = options.cascade.entry(route, DESTINATION)
         return exchange, key, headers_.addressed(headers, others)
 

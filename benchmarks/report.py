@@ -35,9 +35,7 @@ _DOCS = Path(__file__).parents[1] / "docs"
 PAGE, NOTES = _DOCS / "benchmarks.md", _DOCS / "contributing" / "benchmarks.md"
 
 #: A message with one of the delays that are measured visits so many queues: its levels, its outbox and its queue.
-TRANSITS = 2 + sum(len(Options().route(Options().cascade, n * 1_000_000).levels) for n in WHOLE_SECONDS) / len(
-    WHOLE_SECONDS
-)
+TRANSITS = 2 + sum(len(Options().route(Options().cascade, n * 8).levels) for n in WHOLE_SECONDS) / len(WHOLE_SECONDS)
 
 Rows = dict[str, dict[str, Any]]
 

@@ -181,7 +181,7 @@ def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, A
             chosen = random.Random(1)
             delays[horizon] = [chosen.randint(1, seconds * 1_000_000) for _ in range(int(20_000 * scale) or 1)]
         for horizon, each in delays.items():
-            counts = [len(options.route(options.cascade, delay).levels) for delay in each]
+            counts = [len(options.route(options.cascade, options.ticks(delay)).levels) for delay in each]
             found[f"{name}, {horizon}"] = {"mean": sum(counts) / len(counts), "most": max(counts)}
             log(f"  {name}, {horizon}: {found[f'{name}, {horizon}']}")
     return found

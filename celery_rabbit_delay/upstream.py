@@ -6,10 +6,8 @@ imports nothing of the package, so that every other one may use it.
 
 from __future__ import annotations
 
-import _socket
 import gc
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from heapq import heappush
@@ -18,8 +16,6 @@ from weakref import WeakSet
 
 _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (20, 40), (20, 41)
 _BASIC = 60
-
-_DO_NOT_WAIT = getattr(_socket, "MSG_DONTWAIT", None)  # Windows has none
 
 #: The maximum number of bytes in one read.
 _MOST_BYTES = 64 * 1024
@@ -51,22 +47,12 @@ def queue_of_tag(consumer: Any, tag: Any) -> str | None:
     return next((queue for queue, known in consumer._active_tags.items() if known == tag), None)
 
 
-def publish_unconfirmed(channel: Any, message: Any, **arguments: Any) -> None:
-    """Send `basic.publish` on an `amqp.Channel` without waiting for a confirm, even on a channel that confirms."""
-    channel._basic_publish(message, **arguments)
-
-
 def serialize(message: Any) -> tuple[bytes, bytes]:
     """Return the properties and the body of an `amqp.Message` as they are sent (amqp.method_framing.frame_writer)."""
     body = message.body
     if isinstance(body, str):
         body = body.encode(message.properties.setdefault("content_encoding", "utf-8"))
     return message._serialize_properties(), bytes(body)
-
-
-def set_serialized(message: Any, properties: bytes) -> None:
-    """Let the properties of an `amqp.Message`, which must not change any more, be sent as these bytes."""
-    message._serialize_properties = lambda: properties
 
 
 def deserialize(message: Any, properties: bytes) -> None:
@@ -124,22 +110,6 @@ def restore_losses(pool: Any) -> None:
     if not isinstance(pool, RestoresLosses):
         pool._dirty = WeakSet(pool._dirty)
         mix_in(pool, RestoresLosses)
-
-
-#: Not `Exception`: an interrupt, such as a soft time limit, is one, and must not be swallowed.
-_UNSERIALIZABLE = (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-
-
-class EncodesProperties:
-    """Serialize an `amqp.Message` with `encode_properties`, or with py-amqp where that fails. A mixin."""
-
-    encode_properties: Any
-
-    def _serialize_properties(self) -> bytes:
-        try:
-            return bytes(self.encode_properties(self.properties))  # type: ignore[attr-defined]
-        except _UNSERIALIZABLE:  # py-amqp raises its own error for properties that it cannot serialize either
-            return bytes(super()._serialize_properties())  # type: ignore[misc]
 
 
 class NamesItsErrors:
@@ -206,34 +176,6 @@ def close_without_waiting(channel: Any) -> None:
     if channel.is_open and not channel.is_closing:
         channel.is_closing = True
         channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
-
-
-def send_at_once(transport: Any, data: bytes) -> int:
-    """Send what the system takes without a wait through an `amqp` transport; return how many bytes. TLS takes none.
-
-    A time-out takes three more calls of the system. Sockets of green threads have a `send` that waits.
-    """
-    sock = transport.sock
-    if _DO_NOT_WAIT is None or getattr(type(sock), "send", None) is not _socket.socket.send:
-        return 0
-    try:
-        return int(sock.send(data, _DO_NOT_WAIT))
-    except OSError:  # if the connection is lost, py-amqp's own write finds out
-        return 0
-
-
-def has_input(transport: Any) -> bool:
-    """Return whether an `amqp` transport may have something to read, at the price of one call of the system."""
-    sock = transport.sock
-    if _DO_NOT_WAIT is None or getattr(type(sock), "recv", None) is not _socket.socket.recv:
-        return True  # TLS, green threads
-    try:
-        sock.recv(1, _socket.MSG_PEEK | _DO_NOT_WAIT)
-    except BlockingIOError:
-        return bool(transport._read_buffer)
-    except OSError:
-        pass
-    return True  # also of a connection that is closed
 
 
 def await_input(transport: Any) -> None:

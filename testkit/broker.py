@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,8 @@ from urllib.parse import quote
 import kombu
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.amqp.clocks import monotonic_us
-from celery_rabbit_delay.amqp.pending import PendingMessage
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.plan import Plan
 from testkit.node import Node
 from testkit.wait import wait_until
 
@@ -201,4 +201,4 @@ def lead(connection: kombu.Connection, queue: str, priority: int | None = None, 
     publisher, destination = connection.connection.publisher_for(priority), Destination("", (queue,))
     publisher.bind(destination)
     for delay in (round(seconds * 1_000_000) for seconds in delays):
-        publisher.prepare(PendingMessage(None, {}, monotonic_us() + delay, delay, destination))
+        publisher.prepare(Plan(None, {}, destination, time.monotonic_ns() + delay * 1000, delay))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from amqp import spec
+import kombu
 from amqp.abstract_channel import AbstractChannel
 
-from celery_rabbit_delay.amqp.writing import MessageWriter
+from celery_rabbit_delay.amqp import confirms
 
 
 @contextmanager
@@ -19,15 +20,11 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
     sent: list[tuple[int, int]] = []
     received: list[tuple[int, int]] = []
     amqp = connection.connection
-    writer, dispatch, add = amqp.frame_writer, AbstractChannel.dispatch_method, MessageWriter.add
+    writer, dispatch = amqp.frame_writer, AbstractChannel.dispatch_method
 
     def recording(kind: int, channel: int, method: tuple[int, int], *rest: Any) -> Any:
         sent.append(method)
         return writer(kind, channel, method, *rest)
-
-    def adding(self: MessageWriter, *message: Any) -> None:
-        sent.append(spec.Basic.Publish)
-        add(self, *message)
 
     def dispatching(self: Any, method: tuple[int, int], *rest: Any) -> Any:
         received.append(method)
@@ -35,10 +32,7 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
 
     amqp.frame_writer = recording
     try:
-        with (
-            patch.object(AbstractChannel, "dispatch_method", dispatching),
-            patch.object(MessageWriter, "add", adding),
-        ):
+        with patch.object(AbstractChannel, "dispatch_method", dispatching):
             yield sent, received
     finally:
         amqp.frame_writer = writer
@@ -48,11 +42,16 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
 def routing_keys() -> Iterator[list[str]]:
     """Yield the routing keys of delayed messages and records, as they are sent while the block runs."""
     keys: list[str] = []
-    add = MessageWriter.add
+    publish = confirms.publish
 
-    def adding(self: MessageWriter, channel: Any, message: Any, exchange: str, key: str, *rest: Any) -> None:
+    def publishing(channel: Any, message: Any, exchange: str, key: str, **options: Any) -> None:
         keys.append(key)
-        add(self, channel, message, exchange, key, *rest)
+        publish(channel, message, exchange, key, **options)
 
-    with patch.object(MessageWriter, "add", adding):
+    with patch.object(confirms, "publish", publishing):
         yield keys
+
+
+def has_input(connection: kombu.Connection) -> bool:
+    """Return whether the broker has sent something that nobody has read."""
+    return bool(select.select([connection.connection.sock], [], [], 0)[0])

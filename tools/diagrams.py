@@ -94,7 +94,7 @@ def draw_journey(cascade: Cascade, route: Route) -> str:
 
 def default_journey(seconds: int) -> str:
     """Draw the stops of a message with the default options."""
-    return draw_journey(DEFAULT.cascade, DEFAULT.route(DEFAULT.cascade, seconds * 1_000_000))
+    return draw_journey(DEFAULT.cascade, DEFAULT.route(DEFAULT.cascade, DEFAULT.ticks(seconds * 1_000_000)))
 
 
 def topology() -> str:

@@ -9,7 +9,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from celery_rabbit_delay.core import changes, headers, journal, streams, wire
+from amqp import Message
+
+from celery_rabbit_delay import upstream
+from celery_rabbit_delay.core import changes, headers, journal, streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
 
@@ -59,7 +62,9 @@ def message() -> dict[str, Any]:
 
 def stored() -> dict[str, str]:
     """Return what is in the streams, a message of each kind, in hexadecimal digits."""
-    properties = wire.encode_properties({"content_type": "text/plain", "application_headers": {"id": "7", "n": [1]}})
+    properties, _ = upstream.serialize(
+        Message(b"", content_type="text/plain", application_headers={"id": "7", "n": [1]})
+    )
     record = journal.Record(due=1, number=2, id="7", key="k", properties=properties, body=b"body")
     by_id, by_text = changes.cancelled(["00000000-0000-4000-8000-000000000007", "seven"])
     messages = {

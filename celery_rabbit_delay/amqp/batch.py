@@ -24,7 +24,7 @@ except ImportError:  # before Kombu 5.7
 if TYPE_CHECKING:
     import kombu
 
-    from .pending import PendingMessage
+    from ..core.plan import Plan
     from .publisher import DelayedPublisher
 
 #: The number of messages that a batch holds before it sends them.
@@ -49,17 +49,17 @@ class Batch:
     def __init__(self, max_size: int = MAX_SIZE) -> None:
         self.max_size = max_size
         self._serial = itertools.count()
-        self._pending: dict[int, PendingMessage] = {}
+        self._plans: dict[int, Plan] = {}
         self._refused: set[int] = set()  # those of them that wait for `flush` to say why
 
-    def add(self, connection: Any, pending: PendingMessage) -> None:
+    def add(self, connection: Any, plan: Plan) -> None:
         """Add a message; first send the messages of a full batch.
 
         Raises the same errors as `flush`, except those about single messages; the message is not added then.
         """
-        if len(self._pending) - len(self._refused) >= self.max_size:
-            self._send(connection, {n: one for n, one in self._pending.items() if n not in self._refused})
-        self._pending[next(self._serial)] = pending
+        if len(self._plans) - len(self._refused) >= self.max_size:
+            self._send(connection, {n: one for n, one in self._plans.items() if n not in self._refused})
+        self._plans[next(self._serial)] = plan
 
     def flush(self, connection: Any) -> None:
         """Send all messages, and return once the broker has stored them. After an error, the next call sends the rest.
@@ -67,28 +67,28 @@ class Batch:
         Raises the same errors as publishing one by one.
         """
         self._refused.clear()
-        if failed := self._send(connection, self._pending):
+        if failed := self._send(connection, self._plans):
             raise failed
 
-    def _send(self, connection: Any, some: Mapping[int, PendingMessage]) -> Exception | None:
+    def _send(self, connection: Any, some: Mapping[int, Plan]) -> Exception | None:
         """Send some of the messages; return why others cannot be sent, if there are any. Raises as `flush`."""
         if connection is None:
             raise RecoverableConnectionError("the connection was lost")
-        publishers: dict[DelayedPublisher, dict[int, PendingMessage]] = {}
-        for name, pending in some.items():
-            publishers.setdefault(connection.publisher_for(pending.priority), {})[name] = pending
+        publishers: dict[DelayedPublisher, dict[int, Plan]] = {}
+        for name, plan in some.items():
+            publishers.setdefault(connection.publisher_for(plan.priority), {})[name] = plan
         failed: Exception | None = None
         for publisher, messages in publishers.items():
             unreachable = set()
-            for pending in messages.values():
-                if pending.destination in unreachable:
+            for plan in messages.values():
+                if plan.destination in unreachable:
                     continue
                 try:
-                    publisher.prepare(pending)
+                    publisher.prepare(plan)
                 except (DestinationNotFound, InvalidDestination, NotPermitted) as exc:  # send the others
                     failed = exc
-                    unreachable.add(pending.destination)
-            reachable = {name: pending for name, pending in messages.items() if pending.destination not in unreachable}
+                    unreachable.add(plan.destination)
+            reachable = {name: plan for name, plan in messages.items() if plan.destination not in unreachable}
             self._refused |= messages.keys() - reachable.keys()
             if not reachable:
                 continue
@@ -98,9 +98,9 @@ class Batch:
                     publisher.publish_all(unsent)
             finally:
                 self._forget(reachable.keys() - unsent.keys())
-            for name, pending in unsent.items():  # refused messages and keys: repairs the cascade, or raises the reason
+            for name, plan in unsent.items():  # refused messages and keys: repairs the cascade, or raises the reason
                 try:
-                    publisher.publish(pending)
+                    publisher.publish(plan)
                 except ChannelError as exc:  # it concerns that message alone, such as its size or its user_id
                     failed = exc
                     self._refused.add(name)
@@ -110,17 +110,17 @@ class Batch:
 
     def discard(self) -> None:
         """Drop all messages that are not sent yet."""
-        self._pending.clear()
+        self._plans.clear()
         self._refused.clear()
 
     @property
     def ids(self) -> list[str | None]:
         """Celery's task ids of the messages that are not stored yet, or whose keys are not stored yet."""
-        return [pending.message.properties.get("correlation_id") for pending in self._pending.values()]
+        return [plan.message.properties.get("correlation_id") for plan in self._plans.values()]
 
     def _forget(self, names: Any) -> None:
         for name in names:
-            del self._pending[name]
+            del self._plans[name]
 
     @contextmanager
     def collecting(self, client: kombu.Connection) -> Iterator[None]:

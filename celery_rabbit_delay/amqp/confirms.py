@@ -7,33 +7,28 @@ must not close the user's channel.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
+from amqp import Channel, Message
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
 from .. import upstream
 from ..core.errors import NotRouted
-from .writing import MessageWriter
-
-#: Seconds for which a refused message is published again, and seconds until the first attempt, which double for each
-#: further one. RabbitMQ refuses at once what comes before the leader of a queue is up (rabbit_fifo_client, `enqueue`):
-#: another process may just be creating the queue, or its node may just have started.
-PATIENCE, PAUSE = 3, 0.1
 
 #: Is called with None when the broker has stored a message, or else with the reason.
 Answered = Callable[[Exception | None], None]
+
+#: Does not wait for a confirm: a connection with `confirm_publish` has another method of this name on its channels.
+publish = Channel.basic_publish
 
 #: Exchange and routing key.
 Route = tuple[str, str]
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
@@ -44,28 +39,19 @@ class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
         self.args = (reply_text,)  # so that it can be pickled
 
 
-def patiently(publish: Callable[[], T]) -> T:
-    """Call a function, and call it again for a short time while it raises `NotStored`; return what it returns.
-
-    Only for messages to the cascade: a queue of the user may refuse messages because it is full.
-    """
-    deadline, pause = time.monotonic() + PATIENCE, PAUSE
-    while True:
-        try:
-            return publish()
-        except NotStored:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(pause)
-            pause *= 2
-
-
 class Outgoing(NamedTuple):
     """A message, and the exchange and routing key to publish it with."""
 
     message: Any  # an amqp.Message
     exchange: str
     key: str
+
+
+def with_headers(message: Any, headers: Mapping[str, Any]) -> Message:
+    """Return a copy of an `amqp.Message` with other headers. The user's objects do not change."""
+    copy = Message(message.body)
+    copy.properties = {**message.properties, "application_headers": headers}
+    return copy
 
 
 class ConfirmedChannel:
@@ -79,7 +65,6 @@ class ConfirmedChannel:
         #: Without `confirm`, is called with each returned message; returns whether it was sent again.
         self._send_again = send_again
         self._channel: Any = None
-        self._writer: MessageWriter | None = None
         self._confirming: int | None = None  # the revivals of the channel when it was told to confirm
         self._delivery_tag = 0  # of the last published message; the broker counts in the same way
         self._unanswered: dict[int, tuple[Route, Answered]] = {}  # delivery tag -> the route, the callback
@@ -157,59 +142,31 @@ class ConfirmedChannel:
         `timeout` limits the sending and `confirm_timeout` the wait for all answers; each is the default of the other.
         """
         with self._connection.within(timeout or confirm_timeout):
-            self._write(self._confirming_channel(), messages)
-        if not self._confirm:
-            messages.clear()
-            return
+            channel = self._confirming_channel()
+            for name, outgoing in list(messages.items()):
+                self._publish(channel, outgoing, partial(_forget_stored, messages, name))
         with self._connection.within(confirm_timeout or timeout):
             while self._unanswered:
                 self._connection.drain_events()
 
-    def _write(self, channel: Any, messages: dict[Any, Outgoing]) -> None:
-        if self._writer is None:
-            self._writer = MessageWriter(self._connection)
-        try:
-            if not self._connection.connected:
-                raise RecoverableConnectionError("connection already closed")
-            for name, (message, exchange, key) in messages.items():
-                self._writer.add(channel, message, exchange, key, self._connection.seconds_left())
-                if self._confirm:
-                    self._expect(exchange, key, partial(_forget_stored, messages, name))
-            self._writer.flush(self._connection.seconds_left())
-        except RecoverableConnectionError:
-            self._connection.collect()  # a partial frame may have been sent, after which the broker can read nothing
-            raise
-        except (AMQPError, OSError):
-            raise
-        except BaseException:  # an interrupt: the same; and another thread may wait for the lock that this one has
-            self._connection.give_up()
-            raise
-        finally:
-            self._writer.discard()
-
-    def send(self, message: Any, exchange: str, key: str, answered: Answered, timeout: float | None = None) -> None:
-        """Send an `amqp.Message` without waiting for the broker's answer.
+    def send(self, outgoing: Outgoing, answered: Answered) -> None:
+        """Send a message without waiting for the broker's answer. For a block of `Connection.exclusively`.
 
         A later read of the connection calls `answered`, with `NotRouted` or `NotStored` if the message was refused.
-        Without `confirm`, `answered` is called at once.
         """
-        channel = self._confirming_channel()
+        self._publish(self._confirming_channel(), outgoing, answered)
+
+    def _publish(self, channel: Any, outgoing: Outgoing, answered: Answered) -> None:
+        message, exchange, key = outgoing
         if self._confirm:
-            self._expect(exchange, key, answered)
-        try:
-            upstream.publish_unconfirmed(
-                channel, message, exchange=exchange, routing_key=key, mandatory=True, timeout=timeout
-            )
-        except Exception:
-            # py-amqp reads before it writes. If that closed the channel, `refuse_all` has called `answered`.
-            if self._channel is channel:
-                raise
-            return
+            self._delivery_tag += 1
+            self._unanswered[self._delivery_tag] = (exchange, key), answered
+        publish(channel, message, exchange, key, mandatory=True)
         if not self._confirm:
             answered(None)
 
     def _confirming_channel(self) -> Any:
-        channel = self.get_channel()
+        channel = self._channel or self.get_channel()
         # Only now, because a declaration may close the channel, which py-amqp then reopens without confirms.
         if self._confirm and self._confirming != channel.revivals:
             channel.confirm_select(nowait=True)
@@ -218,10 +175,6 @@ class ConfirmedChannel:
         if not self._unanswered:
             self._returned.clear()
         return channel
-
-    def _expect(self, exchange: str, key: str, answered: Answered) -> None:
-        self._delivery_tag += 1
-        self._unanswered[self._delivery_tag] = (exchange, key), answered
 
     def refuse_all(self, exc: Exception) -> None:
         """Call all waiting callbacks with the error that closed the channel, and reset this object."""
@@ -244,18 +197,21 @@ class ConfirmedChannel:
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         # The broker returns a message before it confirms it. Collect all returns first: a callback may publish again,
         # which clears them.
-        answers = [(answered, self._returned.get(route)) for route, answered in self._pop(delivery_tag, multiple)]
+        answers = []
+        for tag in self._tags(delivery_tag) if multiple else (delivery_tag,):
+            route, answered = self._unanswered.pop(tag)
+            answers.append((answered, self._returned.get(route)))
         for answered, reason in answers:
             answered(None if reason is None else NotRouted(f"no level of the cascade accepted the message: {reason}"))
 
     def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
-        for _, answered in self._pop(delivery_tag, multiple):
+        refused = [self._unanswered.pop(tag) for tag in (self._tags(delivery_tag) if multiple else [delivery_tag])]
+        for _, answered in refused:
             answered(NotStored())
 
-    def _pop(self, delivery_tag: int, multiple: bool) -> list[tuple[Route, Answered]]:
-        """Return the callbacks for an answer; a `multiple` answer is for all messages up to the tag."""
-        tags = list(takewhile(delivery_tag.__ge__, self._unanswered)) if multiple else [delivery_tag]
-        return [self._unanswered.pop(tag) for tag in tags]
+    def _tags(self, last: int) -> list[int]:
+        """Return the tags of all messages that wait for an answer, up to the last one."""
+        return list(takewhile(last.__ge__, self._unanswered))
 
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[exchange, key] = str(exc.reply_text)

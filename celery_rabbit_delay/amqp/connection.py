@@ -6,31 +6,34 @@ import os
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amqp import spec
-from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError, UnexpectedFrame
+from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError, UnexpectedFrame
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
 from .. import upstream
 from ..core import faults
 from ..core.destination import Declarations
-from ..core.errors import DelayError, UnsupportedConfiguration
+from ..core.errors import UnsupportedConfiguration
 from ..core.options import Options
+from .blocks import OWN_ERRORS, SENDING, Deadline, Exclusively, FrameWriter, GivingUp, Within
+from .clients import client_of
 from .confirms import ConfirmedChannel
 from .deliveries import DeferredDeliveries, Delivery, TolerantFrames
 from .publisher import DelayedPublisher
 
-#: What py-amqp and this package raise. Whatever else leaves a read, a write or a wait has interrupted it: an exception
-#: of a signal handler, such as `SoftTimeLimitExceeded` and `KeyboardInterrupt`, or a time-out of green threads.
-OWN_ERRORS = (AMQPError, MessageNacked, OSError, DelayError)
+if TYPE_CHECKING:
+    from .batch import Batch
 
 #: Seconds to wait for the answer to a question to the broker, such as a declaration; to the last one, when a connection
-#: or a channel closes; and seconds to try to send what needs no answer, when there is no time left.
-ANSWERING, CLOSING, SENDING = 300, 10, 1
+#: or a channel closes.
+ANSWERING, CLOSING = 300, 10
+
+_GIVEN_UP = "the connection was given up, because something interrupted it"
 
 
 class Connection(pyamqp.Connection):  # type: ignore[misc]
@@ -48,12 +51,13 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         #: consumes it.
         self.followed: dict[str, float] = {}
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
-        self._deliveries = DeferredDeliveries(self._deliver)
+        self._by_priority: dict[int | None, DelayedPublisher] = {}
+        self.deliveries = DeferredDeliveries(self._deliver)
         self._errors: deque[AMQPError] = deque()
         #: Whether the broker has last not answered in time, as during an alarm. Then nothing waits for it to close.
         self.is_silent = False
-        self._exclusive: list[ConfirmedChannel] = []  # of the blocks of `exclusively` that are running
-        self._deadlines = threading.local()  # threads, also green ones, may leave their blocks of `within` in any order
+        self.exclusive: list[ConfirmedChannel] = []  # of the blocks of `exclusively` that are running
+        self.deadline = Deadline()
         self._is_given_up = False
         self._is_reading = False  # a frame has been begun, and is not handed over in whole
 
@@ -74,20 +78,18 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return not self._is_given_up and bool(super().connected)
 
     def connect(self, callback: Any = None) -> Any:
-        self._refuse_if_given_up()  # py-amqp would connect again, as soon as a closed connection is used
+        if self._is_given_up:  # py-amqp would connect again, as soon as a closed connection is used
+            raise RecoverableConnectionError(_GIVEN_UP)
         with self.giving_up():
             return super().connect(callback)
-
-    def _refuse_if_given_up(self) -> None:
-        if self._is_given_up:
-            raise RecoverableConnectionError("the connection was given up, because something interrupted it")
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         with self.giving_up(), self.within(ANSWERING):
             return super().wait(*args, **kwargs)
 
     def blocking_read(self, timeout: float | None = None) -> Any:
-        self._refuse_if_given_up()
+        if self._is_given_up:
+            raise RecoverableConnectionError(_GIVEN_UP)
         transport = self.transport
         began, self._is_reading = time.monotonic(), False
         try:
@@ -112,21 +114,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             return self.read_timeout is None and (timeout is None or seconds < timeout - 0.1)
         return isinstance(exc, UnexpectedFrame) or not isinstance(exc, OWN_ERRORS)
 
-    @property
-    def _deadline(self) -> float | None:
-        """The end of the innermost block of `within` that this thread is in."""
-        return getattr(self._deadlines, "end", None)
-
-    @_deadline.setter
-    def _deadline(self, end: float | None) -> None:
-        self._deadlines.end = end
-
-    @property
-    def _is_inherited(self) -> bool:
-        return self._process != os.getpid()
-
     def collect(self) -> None:
-        if self._is_inherited:
+        if self._process != os.getpid():
             upstream.close_socket(self)  # py-amqp would shut the socket down, for the parent as well
         else:
             upstream.stop_waiting(self)
@@ -154,7 +143,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
         self.is_silent = self._is_reading = False  # from here on, errors are those of methods and consumers
-        if method_sig == spec.Basic.Deliver and self._deliveries.offer((channel_id, method_sig, payload, content)):
+        if method_sig == spec.Basic.Deliver and self.deliveries.offer((channel_id, method_sig, payload, content)):
             return None
         channel = (self.channels or {}).get(channel_id)
         try:
@@ -164,31 +153,30 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
                 raise
 
     def drain_events(self, timeout: float | None = None) -> Any:
-        if self._deliveries.flush():  # deliveries that are left after a consumer raised an error
+        if self.deliveries.waiting and self.deliveries.flush():  # what is left after a consumer raised an error
             return None
-        if not self._exclusive:
+        if not self.exclusive:
             if self._errors:
                 raise self._errors.popleft()
-            if self._deadline is None:
+            if self.deadline.end is None:
                 return super().drain_events(timeout)
+        elif timeout == 0:  # py-amqp asks before it sends a message, but its channel must not be closed then
+            raise TimeoutError
         with self.within(timeout):
-            return self._drain_in_time()
-
-    def _drain_in_time(self) -> None:
-        while True:
-            seconds = self.seconds_left()
-            try:
-                if self.blocking_read(seconds):  # a heartbeat is not an answer
-                    return
-            except TimeoutError:
-                self.seconds_left()  # raises an error that names possible causes
-                raise
-            except AMQPError as exc:
-                channel = getattr(exc, "channel", None)
-                if not self._exclusive or channel is None or any(own.owns(channel) for own in self._exclusive):
+            while True:
+                seconds = self.seconds_left()
+                try:
+                    if self.blocking_read(seconds):  # a heartbeat is not an answer
+                        return None
+                except TimeoutError:
+                    self.seconds_left()  # raises an error that names possible causes
                     raise
-                self.raise_later(exc)
-                return  # py-amqp has reopened that channel, and may have read the answer in the meantime
+                except AMQPError as exc:
+                    channel = getattr(exc, "channel", None)
+                    if not self.exclusive or channel is None or any(own.owns(channel) for own in self.exclusive):
+                        raise
+                    self.raise_later(exc)
+                    return None  # py-amqp has reopened that channel, and may have read the answer in the meantime
 
     def raise_later(self, exc: AMQPError) -> None:
         """Raise an error at the next read that no publisher of the cascade waits for."""
@@ -196,24 +184,22 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the deadline; None without one. Raises `TimeoutError` after the deadline."""
-        left = None if self._deadline is None else self._deadline - time.monotonic()
-        if left is not None and left <= 0:
+        if self.deadline.end is None:
+            return None
+        left = self.deadline.end - time.monotonic()
+        if left <= 0:
             self.is_silent = True
             raise TimeoutError(
                 "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
             )
         return left
 
-    def seconds_to_send(self) -> float | None:
-        """Return the seconds for the next write: those until the deadline, or a few after it; None without one."""
-        return None if self._deadline is None else max(self._deadline - time.monotonic(), SENDING)
-
-    def within(self, seconds: float | None) -> Within:
+    def within(self, seconds: float | None) -> AbstractContextManager[None]:
         """Limit the total time that a `with` block waits. Blocks may be nested. Raises `TimeoutError`.
 
         py-amqp's time-outs apply to single frames, so they never expire while a broker sends heartbeats.
         """
-        return Within(self, seconds)
+        return nullcontext() if seconds is None else Within(self.deadline, seconds)
 
     def exclusively(self, channel: ConfirmedChannel, seconds: float | None) -> Exclusively:
         """Process only answers to one channel in a `with` block, and limit its total time.
@@ -225,7 +211,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     def hold_deliveries(self) -> AbstractContextManager[None]:
         """Defer deliveries until the block ends."""
-        return self._deliveries.hold()
+        return self.deliveries.hold()
 
     @cached_property
     def delay_options(self) -> Options:
@@ -234,12 +220,19 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
     @cached_property
     def server_version(self) -> tuple[Any, ...]:
-        return server_version(self)
+        """The broker's version."""
+        version: tuple[Any, ...] = version_string_as_tuple(self.server_properties.get("version") or "0")
+        return version
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """The batches that collect what is published, the innermost last; those of all connections of a client."""
+        return client_of(self.client).batches
 
     def on_declared(self, name: str) -> None:
         """Take note that a queue or exchange of that name may be a new one."""
         for publisher in self._publishers.values():
-            publisher.forget(name)
+            publisher.routes.forget(name)
 
     def publisher_for(self, priority: int | None = None) -> DelayedPublisher:
         """Return the publisher for messages of a priority.
@@ -247,112 +240,22 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         Raises `UnsupportedConfiguration`; in a forked child of the process that connected,
         `amqp.RecoverableConnectionError`, after which Kombu reconnects.
         """
-        if self._is_inherited:  # parent and child would read each other's answers
+        if self._process != os.getpid():  # parent and child would read each other's answers
             raise RecoverableConnectionError("the connection is that of the process that forked this one")
+        known = self._by_priority.get(priority)
+        if known is not None:
+            return known
         cascade = self.delay_options.cascade_for(priority, self.server_version)
+        if cascade.queue_type == "quorum" and self.server_version < (3, 10):
+            raise UnsupportedConfiguration(
+                "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
+                f"This is {self.server_properties.get('version')}: upgrade it, or choose "
+                'queue_type="classic" for throwaway work'
+            )
         if cascade.high not in self._publishers:
-            if cascade.queue_type == "quorum" and self.server_version < (3, 10):
-                raise UnsupportedConfiguration(
-                    "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
-                    f"This is {self.server_properties.get('version')}: upgrade it, or choose "
-                    'queue_type="classic" for throwaway work'
-                )
             self._publishers[cascade.high] = DelayedPublisher(self, cascade, self.delay_options)
+        self._by_priority[priority] = self._publishers[cascade.high]
         return self._publishers[cascade.high]
-
-
-class GivingUp:
-    """A block of `Connection.giving_up`."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is not None and not issubclass(kind, OWN_ERRORS):
-            self._connection.give_up()
-
-
-class Within:
-    """A block of `Connection.within`: as a class, for a `contextmanager` costs six times as much."""
-
-    def __init__(self, connection: Connection, seconds: float | None) -> None:
-        self._connection = connection
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._outer = outer = self._connection._deadline
-        if self._seconds is not None:
-            deadline = time.monotonic() + self._seconds
-            self._connection._deadline = deadline if outer is None else min(outer, deadline)
-
-    def __exit__(self, kind: type[BaseException] | None = None, *exc_info: object) -> None:
-        self._connection._deadline = self._outer
-
-
-class Exclusively(Within):
-    """A block of `Connection.exclusively`."""
-
-    def __init__(self, connection: Connection, channel: ConfirmedChannel, seconds: float | None) -> None:
-        super().__init__(connection, seconds)
-        self._channel = channel
-
-    def __enter__(self) -> None:
-        connection = self._connection
-        with connection.giving_up():  # deliveries would be held for ever
-            super().__enter__()
-            connection._deliveries.__enter__()
-            connection._exclusive.append(self._channel)
-
-    def __exit__(self, kind: type[BaseException] | None = None, *exc_info: object) -> None:
-        connection = self._connection
-        with connection.giving_up():
-            if kind is not None and not issubclass(kind, OWN_ERRORS):
-                connection.give_up()  # whose answer comes next is not known any more
-            super().__exit__()
-            connection._exclusive.remove(self._channel)
-            connection._deliveries.release()
-        connection._deliveries.flush()  # calls consumers
-
-
-class FrameWriter:
-    """Wraps py-amqp's function that writes a frame.
-
-    Writes one frame at a time, which `MessageWriter` respects as well, within the limit of `Connection.within`. If a
-    frame is sent in part, the connection is given up: the broker would take the next one for the rest.
-    """
-
-    def __init__(self, frame_writer: Any, connection: Connection, transport: Any) -> None:
-        self._connection = connection
-        self._transport = transport
-        self._is_begun = False
-        self._write = frame_writer(connection, self)  # which takes nothing from a transport but `write`
-
-    def write(self, data: Any) -> None:
-        self._is_begun = True
-        self._transport.write(data)
-
-    def __call__(self, *frame: Any) -> None:
-        connection, lock, is_mine = self._connection, self._connection.write_lock, False
-        if not connection.connected:
-            raise RecoverableConnectionError("connection already closed")
-        seconds = connection.seconds_to_send()
-        try:
-            is_mine = lock.acquire(timeout=-1 if seconds is None else seconds)
-            if not is_mine:
-                raise RecoverableConnectionError("another thread has been sending for too long")
-            self._is_begun = False
-            with self._transport.having_timeout(seconds):
-                self._write(*frame)
-        except BaseException as exc:
-            if self._is_begun if is_mine else not isinstance(exc, OWN_ERRORS):  # the lock may be taken for ever
-                connection.give_up()
-            raise
-        finally:
-            if is_mine:
-                lock.release()
 
 
 def advice_on_release(connection: Any) -> str | None:
@@ -360,9 +263,3 @@ def advice_on_release(connection: Any) -> str | None:
     if connection.delay_options.queue_type != "quorum":  # classic levels use no at-least-once dead lettering
         return None
     return faults.advice(str(connection.server_properties.get("version") or ""))
-
-
-def server_version(connection: Any) -> tuple[Any, ...]:
-    """Return the broker's version from an `amqp.Connection`."""
-    version: tuple[Any, ...] = version_string_as_tuple(connection.server_properties.get("version") or "0")
-    return version

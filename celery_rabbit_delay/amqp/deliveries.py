@@ -28,8 +28,8 @@ class DeferredDeliveries:
 
     def __init__(self, deliver: Callable[[Delivery], None]) -> None:
         self._deliver = deliver
-        self._waiting: deque[Delivery] = deque()
-        self._holds = 0
+        self.waiting: deque[Delivery] = deque()
+        self.holds = 0
         self._delivering = False
 
     def hold(self) -> DeferredDeliveries:
@@ -37,7 +37,7 @@ class DeferredDeliveries:
         return self
 
     def __enter__(self) -> None:
-        self._holds += 1
+        self.holds += 1
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()
@@ -45,25 +45,25 @@ class DeferredDeliveries:
 
     def release(self) -> None:
         """End a block, but do not pass on what it has held."""
-        self._holds -= 1
+        self.holds -= 1
 
     def offer(self, delivery: Delivery) -> bool:
         """Take a delivery if deliveries are being held; return whether it was taken."""
-        if self._holds:
-            self._waiting.append(delivery)
-        return bool(self._holds)
+        if self.holds:
+            self.waiting.append(delivery)
+        return bool(self.holds)
 
     def flush(self) -> bool:
         """Pass on all held deliveries, unless they are still being held; return whether there were any.
 
         If a consumer raises an error, the next call passes on the rest.
         """
-        if self._holds or self._delivering or not self._waiting:
+        if self.holds or self._delivering or not self.waiting:
             return False
         try:
             self._delivering = True  # a consumer called from here must not call the next one
-            while self._waiting:
-                self._deliver(self._waiting.popleft())
+            while self.waiting:
+                self._deliver(self.waiting.popleft())
         finally:
             self._delivering = False
         return True

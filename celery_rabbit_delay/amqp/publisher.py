@@ -1,39 +1,49 @@
-"""Publishes delayed messages into a cascade, after it has created the cascade and its route to the destination."""
+"""Publishes delayed messages by their plans: ensures cascade and route, sends, waits for the confirm, and repairs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from datetime import timedelta
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound
 
-from .. import upstream
 from ..core import changes, routing_key, streams
 from ..core import headers as headers_
 from ..core.destination import Destination, without_delay
+from ..core.due import to_ticks
 from ..core.errors import CascadeMissing, NotRouted
-from ..core.levels import Route
 from ..core.options import Options
+from ..core.plan import Plan
 from ..core.topology import Cascade
 from . import declare
-from .clocks import monotonic_us, utc_ms
-from .confirms import Answered, ConfirmedChannel, Outgoing, patiently
-from .create import create_cascade
-from .journal import Journal
-from .pending import PendingMessage, with_headers
+from .clocks import utc_ms
+from .confirms import Answered, ConfirmedChannel, NotStored, Outgoing, with_headers
+from .routes import Routes
+from .stream_writer import StreamWriter
 
-#: The number of destinations that a connection remembers. The number of reply queues has no limit.
-_MAX_BOUND = 10_000
+#: Seconds for which a refused message is published again, and seconds until the first attempt, which double for each
+#: further one. RabbitMQ refuses at once what comes before the leader of a queue is up (rabbit_fifo_client, `enqueue`):
+#: another process may just be creating the queue, or its node may just have started.
+PATIENCE, PAUSE = 3, 0.1
 
 #: The number of frames to read before a message that is not confirmed.
 _MAX_READ = 100
 
 logger = logging.getLogger(__name__)
 
-#: The messages to publish, by arbitrary names.
-Messages = dict[Any, Outgoing]
+
+class Way(NamedTuple):
+    """Where to publish a message to, the addresses behind its routing key, and the delay of its outbox in ticks."""
+
+    exchange: str
+    key: str
+    addresses: tuple[str, ...]
+    outbox: int
 
 
 class DelayedPublisher:
@@ -42,16 +52,18 @@ class DelayedPublisher:
     def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
         self.options = options
         self.cascade = cascade
+        self.streams = StreamWriter(connection, cascade, options)
         self._connection = connection
         self._channel = ConfirmedChannel(connection, options.confirm, self._send_again)
+        self._exclusively: Callable[[], AbstractContextManager[None]] = partial(
+            connection.exclusively, self._channel, options.confirm_timeout
+        )
         self._unawaited = ConfirmedChannel(connection)
-        self.journal = Journal(connection, cascade, options)
-        self._sent: Outgoing
-        self._ensured = False
-        self._bound: dict[Destination, tuple[int, ...]] = {}  # the outboxes with a delay that are known to exist
-        self._usable: dict[Destination, tuple[int, ...]] = {}  # with `declare="passive"`, where some are missing
+        self.routes = Routes(self._channel, cascade, options)
+        self._tick = cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
+        self._ways = lru_cache(maxsize=1024)(self._find_way)
 
-    def publish(self, pending: PendingMessage) -> None:
+    def publish(self, plan: Plan) -> None:
         """Send a message into the cascade; with `confirm`, return once the broker has stored it.
 
         Raises `DelayError` if the broker refuses it, `NotStored` if the broker cannot store it now, and py-amqp's
@@ -61,82 +73,87 @@ class DelayedPublisher:
         replace an earlier one. So the message is stored even if writing the key raises `CascadeConflict`,
         `CascadeMissing`, `NotPermitted` or `StreamUnavailable`.
         """
-        if pending.entry:
-            self.journal.prepare([pending])
+        if plan.stream or plan.key:
+            self.streams.prepare([plan])
+        deadline, pause, is_repaired = time.monotonic() + PATIENCE, PAUSE, False
         with self._exclusively():
-            try:
-                unrecorded = self._publish(pending)
-            except (CascadeMissing, NotRouted):
-                # A part of the cascade, or an outbox, was deleted meanwhile.
-                if not self.repair([pending.destination]):
-                    raise
-                unrecorded = self._publish(pending)
-        if pending.entry:
-            self.journal.store(unrecorded)
-            self.journal.write_keys([pending])
+            if not self.options.confirm:
+                self._read_refusals()
+            while True:
+                try:
+                    self._ensure(plan)
+                    left = self._send({None: plan})
+                    if None not in left:
+                        break
+                    self._refuse(left[None])
+                except NotStored:
+                    if time.monotonic() >= deadline:
+                        raise
+                    time.sleep(pause)
+                    pause *= 2
+                except (CascadeMissing, NotRouted):
+                    # A part of the cascade, or an outbox, was deleted meanwhile.
+                    if is_repaired or not self.routes.repair(plan.destination):
+                        raise
+                    is_repaired = True
+        if plan.stream:
+            self.streams.store(left)
+        if plan.key:
+            self.streams.write_keys([plan])
 
-    def repair(self, destinations: Iterable[Destination] = ()) -> bool:
-        """Declare the whole cascade again; return whether a message to one of some destinations is worth repeating.
+    def _refuse(self, refused: Outgoing) -> None:
+        self.routes.reset()
+        returned = self._channel.refusal(refused.exchange, refused.key)
+        raise NotRouted(f"no level of the cascade accepted the message: {returned}")
 
-        With `declare="passive"`, do without their outboxes with a delay instead. Raises the errors of `create_cascade`.
+    def publish_all(self, plans: dict[Any, Plan]) -> None:
+        """Send all messages, which were prepared, before waiting for any answer.
+
+        Removes stored messages from `plans`, also if it raises; a message with a key only once the key is stored,
+        because until then an earlier message may be delivered in its place. The messages that are left were refused,
+        or have the key of a refused message: publish them again, one by one in this order, to learn the reason.
         """
-        if self.options.declare == "passive":
-            return max(map(self._forget_outboxes, destinations), default=False)
-        self._forget_all()
-        with self._exclusively(), self._reset_on_error():
-            create_cascade(self._channel, self.cascade)
-        return True
+        self.streams.prepare(plans.values())
+        unsent = dict(plans)
+        try:
+            with self._exclusively():
+                left = self._send(unsent)
+        finally:
+            for name, plan in list(plans.items()):
+                if name not in unsent and plan.key is None:
+                    del plans[name]
+        self.streams.store({name: record for name, record in left.items() if name not in unsent})
+        refused = {plan.key for plan in unsent.values()}  # publishing them again would make them the last ones
+        told = {name: plan for name, plan in plans.items() if plan.key not in refused}
+        self.streams.write_keys(told.values())
+        for name in told:
+            del plans[name]
 
-    def _forget_outboxes(self, destination: Destination) -> bool:
-        """Do without the outboxes with a delay of a destination; return whether there were any."""
-        if not self._usable_outboxes(destination):
-            return False
-        self._usable[destination] = ()
-        self._bound.pop(destination, None)
-        return True
-
-    def _send_again(self, returned: Outgoing) -> bool:
-        """Send a message through levels whose outbox was deleted, without waiting; return whether it was for an outbox.
-
-        Without `confirm` nobody waits for a message to be returned. The next one creates the outbox again.
-        """
-        state = headers_.read_state(returned.message.headers)
-        if returned.exchange != self.cascade.outbox_ingest or state is None:
-            return False
-        self._forget_all()
-        milliseconds = headers_.milliseconds(state.due) + 1 - utc_ms()  # this clock counts whole ones
-        route = self.options.route(self.cascade, milliseconds * 1000, outboxes=())
-        headers = headers_.addressed(returned.message.headers, [without_delay(returned.key)])
-        message = with_headers(returned.message, headers)
-        message.body = message.body or b""  # py-amqp leaves a text there, and the encoding may be that of no text
-        with self._exclusively():
-            self._channel.publish_all({None: Outgoing(message, self.cascade.ingest, routing_key.key(route.levels))})
-        return True
-
-    def submit(self, pending: PendingMessage, answered: Answered) -> None:
+    def submit(self, plan: Plan, answered: Answered) -> None:
         """Send a message that was prepared, without waiting for the broker's answer.
 
         A later read of the connection calls `answered`: with None if the message is stored, or else with the error that
         `publish` would raise. The message is confirmed even without the option `confirm`.
         """
-        with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):  # while a channel is opened
-            self._unawaited.send(*self._outgoing(pending), answered)
+        with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):
+            self._unawaited.send(self._outgoing(plan), answered)
 
-    def record(self, pending: PendingMessage) -> None:
+    def record(self, plan: Plan) -> None:
         """Store the record of a message, if it needs one, before the message is submitted. Log a warning on failure."""
-        if pending.entry is not None:
-            self.journal.store(self.journal.records([(pending.entry, self._outgoing(pending).message)]))
+        if plan.stream:
+            self.streams.store(self.streams.records([(plan, self._outgoing(plan).message)]))
 
-    def void(self, pending: PendingMessage) -> None:
+    def void(self, plan: Plan) -> None:
         """Mark the record of a refused message, if it has one, so that it is not listed. Does not wait for the broker.
 
         Not for a message that is sent again with the same number, and not for one with a key: it may be stored.
         """
-        entry = pending.entry
-        if entry and entry.stream and not pending.has_key:
-            change = self.journal.outgoing(streams.changes(self.cascade), changes.void(entry.number, entry.due))
-            with suppress(AMQPError, OSError), self._connection.within(self.options.confirm_timeout):
-                self._unawaited.send(*change, answered=lambda refusal: None)
+        if plan.stream and plan.key is None:
+            change = changes.void(plan.number, plan.due_ms)
+            outgoing = self.streams.outgoing(streams.changes(self.cascade), change)
+            exclusively = self._connection.exclusively(self._unawaited, self.options.confirm_timeout)
+            with suppress(AMQPError, OSError), exclusively:
+                self._unawaited.send(outgoing, lambda refusal: None)
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
         """Refuse all submitted messages if their channel was closed; return whether it was that channel."""
@@ -150,101 +167,103 @@ class DelayedPublisher:
                 self._unawaited.refuse_all(translated)
         return True
 
-    def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
-        """Send all messages, which were prepared, before waiting for any answer.
-
-        Removes stored messages from `messages`, also if it raises; a message with a key only once the key is stored,
-        because until then an earlier message may be delivered in its place. The messages that are left were refused,
-        or have the key of a refused message: publish them again, one by one in this order, to learn the reason.
-        """
-        self.journal.prepare(messages.values())
-        unsent = dict(messages)
-        try:
-            with self._exclusively():
-                unrecorded = self._send(unsent)
-        finally:
-            for name, pending in list(messages.items()):
-                if name not in unsent and not pending.has_key:
-                    del messages[name]
-        self.journal.store(unrecorded)
-        refused = {pending.key for pending in unsent.values()}  # publishing them again would make them the last ones
-        told = {name: pending for name, pending in messages.items() if pending.key not in refused}
-        self.journal.write_keys(told.values())
-        for name in told:
-            del messages[name]
-
-    def bind(self, destination: Destination) -> None:
-        """Create the cascade and lead to a destination; with `declare="passive"` check both. Once per connection."""
-        self._read_refusals()
-        self._bind(destination)
-
-    def prepare(self, pending: PendingMessage) -> None:
-        """Bind the destination of a message, and create the outbox with a delay that suits it. Once per connection.
+    def prepare(self, plan: Plan) -> None:
+        """Lead to the destination of a message, through the outbox with a delay that suits it. Once per connection.
 
         With `declare="passive"`, look for that outbox, and do without it if it is missing.
         """
-        self._read_refusals()
-        self._prepare(pending)
+        with self._exclusively():
+            if not self.options.confirm:
+                self._read_refusals()
+            self._ensure(plan)
 
-    def _prepare(self, pending: PendingMessage) -> None:
-        self._bind(pending.destination, self._route(pending, self._usable_outboxes(pending.destination)).outbox)
-
-    def _usable_outboxes(self, destination: Destination) -> tuple[int, ...]:
-        if destination.short_lived or self.cascade.high:  # high priorities would hold up others in an outbox
-            return ()
-        return self._usable.get(destination, self.options.outbox_ticks)
-
-    def _route(self, pending: PendingMessage, outboxes: tuple[int, ...]) -> Route:
-        """Return the route for the remaining delay: declaring, or a batch, may have taken time."""
-        return self.options.route(self.cascade, pending.due - monotonic_us(), pending.delay, outboxes)
-
-    def _bind(self, destination: Destination, outbox: int = 0) -> None:
-        known = self._bound.get(destination)
-        if known is not None and (outbox == 0 or outbox in known):
-            return
-        with self._exclusively(), self._reset_on_error():
-            channel = self._channel.get_channel()
-            if self.options.declare == "auto":
-                outboxes = [0] * (known is None) + [outbox] * (outbox > 0)
-                try:
-                    declare.ensure_route(channel, self.cascade, destination, outboxes, check=not self._ensured)
-                except CascadeMissing:
-                    create_cascade(self._channel, self.cascade)
-                    declare.bind_destination(channel, self.cascade, destination, outboxes)
-            else:
-                if not self._ensured:
-                    declare.require_cascade(channel, self.cascade)
-                if known is None:
-                    declare.require_route(channel, self.cascade, destination)
-                if outbox and not declare.outbox_exists(channel, self.cascade, destination, outbox):
-                    self._usable[destination] = tuple(n for n in self._usable_outboxes(destination) if n != outbox)
-                    outbox = 0
-            self._ensured = True
-            if len(self._bound) >= _MAX_BOUND:
-                self._forget_all()
-            self._bound[destination] = (known or ()) + ((outbox,) if outbox else ())
-
-    def forget(self, name: str) -> None:
-        """Lead to a queue or exchange again before the next message for it: a new one of that name has no bindings."""
-        for destination in [one for one in self._bound if name == one.exchange or name in one.queues]:
-            del self._bound[destination]
+    def bind(self, destination: Destination) -> None:
+        """Create the cascade and lead to a destination; with `declare="passive"` check both. Once per connection."""
+        with self._exclusively():
+            if not self.options.confirm:
+                self._read_refusals()
+            if destination not in self.routes.known:
+                self.routes.ensure(destination)
 
     def lead_back(self, destination: Destination) -> None:
-        """Bind a destination again that may have been deleted with its bindings, for the messages that wait for it.
+        """See `Routes.lead_back`."""
+        with self._exclusively():
+            self.routes.lead_back(destination)
 
-        Creates the cascade if it is missing, but outboxes only for queues: publishers create those of an exchange.
-        Raises as `bind`.
+    def repair(self, *destinations: Destination) -> bool:
+        """See `Routes.repair`."""
+        with self._exclusively():
+            return self.routes.repair(*destinations)
+
+    def _ensure(self, plan: Plan) -> None:
+        destination = plan.destination
+        known = self.routes.known.get(destination)
+        outbox = self._way(plan, known.usable if known else self.routes.usable_outboxes(destination)).outbox
+        if known is None or not self.routes.has_cascade or (outbox and outbox not in known.existing):
+            self.routes.ensure(destination, outbox)
+
+    def _way(self, plan: Plan, outboxes: tuple[int, ...]) -> Way:
+        """Return the way for the remaining delay: declaring, or a batch, may have taken time."""
+        ticks, asked = to_ticks(plan.due - time.monotonic_ns(), self._tick), to_ticks(plan.delay * 1000, self._tick)
+        return self._ways(plan.destination, max(1, ticks), asked, outboxes)
+
+    def _find_way(self, destination: Destination, ticks: int, asked: int, outboxes: tuple[int, ...]) -> Way:
+        route = self.options.route(self.cascade, ticks, asked, outboxes)
+        exchange, (key, *addresses) = self.cascade.entry(route, destination)
+        return Way(exchange, key, tuple(addresses), route.outbox)
+
+    def _outgoing(self, plan: Plan) -> Outgoing:
+        known = self.routes.known.get(plan.destination)
+        exchange, key, addresses, _ = self._way(plan, known.existing if known else ())
+        message = with_headers(plan.message, headers_.addressed(plan.headers, addresses))
+        message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
+        return Outgoing(message, exchange, key)
+
+    def _send(self, plans: dict[Any, Plan]) -> dict[Any, Outgoing]:
+        """Send the records of messages, then the messages; return what was refused: by its name, or a record.
+
+        Removes stored messages from `plans`, also if it raises.
         """
-        if not destination.exchange:
-            self._bound.pop(destination, None)
-            self.bind(destination)
-            return
-        with self._exclusively(), self._reset_on_error():
-            try:
-                declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
-            except CascadeMissing:
-                create_cascade(self._channel, self.cascade)
-                declare.bind_exit(self._channel.get_channel(), self.cascade, destination)
+        outgoing, recorded = {}, []
+        for name, plan in plans.items():
+            outgoing[name] = self._outgoing(plan)
+            if plan.stream:
+                recorded.append((plan, outgoing[name].message))
+        records = self.streams.records(recorded) if recorded else {}
+        unsent = {**records, **outgoing}
+        try:
+            self._channel.publish_all(unsent, plan.timeout, plan.confirm_timeout)
+        except BaseException as exc:
+            self.routes.reset()
+            if not isinstance(exc, TimeoutError) or not records or plans.keys() & unsent.keys():
+                with self._translate_refusals(), self.streams.recording(records):
+                    raise
+            self.streams.pause(unsent, exc)  # only answers of streams are missing
+            unsent.clear()
+        finally:
+            for name in outgoing:
+                if name not in unsent:
+                    del plans[name]
+        return unsent
+
+    def _send_again(self, returned: Outgoing) -> bool:
+        """Send a message through levels whose outbox was deleted, without waiting; return whether it was for an outbox.
+
+        Without `confirm` nobody waits for a message to be returned. The next one creates the outbox again.
+        """
+        state = headers_.read_state(returned.message.headers)
+        if returned.exchange != self.cascade.outbox_ingest or state is None:
+            return False
+        self.routes.known.clear()
+        milliseconds = headers_.milliseconds(state.due) + 1 - utc_ms()  # this clock counts whole ones
+        ticks = max(1, to_ticks(milliseconds * 1_000_000, self._tick))
+        route = self.options.route(self.cascade, ticks, outboxes=())
+        headers = headers_.addressed(returned.message.headers, [without_delay(returned.key)])
+        message = with_headers(returned.message, headers)
+        message.body = message.body or b""  # py-amqp leaves a text there, and the encoding may be that of no text
+        with self._exclusively():
+            self._channel.publish_all({None: Outgoing(message, self.cascade.ingest, routing_key.key(route.levels))})
+        return True
 
     def _read_refusals(self) -> None:
         """Read what the broker has sent since the last message, if no publish waits for it.
@@ -253,75 +272,22 @@ class DelayedPublisher:
         everything that is sent through it. Declares a deleted cascade again. Raises `NotPermitted`, with
         `declare="passive"` `CascadeMissing`, and the errors of a lost connection.
         """
-        if self.options.confirm or not upstream.has_input(self._connection.transport):
-            return
         try:
-            with self._connection.hold_deliveries(), suppress(TimeoutError):
+            with suppress(TimeoutError):
                 for _ in range(_MAX_READ):
-                    self._connection.drain_events(timeout=0)
+                    self._connection.blocking_read(0)
         except ChannelError as exc:
             channel = getattr(exc, "channel", None)
             if channel is None or not self._channel.owns(channel):
                 self._connection.raise_later(exc)
                 return
             logger.error("RabbitMQ has refused a delayed message, and those sent after it are lost: %s", exc)
-            self._reset()
+            self.routes.reset()
             if isinstance(exc, NotFound) and self.options.declare == "auto":
-                self.repair()
+                self.routes.repair()
             elif isinstance(exc, (AccessRefused, NotFound)):  # others concern that message alone
                 with self._translate_refusals():
                     raise
-
-    def _publish(self, pending: PendingMessage) -> Messages:
-        return patiently(lambda: self._publish_once(pending))
-
-    def _publish_once(self, pending: PendingMessage) -> Messages:
-        self._prepare(pending)
-        messages = {None: pending}
-        unrecorded = self._send(messages)
-        if messages:
-            self._reset()
-            returned = self._channel.refusal(self._sent.exchange, self._sent.key)
-            raise NotRouted(f"no level of the cascade accepted the message: {returned}")
-        return unrecorded
-
-    def _send(self, messages: dict[Any, PendingMessage]) -> Messages:
-        """Send the records of messages, then the messages; return the records that no stream took.
-
-        Removes stored messages from `messages`, also if it raises.
-        """
-        last = next(reversed(messages.values()))
-        outgoing = {name: self._outgoing(pending) for name, pending in messages.items()}
-        self._sent = next(reversed(outgoing.values()))
-        entries = [(pending.entry, outgoing[name].message) for name, pending in messages.items() if pending.entry]
-        records = self.journal.records(entries) if entries else {}
-        unsent = {**records, **outgoing}
-        try:
-            self._channel.publish_all(unsent, last.timeout, last.confirm_timeout)
-        except BaseException as exc:
-            self._reset()
-            if not isinstance(exc, TimeoutError) or not records or messages.keys() & unsent.keys():
-                with self._translate_refusals(), self.journal.recording(records):
-                    raise
-            self.journal.pause(unsent, exc)  # only answers of streams are missing
-            unsent.clear()
-        finally:
-            for name in messages.keys() - unsent.keys():
-                del messages[name]
-        return {name: record for name, record in records.items() if name in unsent}
-
-    def _outgoing(self, pending: PendingMessage) -> Outgoing:
-        route = self._route(pending, self._bound.get(pending.destination, ()))
-        exchange, (key, *others) = self.cascade.entry(route, pending.destination)
-        message = with_headers(pending.message, headers_.addressed(pending.headers, others))
-        message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
-        return Outgoing(message, exchange, key)
-
-    def _exclusively(self) -> AbstractContextManager[None]:
-        exclusively: AbstractContextManager[None] = self._connection.exclusively(
-            self._channel, self.options.confirm_timeout
-        )
-        return exclusively
 
     @contextmanager
     def _translate_refusals(self) -> Iterator[None]:
@@ -331,20 +297,3 @@ class DelayedPublisher:
         except (AccessRefused, NotFound):
             with declare.translate_errors(self.cascade):
                 raise
-
-    @contextmanager
-    def _reset_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._reset()
-            raise
-
-    def _reset(self) -> None:
-        self._ensured = False
-        self._forget_all()
-        self._channel.reset()
-
-    def _forget_all(self) -> None:
-        self._bound.clear()
-        self._usable.clear()

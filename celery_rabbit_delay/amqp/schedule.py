@@ -208,7 +208,7 @@ def _roll(connection: kombu.Connection, stream: Stream) -> None:
     publisher = connection.connection.publisher_for()
     with suppress(DelayError, AMQPError):  # a user may have permission only to read
         for size in (stream.segment, 1):  # what comes after a full segment begins another
-            publisher.journal.write(stream, journal.fillers(size, utc_ms()))
+            publisher.streams.write(stream, journal.fillers(size, utc_ms()))
 
 
 def _waits(record: Record, known: Changes, keys: Keys) -> bool:
@@ -232,4 +232,4 @@ def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tu
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:
     """Add to the stream of changes. Raises as `cancel`."""
     publisher = connection.connection.publisher_for()
-    publisher.journal.write(streams.changes(publisher.cascade), messages)
+    publisher.streams.write(streams.changes(publisher.cascade), messages)

@@ -6,8 +6,9 @@ Registered under the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS).
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 from amqp import spec
@@ -15,20 +16,18 @@ from amqp.exceptions import ChannelError, InternalError, PreconditionFailed, Rec
 from kombu.transport import pyamqp
 
 from .. import upstream
-from ..core import changes
 from ..core import headers as headers_
-from ..core.errors import InvalidDelay, InvalidDestination, NotRouted, UnsupportedConfiguration
+from ..core import plan
+from ..core.errors import NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
+from ..core.plan import Now
 from .batch import PublishBatch
 from .clients import client_of
-from .clocks import monotonic_us
-from .confirms import NotStored
-from .connection import ANSWERING, CLOSING, Connection, server_version
+from .confirms import NotStored, with_headers
+from .connection import ANSWERING, CLOSING, Connection
 from .deliveries import state_of
 from .destinations import is_lasting
-from .journal import entry_for
-from .pending import Entry, PendingMessage, with_headers
 from .receiving import is_dropped
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
@@ -65,54 +64,44 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def _publish(
         self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
     ) -> Any:
-        if headers_.is_delayed(msg.headers):
-            if self.connection is None:  # what py-amqp raises for a message without a delay
-                raise RecoverableConnectionError("basic_publish: connection closed")
-            options: Options = self.connection.delay_options
-            # In this order, a pause between the two clocks makes the message late, not early.
-            sent, moment = datetime.now(timezone.utc), monotonic_us()
-            delay, headers = headers_.delay_of(msg.headers, sent, options.naive_timezone)
-            if delay > 0:
-                options.check_delay(delay)  # before anything is declared
-                _check_priority(msg)
-                headers = headers_.with_time_sent(headers, sent)
-                due = sent + timedelta(microseconds=delay)
-                key, number = _key_and_number(headers, delay)
-                entry = entry_for(msg.properties, headers, due, delay, options, key, number)
-                copy = entry and entry.number
-                wrapped = headers_.wrap(headers, options.cascade.root, exchange, routing_key, due, copy)
-                return self._delay(msg, exchange, wrapped, moment, delay, entry, **kwargs)
+        if not headers_.is_delayed(msg.headers):
+            return publish(msg, exchange, routing_key, *args, **kwargs)
+        if self.connection is None:  # what py-amqp raises for a message without a delay
+            raise RecoverableConnectionError("basic_publish: connection closed")
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
+        delay, headers = headers_.delay_of(msg.headers, now.utc, self.connection.delay_options.naive_timezone)
+        if delay <= 0:
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)
-        return publish(msg, exchange, routing_key, *args, **kwargs)
+            return publish(msg, exchange, routing_key, *args, **kwargs)
+        return self._delay(msg, headers, exchange, routing_key, delay, now, **kwargs)
 
     def _delay(
         self,
         msg: Any,
+        headers: headers_.Headers,
         exchange: str,
-        wrapped: dict[str, Any],
-        moment: int,
+        routing_key: str,
         delay: int,
-        entry: Entry | None,
+        now: Now,
         timeout: float | None = None,
         confirm_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
         """Send a message into the cascade, or put it into the batch that is being collected."""
-        keys = [*wrapped["CC"], *headers_.cc_keys(wrapped, "BCC")]
-        passive = self.connection.delay_options.declare == "passive"
-        destination = self.connection.declarations.destination(exchange, keys, passive)
-        publisher = self.connection.publisher_for(msg.properties.get("priority"))
-        pending = PendingMessage(msg, wrapped, moment + delay, delay, destination, timeout, confirm_timeout, entry)
-        publisher.prepare(pending)
-        batches = client_of(self.connection.client).batches
-        if batches:
-            batches[-1].add(self.connection, pending)
+        connection = self.connection
+        options, declarations = connection.delay_options, connection.declarations
+        planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, declarations)
+        planned = planned._replace(timeout=timeout, confirm_timeout=confirm_timeout)
+        publisher = connection.publisher_for(msg.properties.get("priority"))
+        if connection.batches:
+            publisher.prepare(planned)
+            connection.batches[-1].add(connection, planned)
             return
         try:
-            publisher.publish(pending)
+            publisher.publish(planned)
         except (NotStored, NotRouted, ChannelError):  # nothing is stored
-            publisher.void(pending)
+            publisher.void(planned)
             raise
 
     def wait(self, method: Any, *args: Any, **kwargs: Any) -> Any:
@@ -261,7 +250,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         """Return whether `basic.qos` must be sent per consumer: RabbitMQ 4.3 and quorum queues support only this."""
         return bool(
             super().qos_semantics_matches_spec(connection)
-            or server_version(connection) >= (4, 0)
+            or connection.server_version >= (4, 0)
             or client_of(self.client).uses_quorum_queues()
         )
 
@@ -279,12 +268,6 @@ class SSLTransport(Transport):
             client.ssl = True
 
 
-def _check_priority(msg: Any) -> None:
-    priority = msg.properties.get("priority")
-    if priority is not None and not (isinstance(priority, int) and 0 <= priority <= 255):
-        raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")
-
-
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:
     """Return the underlying type of an exchange of the plug-in, and its other arguments."""
     others = dict(arguments or {})
@@ -294,25 +277,6 @@ def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]
             f'{PLUG_IN_ARGUMENT!r}: set it to the type of the exchange, such as "direct"'
         )
     return others.pop(PLUG_IN_ARGUMENT), others
-
-
-def _key_and_number(headers: headers_.Headers, delay: int) -> tuple[str | None, int | None]:
-    """Return the `x-delay-key` whose last message this one becomes, or the number that it keeps as a retry.
-
-    The delay is in microseconds. Raises `InvalidDelay`.
-    """
-    key, number = headers_.delay_key(headers), headers.get(headers_.X_DELAY_NUMBER)
-    if key is None:
-        return None, None
-    if isinstance(number, int):
-        return None, number
-    try:
-        changes.check_keyed_delay(delay)
-    except InvalidDelay:
-        if headers.get("retries"):
-            return None, None  # an error inside the task would lose the retry
-        raise
-    return key, None
 
 
 def _drain_once(connection: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 import kombu
@@ -14,19 +16,19 @@ from amqp.exceptions import AMQPError
 from amqp.exceptions import ConnectionError as AMQPConnectionError
 
 from .. import upstream
+from ..core import plan
 from ..core.destination import check_key
 from ..core.due import microseconds_until
 from ..core.errors import DelayError
-from ..core.headers import X_DELAY_NUMBER, Delivery, Headers, State, cc_keys, read_state, resent, wrap, wrap_for_return
+from ..core.headers import Delivery, Headers, State, cc_keys, read_state, resent
+from ..core.plan import Now
 from ..core.topology import Cascade
 from . import declare
-from .clocks import monotonic_us
 from .confirms import ConfirmedChannel
 from .connecting import own_channel
 from .deliveries import is_unreadable, take_anything
 from .destinations import bindings_of
 from .only_reader import wait_for_return
-from .pending import PendingMessage
 from .publisher import DelayedPublisher
 
 #: Headers in which a quorum queue counts its deliveries of a message.
@@ -119,15 +121,20 @@ def replay(
     """
     channel = connection.channel()
     confirmed = ConfirmedChannel(connection)
+    options = replace(connection.delay_options, confirm=True)  # whatever that says
 
-    delaying = _Delaying(connection)
+    @lru_cache
+    def publisher_of(cascade: Cascade) -> DelayedPublisher:
+        return DelayedPublisher(connection, cascade, options)
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
-        delay = microseconds_until(state.due, datetime.now(timezone.utc)) + _ROUNDED
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
+        delay = microseconds_until(state.due, now.utc) + _ROUNDED
         if delay > 0:
-            delaying.publish(copy, exchange, routing_key, state, delay)
+            planned = plan.of_orphan(copy, exchange, routing_key, state, delay, now, options, connection.declarations)
+            publisher_of(options.cascade_for(planned.priority, connection.server_version)).publish(planned)
             return None
-        with connection.exclusively(confirmed, connection.delay_options.confirm_timeout):
+        with connection.exclusively(confirmed, options.confirm_timeout):
             return confirmed.publish(copy, exchange, routing_key)
 
     try:
@@ -144,42 +151,6 @@ def replay(
         confirmed.reset()
         with suppress(AMQPError, OSError):
             upstream.close_without_waiting(channel)  # returns unacknowledged messages to the queue
-
-
-class _Delaying:
-    """Sends orphans that are not due yet back into the cascade: with their numbers, so that their records stay valid.
-
-    Each is confirmed, whatever the option `confirm` says.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._options = replace(connection.delay_options, confirm=True)
-        self._publishers: dict[Cascade, DelayedPublisher] = {}
-
-    def publish(self, copy: Message, exchange: str, routing_key: str, state: State, delay: int) -> None:
-        """Publish a copy with a delay in microseconds. Raises what `DelayedPublisher.publish` raises."""
-        moment = monotonic_us()
-        self._options.check_delay(delay)
-        headers = {name: value for name, value in copy.headers.items() if name != X_DELAY_NUMBER}
-        root = self._options.cascade.root
-        if state.routing_key is None:
-            wrapped = wrap(headers, root, exchange, routing_key, state.due, state.number)
-        else:
-            received = {**headers, "CC": list(state.cc)} if state.cc else headers
-            delivery = Delivery(state.exchange, state.routing_key, received)
-            wrapped = wrap_for_return(delivery, root, routing_key, state.due, state.number)
-        keys = [*wrapped["CC"], *cc_keys(wrapped, "BCC")]
-        passive = self._options.declare == "passive"
-        destination = self._connection.declarations.destination(exchange, keys, passive)
-        pending = PendingMessage(copy, wrapped, moment + delay, delay, destination)
-        self._publisher(pending.priority).publish(pending)
-
-    def _publisher(self, priority: int | None) -> DelayedPublisher:
-        cascade = self._options.cascade_for(priority, self._connection.server_version)
-        if cascade not in self._publishers:
-            self._publishers[cascade] = DelayedPublisher(self._connection, cascade, self._options)
-        return self._publishers[cascade]
 
 
 def send_on(

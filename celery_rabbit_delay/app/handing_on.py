@@ -7,6 +7,7 @@ them into the cascade instead, from which they come back to the same queue.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -17,17 +18,15 @@ from celery import bootsteps
 from celery.worker import state as worker_state
 
 from .. import upstream
-from ..amqp.clocks import monotonic_us
 from ..amqp.confirms import NotStored
 from ..amqp.destinations import own_destination
-from ..amqp.journal import entry_for
-from ..amqp.pending import PendingMessage
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
-from ..core import headers as headers_
+from ..core import plan
 from ..core.due import parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
+from ..core.plan import Now, Plan
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class _HandedOn(NamedTuple):
     message: DeliveredMessage
     queue: kombu.Queue
     publisher: DelayedPublisher
-    pending: PendingMessage
+    plan: Plan
 
 
 class HandingOn:
@@ -71,10 +70,8 @@ class HandingOn:
         due = due_of(message) if options.hand_on else None
         if due is None or has_waited(message, due):
             return False
-        # In this order, a pause between the two clocks makes the task late, not early.
-        sent, moment = datetime.now(timezone.utc), monotonic_us()
-        delay = (due - sent) // timedelta(microseconds=1)
-        if delay <= MOMENT * options.tick * 1_000_000 or not self._may_send(message):
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
+        if due - now.utc <= timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
             return False
         queue = self._queue_of(message)
         if queue is None or queue.no_ack or queue.name in self._refused:
@@ -82,36 +79,26 @@ class HandingOn:
         destination = own_destination(queue)
         if destination is None:
             return False
+        info = message.delivery_info
+        received = Delivery(info["exchange"], info["routing_key"], message.headers)
         try:
-            options.check_delay(delay)
-            info = message.delivery_info
-            # A task with a key is not recorded: with a number, tasks that this package has sent could replace it.
-            has_key = headers_.X_DELAY_KEY in message.headers
-            entry = None if has_key else entry_for(message.properties, message.headers, due, delay, options)
-            wrapped = headers_.wrap_for_return(
-                Delivery(info["exchange"], info["routing_key"], message.headers),
-                options.cascade.root,
-                queue.name,
-                due,
-                entry and entry.number,
-            )
-            pending = PendingMessage(message.amqp_message, wrapped, moment + delay, delay, destination, entry=entry)
-            publisher = connection.publisher_for(pending.priority)
-            publisher.prepare(pending)
-            publisher.record(pending)
+            planned = plan.of_received(message.amqp_message, received, destination, due, now, options)
+            publisher = connection.publisher_for(planned.priority)
+            publisher.prepare(planned)
+            publisher.record(planned)
         except (DelayError, NotStored) as exc:
             self._warn(queue, exc)
             return False
         self._unanswered += 1
-        self._submit(_HandedOn(message, queue, publisher, pending), again=False)
+        self._submit(_HandedOn(message, queue, publisher, planned), again=False)
         return True
 
     def finish(self) -> None:
         """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""
-        until = monotonic_us() + PATIENCE * 1_000_000
+        until = time.monotonic() + PATIENCE
         try:
             # Without a connection, all originals come again.
-            while self._unanswered and monotonic_us() < until and (connection := self._consumer.channel.connection):
+            while self._unanswered and time.monotonic() < until and (connection := self._consumer.channel.connection):
                 connection.drain_events(timeout=PATIENCE)
         finally:
             self.report()
@@ -123,7 +110,7 @@ class HandingOn:
             logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
 
     def _submit(self, task: _HandedOn, again: bool) -> None:
-        task.publisher.submit(task.pending, partial(self._answered, task, again))
+        task.publisher.submit(task.plan, partial(self._answered, task, again))
 
     def _answered(self, task: _HandedOn, again: bool, refusal: Exception | None) -> None:
         if isinstance(refusal, NotRouted) and not again:
@@ -139,9 +126,9 @@ class HandingOn:
         unrouted, self._unrouted = self._unrouted, []
         try:
             for publisher in {task.publisher for task in unrouted}:
-                publisher.repair({task.pending.destination for task in unrouted if task.publisher is publisher})
+                publisher.repair(*{task.plan.destination for task in unrouted if task.publisher is publisher})
             for task in unrouted:
-                task.publisher.prepare(task.pending)
+                task.publisher.prepare(task.plan)
         except (DelayError, NotStored) as exc:
             for task in unrouted:
                 self._settle(task, exc)

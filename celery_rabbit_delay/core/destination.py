@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -159,7 +159,8 @@ class Declarations:
         self._short_lived: dict[str, bool] = {}
         self._fanouts = {"amq.fanout"}  # it exists without being declared
         self._keys: set[tuple[str, str]] = set()
-        self._known = functools.lru_cache(maxsize=1024)(self._destination)
+        #: See `_destination`, of which this remembers what it has returned.
+        self.destination = functools.lru_cache(maxsize=1024)(self._destination)
 
     def add_queue(self, name: str, lasting: bool) -> None:
         """Record a queue; a `lasting` one is durable, not exclusive, not auto-delete, and never expires.
@@ -170,28 +171,26 @@ class Declarations:
         if len(self._short_lived) >= _MOST_QUEUES:
             del self._short_lived[next(iter(self._short_lived))]
         self._short_lived[name] = not lasting
-        self._known.cache_clear()
+        self.destination.cache_clear()
 
     def add_exchange(self, name: str, kind: str) -> None:
         """Record an exchange and its type."""
         if kind == "fanout":
             self._fanouts.add(name)
-            self._known.cache_clear()
+            self.destination.cache_clear()
 
     def add_binding(self, queue: str, exchange: str, key: str) -> None:
         """Record a binding of a queue to an exchange with a routing key, unless the queue is short-lived."""
         if exchange and not self._is_short_lived(queue):
             self._keys.add((exchange, key))
-            self._known.cache_clear()
+            self.destination.cache_clear()
 
-    def destination(self, exchange: str, keys: Iterable[str], passive: bool = False) -> Destination:
-        """Return the destination of a message to an exchange with some routing keys; the first one is its own.
+    def _destination(self, exchange: str, keys: tuple[str, ...], passive: bool = False) -> Destination:
+        """Return the destination of a message to an exchange with some keys; the first one is its own.
 
         A `passive` publisher creates no outboxes; of a queue that it did not declare, it only sees whether it has one.
         """
-        return self._known(exchange, tuple(dict.fromkeys(keys)), passive)
-
-    def _destination(self, exchange: str, keys: tuple[str, ...], passive: bool) -> Destination:
+        keys = tuple(dict.fromkeys(keys))
         if exchange:
             if exchange in self._fanouts:
                 return Destination(exchange, fanout=True)

@@ -1,4 +1,4 @@
-"""Decodes received messages from the bytes of an AMQP 0-9-1 connection (clause 4.2.3), encodes published ones. Pure.
+"""Decodes received messages from the bytes of an AMQP 0-9-1 connection (clause 4.2.3). Pure.
 
 py-amqp decodes each of a message's three frames in some fifty calls, but a stream reader needs only two values. py-amqp
 also fails on text that is not UTF-8 and on times that Python cannot represent, which RabbitMQ lets publishers send.
@@ -16,7 +16,6 @@ _CONTENT = Struct(">HHQ")  # class, weight, length of the body
 _OFFSET = Struct(">q")
 METHOD, HEADER, _BODY = 1, 2, 3
 _END = b"\xce"
-_BASIC, _PUBLISH = 60, 40
 _DELIVER, _GET_OK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x47"  # basic.deliver, basic.get-ok
 
 #: The header that RabbitMQ adds to each message of a stream: a short string and a 64-bit number.
@@ -24,29 +23,6 @@ _NAME = b"\x0fx-stream-offset"
 
 #: The header that marks a message as a placeholder for an unreadable one.
 UNREADABLE = "x-unreadable"
-
-
-# The same together: the end of the frame before, type, channel, length, and what the frame begins with.
-_METHOD_FRAME, _HEADER_FRAME, _BODY_FRAME = Struct(">BHIHH"), Struct(">cBHIHHQ"), Struct(">cBHI")
-
-
-def publish(channel: int, arguments: bytes, properties: bytes, body: bytes, frame_max: int) -> bytes:
-    """Return basic.publish on a channel of a number, and the message, in frames of `frame_max` bytes at most.
-
-    These are the bytes that py-amqp sends.
-    """
-    parts = [
-        _METHOD_FRAME.pack(METHOD, channel, 4 + len(arguments), _BASIC, _PUBLISH),
-        arguments,
-        _HEADER_FRAME.pack(_END, HEADER, channel, _CONTENT.size + len(properties), _BASIC, 0, len(body)),
-        properties,
-    ]
-    most = frame_max - _FRAME.size - len(_END)
-    for start in range(0, len(body), most):
-        part = body[start : start + most]
-        parts += _BODY_FRAME.pack(_END, _BODY, channel, len(part)), part
-    parts.append(_END)
-    return b"".join(parts)
 
 
 class UnexpectedMethod(Exception):

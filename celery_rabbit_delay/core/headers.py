@@ -189,7 +189,7 @@ def moment(milliseconds: int) -> datetime:
 
 def addressed(wrapped: Headers, addresses: Iterable[str]) -> dict[str, Any]:
     """Return the headers of a wrapped message with the addresses of its destination."""
-    return {**wrapped, "CC": wire.Texts((*wrapped["CC"], *addresses))}
+    return {**wrapped, "CC": [*wrapped["CC"], *addresses]}
 
 
 def cc_keys(headers: Headers, name: str) -> Sequence[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta, timezone, tzinfo
 from functools import cached_property, lru_cache
@@ -14,7 +14,7 @@ from dateutil.tz import tzlocal
 
 from . import streams
 from .due import to_ticks
-from .errors import InvalidDelay, InvalidOption
+from .errors import InvalidOption
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
 from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
 
@@ -191,57 +191,29 @@ class Options:
     def _slack_pair(self) -> tuple[float, ...]:
         return tuple(self.slack) if isinstance(self.slack, (tuple, list)) else (self.slack, self.max_delay)
 
-    @cached_property
-    def _slack(self) -> tuple[float, float]:
-        """A fraction of the delay, and the maximum in microseconds."""
-        fraction, seconds = self._slack_pair
-        return fraction, seconds * 1_000_000
+    def ticks(self, delay: int) -> int:
+        """Return the ticks that a delay in microseconds takes, rounded up, at least one."""
+        return max(1, to_ticks(delay, self.cascade.tick // timedelta(microseconds=1)))
 
-    @cached_property
-    def _tick(self) -> int:
-        """Microseconds."""
-        return self.cascade.tick // timedelta(microseconds=1)
-
-    def check_delay(self, delay: int) -> None:
-        """Raise `InvalidDelay` for microseconds beyond `max_delay`."""
-        if delay > self.max_delay * 1_000_000:
-            raise InvalidDelay(
-                f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={self.max_delay:.0f} s: "
-                "choose an earlier eta or a larger max_delay"
-            )
-
-    def records(self, delay: int) -> bool:
-        """Return whether a message with a delay in microseconds is recorded in the journal."""
-        return self.journal is not None and delay >= self.journal * 1_000_000
-
-    def route(self, cascade: Cascade, delay: int, asked: int = 0, outboxes: tuple[int, ...] | None = None) -> Route:
-        """Return the route that keeps a message for a delay in microseconds, at least one tick.
+    def route(self, cascade: Cascade, ticks: int, asked: int = 0, outboxes: tuple[int, ...] | None = None) -> Route:
+        """Return the route that keeps a message for at least one tick, of at most the ticks of `max_delay`.
 
         `outboxes` are those that may be used, in ticks; by default all. `asked` is the original delay: a message that
         has waited in a batch may take its route if that is shorter, because everyday delays would otherwise lose their
         outboxes. It is then late by the time that it has waited, at most ten times the slack's fraction of the delay,
-        and at most the slack's maximum. Raises `InvalidDelay` beyond `max_delay`.
+        and at most the slack's maximum.
         """
-        self.check_delay(delay)
-        fraction, most = self._slack
-        delay = max(delay, 1)
+        fraction, seconds = self._slack_pair
+        most = seconds / self.tick
         usable = self.outbox_ticks if outboxes is None else outboxes
-        split = self._split(cascade.max_ticks, to_ticks(delay, self._tick), int(min(delay * fraction, most)), usable)
-        if split[1] and 0 < asked - delay <= min(10 * fraction * delay, most):
-            intended = self._split(cascade.max_ticks, to_ticks(asked, self._tick), 0, usable)
-            split = min(split, intended, key=lambda one: one[1].bit_count())
-        outbox, rest = split
+        combined = frozenset(self.outbox_ticks[:MOST_COMBINED]).intersection(usable)
+        least = ticks - 1  # the delay is longer than these
+        chosen = split(ticks, int(min(least * fraction, most)), cascade.max_ticks, usable, combined)
+        if chosen[1] and 0 < asked - ticks <= min(10 * fraction * least, most):
+            intended = split(asked, 0, cascade.max_ticks, usable, combined)
+            chosen = min(chosen, intended, key=lambda one: one[1].bit_count())
+        outbox, rest = chosen
         return cascade.route(rest, outbox)
-
-    @cached_property
-    def _split(self) -> Callable[[int, int, int, tuple[int, ...]], tuple[int, int]]:
-        combined = frozenset(self.outbox_ticks[:MOST_COMBINED])
-
-        @lru_cache(maxsize=1024)
-        def known(max_ticks: int, ticks: int, slack: int, outboxes: tuple[int, ...]) -> tuple[int, int]:
-            return split(ticks, slack // self._tick, max_ticks, outboxes, combined.intersection(outboxes))
-
-        return known
 
 
 @lru_cache(maxsize=100)

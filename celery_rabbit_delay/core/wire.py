@@ -29,10 +29,6 @@ def encode_properties(properties: Mapping[str, Any]) -> bytes:
     return b"".join(parts)
 
 
-class Texts(tuple[str, ...]):
-    """An array of texts that many messages have in common: it is encoded once."""
-
-
 def _short_string(text: str) -> bytes:
     data = text.encode()
     return bytes((len(data),)) + data
@@ -82,7 +78,6 @@ _FIELDS: dict[type, Callable[[Any], bytes]] = {
     dict: lambda table: b"F" + _table(table),
     list: _array_field,
     tuple: _array_field,
-    Texts: lru_cache(maxsize=1024)(_array_field),
     type(None): lambda _: b"V",
 }
 

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
-from celery_rabbit_delay import BatchFailed, DestinationNotFound, batch, upstream
+from celery_rabbit_delay import BatchFailed, DestinationNotFound, batch
 from celery_rabbit_delay.amqp.deliveries import is_unreadable, take_anything
 from celery_rabbit_delay.amqp.following import Follower, entry_at
 from celery_rabbit_delay.amqp.receiving import catch_up
@@ -27,6 +28,7 @@ from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
 from testkit.broker import QUICK, Vhost, publish, take
 from testkit.commands import CASCADE, celery, make_orphans, management, run
+from testkit.frames import has_input
 from testkit.wait import wait_until
 
 ODD: list[dict[str, Any]] = [
@@ -238,7 +240,7 @@ def put_unreadable(vhost: Vhost, exchange: str, key: str) -> int:
     with vhost.plain() as connection:
         for properties, routing_key in messages:
             message = Message(b"\\ud800")
-            upstream.set_serialized(message, properties)
+            message._serialize_properties = partial(bytes, properties)
             connection.default_channel.basic_publish(message, exchange, routing_key)
     return len(messages)
 
@@ -347,7 +349,7 @@ def test_a_consumer_that_is_cancelled_meanwhile_is_not_the_error_of_a_delayed_me
         publish(connection, 0.01)
         connection.default_channel.basic_consume("x", callback=lambda message: None)
         vhost.delete_queue("x")
-        wait_until(lambda: upstream.has_input(connection.connection.transport), "the broker has cancelled it")
+        wait_until(lambda: has_input(connection), "the broker has cancelled it")
         publish(connection, 0.01)
         with pytest.raises(ConsumerCancelled):
             connection.drain_events(timeout=5)

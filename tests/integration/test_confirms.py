@@ -11,10 +11,11 @@ from amqp import Message
 from amqp.exceptions import ChannelError, MessageNacked, NotFound
 
 import celery_rabbit_delay
-from celery_rabbit_delay import operate, upstream
-from celery_rabbit_delay.amqp import confirms
+from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp import confirms, publisher
 from celery_rabbit_delay.core.destination import Destination
 from testkit.broker import QUICK, Vhost, lead, take
+from testkit.frames import has_input
 from testkit.proxy import proxy
 from testkit.wait import wait_until
 
@@ -25,7 +26,7 @@ LONG_DELAY = {"x-delay": 20_000}  # what still waits when the next is published
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publish what is refused only once: an empty level that is called full takes the first message of a channel."""
-    monkeypatch.setattr(confirms, "PATIENCE", 0)
+    monkeypatch.setattr(publisher, "PATIENCE", 0)
 
 
 def fill(vhost: Vhost, pattern: str = r"\.delay\.") -> None:
@@ -145,7 +146,7 @@ def test_without_confirm_a_batch_leads_to_its_destination_again(vhost: Vhost) ->
         take(connection, "q", 1)
         operate.teardown(connection, [Destination("", ("q",))], delete_messages=True)
         producer.publish("lost", routing_key="q", headers=DELAY)
-        wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has refused it")
+        wait_until(lambda: has_input(connection), "RabbitMQ has refused it")
         with celery_rabbit_delay.batch(producer):
             producer.publish("second", routing_key="q", headers=DELAY)
         assert [message.payload for message in take(connection, "q", 1)] == ["second"]
@@ -156,7 +157,7 @@ def test_a_message_after_one_that_was_refused_is_sent(vhost: Vhost, caplog: pyte
     with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
         producer = connection.Producer()
         producer.publish("wrong", routing_key="q", headers=DELAY, user_id="somebody else")
-        wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has refused it")
+        wait_until(lambda: has_input(connection), "RabbitMQ has refused it")
         producer.publish("second", routing_key="q", headers=DELAY)
         assert [message.payload for message in take(connection, "q", 1)] == ["second"]
     assert "user_id" in caplog.text
@@ -170,7 +171,7 @@ def test_without_confirm_a_lost_connection_is_an_error(vhost: Vhost) -> None:
             producer = connection.Producer()
             producer.publish("first", routing_key="q", headers=DELAY)
             between.cut()
-            wait_until(lambda: upstream.has_input(connection.connection.transport), "the end of the connection is here")
+            wait_until(lambda: has_input(connection), "the end of the connection is here")
             with pytest.raises(connection.recoverable_connection_errors):
                 producer.publish("second", routing_key="q", headers=DELAY)
 

@@ -11,7 +11,7 @@ import pytest
 from amqp.exceptions import NotFound
 
 from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, Options, operate
-from celery_rabbit_delay.amqp import confirms, declare
+from celery_rabbit_delay.amqp import declare, publisher
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate.verify import probe
@@ -155,7 +155,7 @@ def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(monkeypatch: pytest.Mo
             on_nack(channel, *args)
 
         monkeypatch.setattr(ConfirmedChannel, "_on_nack", note)
-        monkeypatch.setattr(confirms, "PATIENCE", 60)
+        monkeypatch.setattr(publisher, "PATIENCE", 60)
         vhost.publish_one()
         assert refusals
         assert len(vhost.take("q", 2)) == 2

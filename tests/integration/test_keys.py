@@ -13,10 +13,10 @@ from kombu import Producer
 
 import celery_rabbit_delay
 from celery_rabbit_delay import StreamUnavailable, operate
-from celery_rabbit_delay.amqp.journal import Journal
-from celery_rabbit_delay.amqp.pending import PendingMessage
+from celery_rabbit_delay.amqp.stream_writer import StreamWriter
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
+from celery_rabbit_delay.core.plan import Plan
 from testkit.broker import Vhost, lead, take
 
 from .conftest import MakeApp
@@ -117,14 +117,14 @@ def test_a_batch_whose_keys_could_not_be_told_at_first_is_not_lost(
     app = make_app()
     headers = {"x-delay-key": "report-42"}
     app.send_task("t", ("first",), countdown=7, headers=headers)
-    write_keys, errors = Journal.write_keys, [error]
+    write_keys, errors = StreamWriter.write_keys, [error]
 
-    def fail_once(self: Journal, messages: Iterable[PendingMessage]) -> None:
+    def fail_once(self: StreamWriter, messages: Iterable[Plan]) -> None:
         if errors:
             raise errors.pop()
         write_keys(self, messages)
 
-    monkeypatch.setattr(Journal, "write_keys", fail_once)
+    monkeypatch.setattr(StreamWriter, "write_keys", fail_once)
     with celery_rabbit_delay.batch(app) as producer:
         app.send_task("t", ("second",), countdown=8, headers=headers, producer=producer)
     assert not errors

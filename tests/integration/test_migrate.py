@@ -342,7 +342,7 @@ def test_what_passes_from_a_level_into_an_outbox_while_others_are_moved_moves_to
     vhost.declare("q")
     with vhost.connection() as source, vhost.connection(prefix="new") as target:
         lead(source, "q")
-        source.connection.publisher_for()._bind(Q, 1000)
+        source.connection.publisher_for().routes.ensure(Q, 1000)
         for _ in range(5):
             publish(source, 12.56)  # a level of 2.56 s, then the outbox of 10 s
         publish(source, 100)

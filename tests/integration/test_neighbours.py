@@ -91,7 +91,7 @@ def test_long_delays_are_as_long_as_they_say(vhost: Vhost, delay: timedelta) -> 
         lead(connection, "q")
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": delay // timedelta(milliseconds=1)})
     # The longest outbox is for a month.
-    level = options.route(options.cascade, delay // timedelta(microseconds=1)).levels[0]
+    level = options.route(options.cascade, options.ticks(delay // timedelta(microseconds=1))).levels[0]
     [message] = vhost.take(level.queue, 1)
     assert message.headers["x-celery-rabbit-delay"]["due"] >= (now + delay).timestamp() * 1000 - 1
 

@@ -17,13 +17,13 @@ import kombu
 import pytest
 from amqp import spec
 
-from celery_rabbit_delay import NotPermitted, batch, upstream
+from celery_rabbit_delay import NotPermitted, batch
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.options import Options
 from celery_rabbit_delay.core.topology import Topology
 from testkit.broker import QUICK, Vhost, lead, take
-from testkit.frames import frames, routing_keys
+from testkit.frames import frames, has_input, routing_keys
 from testkit.node import cluster
 from testkit.wait import wait_until
 
@@ -175,7 +175,7 @@ def test_a_deleted_outbox_is_created_again_and_nothing_is_lost(
         for number in range(3):
             send(connection, 1000)
             if not confirm and number == 0:
-                wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has returned it")
+                wait_until(lambda: has_input(connection), "RabbitMQ has returned it")
         assert outbox(vhost, "1s.") in outboxes(vhost)
         ways = arrive(vhost, 3)
         assert ways.count([outbox(vhost, "1s.")]) >= 2
@@ -197,7 +197,7 @@ def test_without_confirm_a_returned_message_arrives_as_it_was_sent(vhost: Vhost,
                 connection.Producer().publish(body, headers=headers, **sent)
             if time_ == "returned":
                 assert keys[0].startswith("@.500ms.")
-                wait_until(lambda: upstream.has_input(connection.connection.transport), "RabbitMQ has returned it")
+                wait_until(lambda: has_input(connection), "RabbitMQ has returned it")
             messages = take(connection, ["q", "copy"], 2)
             for message in messages:
                 info = {key: message.delivery_info[key] for key in ("exchange", "routing_key")}

@@ -137,7 +137,7 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
         stream = streams.journal_for(vhost.cascade, 60)
         with StreamReader(connection) as reader:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
-        publisher.journal.write(stream, [journal.pack_records([record], 0)])
+        publisher.streams.write(stream, [journal.pack_records([record], 0)])
     assert ids(vhost) == ids(vhost, limit=5) == ["a"]
 
 
@@ -245,7 +245,7 @@ def test_a_made_up_record_leads_no_command_to_another_queue(vhost: Vhost) -> Non
             properties, body = upstream.serialize(Message("forged", application_headers={HEADER: ours, **keys}))
             forged = Record(due, streams.new_number(), name, "", properties, body)
             stream = streams.journal_for(vhost.cascade, 60)
-            connection.connection.publisher_for().journal.write(stream, [journal.pack_records([forged], due - 60_000)])
+            connection.connection.publisher_for().streams.write(stream, [journal.pack_records([forged], due - 60_000)])
             refused = run(vhost.url("amqp"), "--queue", "q", "run-now", name)
             assert refused.code == 1
             assert "is not allowed" in refused.err or "is not one of the allowed queues" in refused.err
@@ -367,7 +367,7 @@ def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
         due = int(time.time() * 1000) + 3000
         never = record._replace(due=due, number=streams.new_number(), id="never")
-        connection.connection.publisher_for().journal.write(stream, [journal.pack_records([never], due - 3000)])
+        connection.connection.publisher_for().streams.write(stream, [journal.pack_records([never], due - 3000)])
         assert ids(vhost) == ["never", "sent"] or time.time() * 1000 > due
         wait_until(lambda: ids(vhost) == ["sent"], "it is not listed once it is due")
 
@@ -647,7 +647,7 @@ def test_reading_a_journal_with_a_few_records_that_are_too_old_adds_nothing_to_i
         connection.connect()
         now = int(time.time() * 1000)
         old = journal.pack_records([Record(now, 1, "old", "", b"", b"")], now - 1000 * stream.max_age - 10_000)
-        connection.connection.publisher_for().journal.write(stream, [old])
+        connection.connection.publisher_for().streams.write(stream, [old])
         publish(connection, 100, correlation_id="recent")
         for _ in range(10):
             assert ids(vhost) == ["recent"]

@@ -20,13 +20,13 @@ from celery_rabbit_delay import (
 )
 from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, collect
 from celery_rabbit_delay.amqp.clients import client_of
-from celery_rabbit_delay.amqp.pending import PendingMessage
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.plan import Plan
 
 
-def pending(name: str, priority: int = 0, queue: str = "q") -> PendingMessage:
+def pending(name: str, priority: int = 0, queue: str = "q") -> Plan:
     message = Message(name, correlation_id=name, priority=priority)
-    return PendingMessage(message, {"CC": []}, 0, 0, Destination("", (queue,)))
+    return Plan(message, {"CC": []}, Destination("", (queue,)), 0, 0)
 
 
 class Publisher:
@@ -39,19 +39,19 @@ class Publisher:
         self.before_each: Callable[[str], None] = lambda name: None
         self.unreachable: dict[str, Exception] = {}
 
-    def prepare(self, one: PendingMessage) -> None:
+    def prepare(self, one: Plan) -> None:
         self.prepared.append(one.destination)
         if failure := self.unreachable.get(one.destination.queues[0]):
             raise failure
 
-    def publish_all(self, messages: dict[Any, PendingMessage]) -> None:
+    def publish_all(self, messages: dict[Any, Plan]) -> None:
         self.rounds += 1
         for name, one in list(messages.items()):
             self.before_each(one.message.body)
             self.stored.append(one.message.body)
             del messages[name]
 
-    def publish(self, one: PendingMessage) -> None:
+    def publish(self, one: Plan) -> None:
         self.before_each(one.message.body)
         self.stored.append(f"{one.message.body} alone")
 

@@ -88,7 +88,7 @@ class Process:
     def send(self, delay: int) -> int:
         """Publish a message with a delay in microseconds; return how many queues it passes, after a check."""
         cascade, options = self.cascade, self.options
-        route = options.route(cascade, delay, outboxes=self.usable)
+        route = options.route(cascade, options.ticks(delay), outboxes=self.usable)
         exchange, (key, *addresses) = cascade.entry(route, self.destination)
         [user_key] = self.destination.queues
         arrived, visited = self.model.publish(exchange, key, user_key, *addresses)

@@ -13,14 +13,13 @@ import amqp
 import pytest
 from amqp import spec
 from amqp.exceptions import AMQPError, MessageNacked, RecoverableConnectionError
-from amqp.method_framing import frame_writer
 from kombu.transport import pyamqp
 
 from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp import blocks, following, streams
 from celery_rabbit_delay.amqp import connection as connection_
-from celery_rabbit_delay.amqp import following, streams
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
-from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored
+from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing
 from celery_rabbit_delay.amqp.transport import DelayConnection
 from celery_rabbit_delay.core.errors import StreamUnavailable
 from celery_rabbit_delay.core.topology import Stream
@@ -91,7 +90,8 @@ class Broker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker()
-    monkeypatch.setattr(connection_, "time", SimpleNamespace(monotonic=broker.monotonic))
+    for module in (blocks, connection_):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=broker.monotonic))
     return broker
 
 
@@ -99,7 +99,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 def connection(broker: Broker) -> Any:
     connection: Any = DelayConnection()
     connection._transport = broker
-    connection._frame_writer = frame_writer(connection, broker)
+    connection._frame_writer = connection.frame_writer_cls(connection, broker)
     connection._on_inbound_frame = connection.frame_handler_cls(connection, connection.on_inbound_method)
     return connection
 
@@ -180,7 +180,7 @@ def test_threads_that_leave_in_another_order_than_they_entered_leave_no_deadline
         thread.start()
     for thread in threads:
         thread.join()
-    assert (left, connection.seconds_left(), connection._exclusive) == ([None, None], None, [])
+    assert (left, connection.seconds_left(), connection.exclusive) == ([None, None], None, [])
 
 
 def test_a_time_out_of_a_consumer_is_its_own(broker: Broker, connection: Any) -> None:
@@ -296,7 +296,7 @@ def test_whoever_waits_for_an_answer_is_told_that_it_was_not_stored(broker: Brok
     with pytest.raises(NotStored):
         publish(confirmed, confirm_timeout=3)
     told: list[Any] = []
-    confirmed.send(amqp.Message("x"), "e", "k", told.append)
+    confirmed.send(Outgoing(amqp.Message("x"), "e", "k"), told.append)
     broker.answers.append(method(1, spec.Basic.Nack, struct.pack(">QB", 2, 0)))
     connection.drain_events()
     assert [type(refusal) for refusal in told] == [NotStored]

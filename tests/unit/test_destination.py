@@ -188,22 +188,22 @@ def test_names_that_the_broker_chose_or_that_hold_a_uuid_are_those_of_short_live
     queue: str, short_lived: bool
 ) -> None:
     assert is_short_lived(queue) is short_lived
-    assert Declarations().destination("", [queue]).short_lived is short_lived
+    assert Declarations().destination("", (queue,)).short_lived is short_lived
 
 
 def test_how_a_queue_was_declared_counts_more_than_its_name() -> None:
     declarations = Declarations()
     declarations.add_queue(UUID, lasting=True)
     declarations.add_queue("reply", lasting=False)
-    assert not declarations.destination("", [UUID]).short_lived
-    assert declarations.destination("", ["reply"]).short_lived
+    assert not declarations.destination("", (UUID,)).short_lived
+    assert declarations.destination("", ("reply",)).short_lived
 
 
 def test_who_makes_no_outboxes_takes_a_queue_for_short_lived_only_if_it_was_declared_so() -> None:
     declarations = Declarations()
     declarations.add_queue("reply", lasting=False)
-    assert declarations.destination("", ["reply"], passive=True).short_lived
-    assert not declarations.destination("", [UUID], passive=True).short_lived
+    assert declarations.destination("", ("reply",), passive=True).short_lived
+    assert not declarations.destination("", (UUID,), passive=True).short_lived
 
 
 def test_reply_queues_without_number_are_not_all_remembered() -> None:
@@ -213,31 +213,31 @@ def test_reply_queues_without_number_are_not_all_remembered() -> None:
         declarations.add_queue(f"reply-{number}", lasting=False)
         declarations.add_queue("again", lasting=False)
     assert len(declarations._short_lived) == 10_000
-    assert declarations.destination("", ["again"]).short_lived
-    assert declarations.destination("", ["reply-10000"]).short_lived
-    assert not declarations.destination("", ["reply-0"]).short_lived
+    assert declarations.destination("", ("again",)).short_lived
+    assert declarations.destination("", ("reply-10000",)).short_lived
+    assert not declarations.destination("", ("reply-0",)).short_lived
     declarations.add_queue("again", lasting=True)
-    assert not declarations.destination("", ["again"]).short_lived
+    assert not declarations.destination("", ("again",)).short_lived
 
 
 def test_the_queues_of_a_message_are_its_keys_each_once() -> None:
-    assert Declarations().destination("", ["a", "b", "a"]) == Destination("", ("a", "b"))
+    assert Declarations().destination("", ("a", "b", "a")) == Destination("", ("a", "b"))
 
 
 def test_an_empty_routing_key_is_no_queue() -> None:
     with pytest.raises(InvalidDestination, match="routing key is empty"):
-        Declarations().destination("", [""])
-    assert Declarations().destination("orders", [""]) == Destination("orders")
+        Declarations().destination("", ("",))
+    assert Declarations().destination("orders", ("",)) == Destination("orders")
 
 
 def test_a_key_that_a_queue_is_bound_with_has_an_outbox_of_its_own() -> None:
     declarations = Declarations()
     declarations.add_binding("q", "orders", "new")
     declarations.add_binding("celery", "", "celery")
-    assert declarations.destination("orders", ["new"]) == Destination("orders", key="new")
-    assert declarations.destination("orders", ["new", "cc"]) == Destination("orders"), "the queue of cc may be full"
-    assert declarations.destination("orders", ["old"]) == Destination("orders")
-    assert declarations.destination("others", ["new"]) == Destination("others")
+    assert declarations.destination("orders", ("new",)) == Destination("orders", key="new")
+    assert declarations.destination("orders", ("new", "cc")) == Destination("orders"), "the queue of cc may be full"
+    assert declarations.destination("orders", ("old",)) == Destination("orders")
+    assert declarations.destination("others", ("new",)) == Destination("others")
 
 
 @pytest.mark.parametrize("queue", ["reply", "amq.gen-abc", f"reply.{UUID}"])
@@ -245,9 +245,9 @@ def test_a_key_of_a_short_lived_queue_has_none(queue: str) -> None:
     declarations = Declarations()
     declarations.add_queue("reply", lasting=False)
     declarations.add_binding(queue, "orders", queue)
-    assert declarations.destination("orders", [queue]) == Destination("orders")
+    assert declarations.destination("orders", (queue,)) == Destination("orders")
     declarations.add_binding("q", "orders", queue)
-    assert declarations.destination("orders", [queue]) == Destination("orders", key=queue)
+    assert declarations.destination("orders", (queue,)) == Destination("orders", key=queue)
 
 
 def test_a_fanout_exchange_has_one_outbox() -> None:
@@ -255,9 +255,9 @@ def test_a_fanout_exchange_has_one_outbox() -> None:
     declarations.add_exchange("news", "fanout")
     declarations.add_exchange("orders", "direct")
     declarations.add_binding("q", "news", "new")
-    assert declarations.destination("news", ["new"]) == Destination("news", fanout=True)
-    assert not declarations.destination("orders", ["new"]).fanout
-    assert declarations.destination("amq.fanout", ["new"]).fanout, "though nobody declares it"
+    assert declarations.destination("news", ("new",)) == Destination("news", fanout=True)
+    assert not declarations.destination("orders", ("new",)).fanout
+    assert declarations.destination("amq.fanout", ("new",)).fanout, "though nobody declares it"
 
 
 def test_a_key_that_amqp_cannot_carry_is_an_error() -> None:

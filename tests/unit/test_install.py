@@ -304,6 +304,7 @@ def test_prefetch_is_per_consumer_where_the_broker_or_the_queues_know_no_other(
 
     class Amqp:
         server_properties = {"product": "RabbitMQ", "version": version}  # noqa: RUF012
+        server_version = tuple(map(int, version.split(".")))
 
     assert app.connection_for_read().transport.qos_semantics_matches_spec(Amqp) is per_consumer
 

@@ -15,6 +15,7 @@ from amqp.exceptions import RecoverableConnectionError, UnexpectedFrame
 from amqp.transport import TCPTransport
 
 from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp import blocks
 from celery_rabbit_delay.amqp import connection as connection_
 from celery_rabbit_delay.amqp import transport as transport_
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
@@ -168,7 +169,7 @@ def test_a_write_that_has_not_begun_leaves_the_connection_alone(connection: Any)
 def test_a_lock_that_another_thread_holds_is_not_waited_for_beyond_the_limit(
     connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_, "SENDING", 0.01)
+    monkeypatch.setattr(blocks, "SENDING", 0.01)
     with connection.write_lock, connection.within(0.01), pytest.raises(RecoverableConnectionError, match="too long"):
         connection.send_heartbeat()
     assert connection.connected
@@ -190,7 +191,7 @@ def test_so_does_an_interrupt_while_publishing(connection: Any) -> None:
     with pytest.raises(Interrupt), connection.exclusively(ConfirmedChannel(connection), 1):
         raise Interrupt
     assert_given_up(connection)
-    assert not connection._exclusive
+    assert not connection.exclusive
 
 
 def test_a_channel_that_was_interrupted_while_it_was_made_can_be_collected(connection: Any) -> None:

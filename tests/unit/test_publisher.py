@@ -5,6 +5,7 @@ Without its key, a message would be dropped when due.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,10 +17,11 @@ from amqp.exceptions import RecoverableConnectionError
 from celery_rabbit_delay import CascadeMissing, NotRouted, Options, StreamUnavailable
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.batch import Batch
-from celery_rabbit_delay.amqp.clocks import monotonic_us
-from celery_rabbit_delay.amqp.pending import Entry, PendingMessage
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
+from celery_rabbit_delay.amqp.routes import Known
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.plan import Plan
 
 DESTINATION = Destination("", ("q",))
 
@@ -36,8 +38,8 @@ class Broker:
         self.lost_after: int | None = None
         self.failure: Exception | None = None
         self.publisher = DelayedPublisher(self, Options().cascade, Options())
-        self.publisher._channel = self.publisher.journal = self  # type: ignore[assignment]
-        self.publisher._bound[DESTINATION] = ()
+        self.publisher._channel = self.publisher.routes._channel = self.publisher.streams = self  # type: ignore[assignment]
+        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = Known((), ()), True
 
     @contextmanager
     def exclusively(self, *args: Any) -> Iterator[None]:
@@ -76,22 +78,25 @@ class Broker:
         return "NO_ROUTE"
 
     def reset(self) -> None:
-        self.publisher._bound[DESTINATION] = ()  # again at once
+        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = (
+            Known((), ()),
+            True,
+        )  # again at once
 
     def write_keys(self, messages: Any) -> None:
-        entries = [one.entry for one in messages if one.key is not None]
+        plans = [plan for plan in messages if plan.key is not None]
         failure, self.failure = self.failure, None
-        if failure is not None and entries:
+        if failure is not None and plans:
             raise failure
-        self.done += [f"{entry.key}: {entry.number}" for entry in entries]
+        self.done += [f"{plan.key}: {plan.number}" for plan in plans]
 
 
-def pending(number: int, key: str | None = None) -> PendingMessage:
+def pending(number: int, key: str | None = None) -> Plan:
     message = Message(str(number), correlation_id=str(number))
-    return PendingMessage(message, {"CC": []}, 0, 0, DESTINATION, entry=Entry(number, 0, str(number), None, key))
+    return Plan(message, {"CC": [], HEADER: {"n": number}}, DESTINATION, 0, 0, key=key)
 
 
-def batch_of(broker: Broker, *messages: PendingMessage) -> Batch:
+def batch_of(broker: Broker, *messages: Plan) -> Batch:
     batch = Batch()
     for message in messages:
         batch.add(broker, message)
@@ -164,7 +169,7 @@ def test_a_message_that_was_refused_at_first_does_not_replace_a_later_one_of_its
 
 def test_the_key_of_a_message_that_is_not_stored_is_not_told(broker: Broker) -> None:
     broker.refused = {"1"}
-    broker.publisher.options = Options(declare="passive", outboxes=())
+    broker.publisher.routes._options = Options(declare="passive", outboxes=())
     with pytest.raises(NotRouted):
         broker.publisher.publish(pending(1, "a"))
     assert broker.done == []
@@ -186,7 +191,7 @@ class Parts:
         self.missing: set[int] = set()
         self.cascade = options.high_cascade if high else options.cascade
         self.publisher = DelayedPublisher(self, self.cascade, options)
-        self.publisher._channel = self  # type: ignore[assignment]
+        self.publisher._channel = self.publisher.routes._channel = self  # type: ignore[assignment]
         for name in ("ensure_route", "require_cascade", "require_route", "outbox_exists"):
             monkeypatch.setattr(declare, name, getattr(self, name))
 
@@ -228,7 +233,7 @@ class Parts:
     def send(self, seconds: float, destination: Destination = DESTINATION) -> str:
         """Publish a message; return its routing key."""
         delay = int(seconds * 1_000_000)
-        self.publisher.publish(PendingMessage(Message("x"), {"CC": []}, monotonic_us() + delay, delay, destination))
+        self.publisher.publish(Plan(Message("x"), {"CC": []}, destination, time.monotonic_ns() + delay * 1000, delay))
         return self.sent[-1]
 
 
@@ -240,7 +245,7 @@ def test_an_outbox_is_created_with_the_route_to_its_destination_and_once(monkeyp
     assert parts.declared[1:] == [(DESTINATION, [5 * MINUTE], False)]
     assert parts.send(64.125) == "@.^9.^0", "powers alone are as short"
     assert len(parts.declared) == 2
-    parts.publisher.forget("q")
+    parts.publisher.routes.forget("q")
     assert parts.send(300) == "@.300s.+q"
     assert parts.declared[2:] == [(DESTINATION, [0, 5 * MINUTE], False)]
 
@@ -275,7 +280,7 @@ def test_who_may_use_no_outboxes_that_delay_needs_levels_alone(
 def test_a_deleted_outbox_is_created_again_and_the_message_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts(monkeypatch, Options())
     repaired: list[Any] = []
-    monkeypatch.setattr("celery_rabbit_delay.amqp.publisher.create_cascade", lambda *args: repaired.append(args))
+    monkeypatch.setattr("celery_rabbit_delay.amqp.routes.create_cascade", lambda *args: repaired.append(args))
     parts.send(60)
     parts.missing = {MINUTE}
     assert parts.send(60) == "@.60s.+q"

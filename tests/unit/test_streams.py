@@ -11,7 +11,7 @@ import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.amqp.clients import client_of
-from celery_rabbit_delay.amqp.journal import Journal
+from celery_rabbit_delay.amqp.stream_writer import StreamWriter
 from celery_rabbit_delay.amqp.streams import Entry, StreamReader
 from celery_rabbit_delay.core import streams
 
@@ -57,7 +57,7 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     options = Options()
     client = Client()
-    journal = Journal(SimpleNamespace(client=client), options.cascade, options)
+    journal = StreamWriter(SimpleNamespace(client=client), options.cascade, options)
     stream = streams.journal_for(options.cascade, 60)
     attempts = []
     for _ in range(3):

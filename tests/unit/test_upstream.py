@@ -77,41 +77,6 @@ def connection_to(frames: list[Any], **options: Any) -> Any:
     return connection
 
 
-def test_an_unconfirmed_publish_waits_for_no_answer_even_where_publishes_are_confirmed() -> None:
-    frames: list[Any] = []
-    channel = amqp.Channel(connection_to(frames, confirm_publish=True))
-    upstream.publish_unconfirmed(channel, amqp.Message("x"), exchange="e", routing_key="k", mandatory=True)
-    [(_, channel_id, method, _, message)] = frames
-    assert (channel_id, method, message.body) == (channel.channel_id, spec.Basic.Publish, "x")
-
-
-def transport_on(sock: socket.socket) -> TCPTransport:
-    transport = TCPTransport("localhost", 1)
-    transport.sock = sock
-    return transport
-
-
-def test_only_what_the_system_takes_without_a_wait_is_sent_at_once() -> None:
-    ours, theirs = socket.socketpair()
-    assert upstream.send_at_once(transport_on(ours), b"all of it") == 9
-    assert theirs.recv(100) == b"all of it"
-    most = b"x" * 100_000_000
-    assert 0 < upstream.send_at_once(transport_on(ours), most) < len(most)
-    assert upstream.send_at_once(transport_on(ours), most) == 0
-    theirs.close()
-    assert upstream.send_at_once(transport_on(ours), b"lost") == 0
-    ours.close()
-
-
-def test_a_socket_with_a_send_of_its_own_sends_nothing_at_once() -> None:
-    class Tls(socket.socket):
-        def send(self, *args: Any) -> int:
-            raise AssertionError(args)
-
-    with Tls() as tls:
-        assert upstream.send_at_once(transport_on(tls), b"secret") == 0
-
-
 def test_bytes_are_received_with_those_that_py_amqp_has_read_already() -> None:
     ours, theirs = socket.socketpair()
     connection = amqp.Connection()

@@ -1,4 +1,4 @@
-"""Writes the streams beside a cascade: a record of each delayed message, and later changes."""
+"""Writes the streams beside a cascade: a record of each delayed message, its key, and later changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
 from amqp import Message
@@ -14,17 +13,16 @@ from amqp.exceptions import AMQPError, InternalError, RecoverableConnectionError
 
 from .. import upstream
 from ..core import changes, journal, streams
-from ..core import headers as headers_
 from ..core.errors import CascadeMissing, DelayError, StreamUnavailable
 from ..core.journal import Record
 from ..core.options import Options
+from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import client_of
 from .clocks import utc_ms
 from .confirms import ConfirmedChannel, NotStored, Outgoing
 from .create import ensure_stream
-from .pending import Entry, PendingMessage
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +32,11 @@ _MAX_RECORDS, _MAX_BYTES = 100, 100_000
 #: Bytes of a record that RabbitMQ takes by default, of 16 MiB: the message alone may just fit.
 _LARGEST = 16 * 1024 * 1024 - 10_000
 
-#: The properties of all messages of streams.
-_PERSISTENT, _ = upstream.serialize(Message(b"", delivery_mode=2))
-
 #: Seconds until the next attempt to write to a stream that does not work; at first it may only just be coming up.
 _FIRST_PAUSE, _PAUSE = 1, 60
 
 
-class Journal:
+class StreamWriter:
     """Writes the streams of a cascade through one AMQP connection."""
 
     def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
@@ -52,28 +47,27 @@ class Journal:
         self._has_keys = False
         self._created: set[Stream] = set()
 
-    def records(self, messages: Iterable[tuple[Entry | None, Any]]) -> dict[Any, Outgoing]:
-        """Return the records to publish before some messages. Each message comes with its `Entry`.
+    def records(self, messages: Iterable[tuple[Plan, Any]]) -> dict[Any, Outgoing]:
+        """Return the records to publish before some messages. Each `amqp.Message` comes with its plan.
 
         A process that stops in between leaves a record without a message, and never a message without a record.
         """
         packs: dict[Stream, list[list[Record]]] = {}
         sizes: dict[Stream, int] = {}  # bytes of the last pack
-        for entry, message in messages:
-            if entry is None or entry.stream is None or self._is_paused(entry.stream):
+        for plan, message in messages:
+            stream = plan.stream
+            if stream is None or self._is_paused(stream):
                 continue
-            properties, body = upstream.serialize(message)
-            upstream.set_serialized(message, properties)
-            record = Record(entry.due, entry.number, entry.id, entry.key or "", properties, body)
+            record = Record(plan.due_ms, plan.number, plan.id, plan.key or "", *upstream.serialize(message))
             if record.size > _LARGEST:
-                logger.warning("The message %r is sent without being recorded: it is too large to record", entry.id)
+                logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
                 continue
-            lists = packs.setdefault(entry.stream, [])
-            if not lists or len(lists[-1]) >= _MAX_RECORDS or sizes[entry.stream] + record.size > _MAX_BYTES:
+            lists = packs.setdefault(stream, [])
+            if not lists or len(lists[-1]) >= _MAX_RECORDS or sizes[stream] + record.size > _MAX_BYTES:
                 lists.append([])
-                sizes[entry.stream] = 0
+                sizes[stream] = 0
             lists[-1].append(record)
-            sizes[entry.stream] += record.size
+            sizes[stream] += record.size
         return {
             (stream, number): self.outgoing(stream, journal.pack_records(pack, utc_ms()))
             for stream, lists in packs.items()
@@ -121,15 +115,13 @@ class Journal:
                 )
             client.paused_streams[name] = time.monotonic() + (_FIRST_PAUSE if is_first else _PAUSE)
 
-    def prepare(self, messages: Iterable[PendingMessage]) -> None:
+    def prepare(self, plans: Iterable[Plan]) -> None:
         """Create the streams that some messages need, once. Raises the same errors as `write` for a key."""
-        for pending in messages:
-            if pending.entry is None:
-                continue
-            if pending.has_key and not self._has_keys:
+        for plan in plans:
+            if plan.key is not None and not self._has_keys:
                 self.write(streams.keys(self._cascade), [streams.marker()])
                 self._has_keys = True
-            stream = pending.entry.stream
+            stream = plan.stream
             if stream is None or self._options.confirm or stream in self._created or self._is_paused(stream):
                 continue  # the answer to the first record shows whether the stream exists
             try:
@@ -138,11 +130,9 @@ class Journal:
             except (DelayError, AMQPError, OSError) as exc:
                 self.pause([(stream, 0)], exc)
 
-    def write_keys(self, messages: Iterable[PendingMessage]) -> None:
+    def write_keys(self, plans: Iterable[Plan]) -> None:
         """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""
-        entries = [pending.entry for pending in messages if pending.entry]
-        last = [changes.last_of_key(entry.key, entry.number) for entry in entries if entry.key is not None]
-        if last:
+        if last := [changes.last_of_key(plan.key, plan.number) for plan in plans if plan.key is not None]:
             self.write(streams.keys(self._cascade), last)
 
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
@@ -177,9 +167,7 @@ class Journal:
 
     def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
         """Return a message for a stream."""
-        message = Message(body, delivery_mode=2)
-        upstream.set_serialized(message, _PERSISTENT)
-        return Outgoing(message, self._cascade.ingest, stream.routing_key)
+        return Outgoing(Message(body, delivery_mode=2), self._cascade.ingest, stream.routing_key)
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -189,25 +177,3 @@ class Journal:
             except BaseException:
                 self._channel.reset()
                 raise
-
-
-def entry_for(
-    properties: Mapping[str, Any],
-    headers: Mapping[str, Any],
-    due: datetime,
-    delay: int,
-    options: Options,
-    key: str | None = None,
-    number: int | None = None,
-) -> Entry | None:
-    """Return the entry of a message with a delay in microseconds; None if the streams need none.
-
-    `key` is the `x-delay-key` whose last message it becomes, `number` one that it had before.
-    """
-    stream = None
-    if options.records(delay):
-        stream = streams.journal_for(options.cascade, delay / 1_000_000)
-    if stream is None and key is None and number is None:
-        return None
-    number = streams.new_number() if number is None else number
-    return Entry(number, headers_.milliseconds_due(due), headers_.message_id(properties, headers), stream, key)

@@ -1,0 +1,181 @@
+"""What is decided about a delayed message before anything is sent: its headers, its destination, its record. Pure.
+
+Messages that are published, handed on, or sent again as orphans enter the cascade by a plan; those that are moved or
+migrated are published.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from . import changes, streams
+from .destination import Declarations, Destination
+from .errors import InvalidDelay, InvalidDestination
+from .headers import (
+    HEADER,
+    X_DELAY_KEY,
+    X_DELAY_NUMBER,
+    Delivery,
+    Headers,
+    State,
+    cc_keys,
+    delay_key,
+    message_id,
+    with_time_sent,
+    wrap,
+    wrap_for_return,
+)
+from .options import Options
+from .topology import Stream
+
+
+class Plan(NamedTuple):
+    """A message that is ready to enter the cascade."""
+
+    message: Any  # with the properties and the body to send
+    headers: dict[str, Any]  # wrapped
+    destination: Destination
+    due: int  # in nanoseconds, by the clock of `Now.monotonic`
+    delay: int  # the original one, in microseconds
+    stream: Stream | None = None  # for its record; None: it is not recorded
+    key: str | None = None  # the `x-delay-key` whose last message it becomes
+    timeout: float | None = None  # seconds, as for `kombu.Producer.publish`
+    confirm_timeout: float | None = None
+
+    @property
+    def number(self) -> int:
+        """What identifies this copy of the message; only of a message that is recorded or has a key."""
+        return int(self.headers[HEADER]["n"])
+
+    @property
+    def due_ms(self) -> int:
+        """When it is due, in milliseconds since 1970."""
+        return int(self.headers[HEADER]["due"])
+
+    @property
+    def id(self) -> str:
+        """Celery's task id, or another message's correlation id or message id, or ""."""
+        return message_id(self.message.properties, self.headers)
+
+    @property
+    def priority(self) -> int | None:
+        priority: int | None = self.message.properties.get("priority")
+        return priority
+
+
+class Now(NamedTuple):
+    """A moment by two clocks. Read them in this order: a pause between them makes a message late, not early."""
+
+    utc: datetime
+    monotonic: int  # nanoseconds
+
+
+def of_new(
+    message: Any,
+    headers: Headers,
+    exchange: str,
+    routing_key: str,
+    delay: int,
+    now: Now,
+    options: Options,
+    declarations: Declarations,
+) -> Plan:
+    """Plan a message that is published to an exchange with a delay in microseconds.
+
+    Raises `InvalidDelay`, `InvalidDestination`.
+    """
+    _check_delay(delay, options)
+    if message.properties.get("priority") is not None:
+        _check_priority(message.properties["priority"])
+    headers = with_time_sent(headers, now.utc)
+    key, number = _key_and_number(headers, delay) if X_DELAY_KEY in headers else (None, None)
+    stream = None if options.journal is None else _journal(delay, options.journal, options)
+    if number is None and (stream or key):
+        number = streams.new_number()
+    due = now.utc + timedelta(microseconds=delay)
+    wrapped = wrap(headers, options.cascade.root, exchange, routing_key, due, number)
+    destination = _destination(exchange, wrapped, options, declarations)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, stream, key)
+
+
+def of_received(
+    message: Any, received: Delivery, destination: Destination, due: datetime, now: Now, options: Options
+) -> Plan:
+    """Plan the return of a message, which was received before it is due, to its queue. Raises as `of_new`.
+
+    A task with a key is not recorded: with a number, tasks that this package has sent could replace it.
+    """
+    delay = (due - now.utc) // timedelta(microseconds=1)
+    _check_delay(delay, options)
+    stream = None
+    if options.journal is not None and X_DELAY_KEY not in received.headers:
+        stream = _journal(delay, options.journal, options)
+    number = streams.new_number() if stream else None
+    wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, stream)
+
+
+def of_orphan(
+    message: Any,
+    exchange: str,
+    routing_key: str,
+    state: State,
+    delay: int,
+    now: Now,
+    options: Options,
+    declarations: Declarations,
+) -> Plan:
+    """Plan an orphan that waits once more, for a delay in microseconds: with its number, for its record stays valid.
+
+    Raises as `of_new`.
+    """
+    _check_delay(delay, options)
+    headers = {name: value for name, value in message.headers.items() if name != X_DELAY_NUMBER}
+    root = options.cascade.root
+    if state.routing_key is None:
+        wrapped = wrap(headers, root, exchange, routing_key, state.due, state.number)
+    else:
+        received = Delivery(state.exchange, state.routing_key, {**headers, "CC": list(state.cc) or None})
+        wrapped = wrap_for_return(received, root, routing_key, state.due, state.number)
+    destination = _destination(exchange, wrapped, options, declarations)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay)
+
+
+def _destination(exchange: str, wrapped: Headers, options: Options, declarations: Declarations) -> Destination:
+    keys = (*wrapped["CC"], *cc_keys(wrapped, "BCC"))
+    return declarations.destination(exchange, keys, options.declare == "passive")
+
+
+def _journal(delay: int, least: float, options: Options) -> Stream | None:
+    """Return the stream that records a message with a delay in microseconds, if that is at least so many seconds."""
+    return streams.journal_for(options.cascade, delay / 1_000_000) if delay >= least * 1_000_000 else None
+
+
+def _key_and_number(headers: Headers, delay: int) -> tuple[str | None, int | None]:
+    """Return the `x-delay-key` whose last message this one becomes, or the number that it keeps as a retry."""
+    key, number = delay_key(headers), headers.get(X_DELAY_NUMBER)
+    if key is None:
+        return None, None
+    if isinstance(number, int):
+        return None, number
+    try:
+        changes.check_keyed_delay(delay)
+    except InvalidDelay:
+        if headers.get("retries"):
+            return None, None  # an error inside the task would lose the retry
+        raise
+    return key, None
+
+
+def _check_delay(delay: int, options: Options) -> None:
+    if delay > options.max_delay * 1_000_000:
+        raise InvalidDelay(
+            f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={options.max_delay:.0f} s: "
+            "choose an earlier eta or a larger max_delay"
+        )
+
+
+def _check_priority(priority: object) -> None:
+    if not (isinstance(priority, int) and 0 <= priority <= 255):
+        raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")

@@ -1,0 +1,47 @@
+"""A warm delayed task passes few functions of the package on its way out, so that whoever reads along stays with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import celery_rabbit_delay
+from celery_rabbit_delay.amqp.transport import Channel
+from testkit.broker import Vhost
+
+from .conftest import MakeApp
+
+PACKAGE = str(Path(celery_rabbit_delay.__file__).parent)
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_a_warm_task_passes_few_functions_between_kombu_and_the_confirm(
+    vhost: Vhost, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, confirm: bool
+) -> None:
+    vhost.declare("celery")
+    app = make_app({"confirm": confirm, "tick": 0.125, "max_delay": 86400})
+    for _ in range(3):
+        app.send_task("t", countdown=60)
+    visited: set[tuple[str, str, int]] = set()
+    publish = Channel.basic_publish
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            visited.add((code.co_filename.removeprefix(PACKAGE), code.co_name, code.co_firstlineno))
+
+    def traced(*args: Any, **kwargs: Any) -> None:
+        sys.setprofile(note)
+        try:
+            publish(*args, **kwargs)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr(Channel, "basic_publish", traced)
+    app.send_task("t", countdown=60)
+    assert 20 < len(visited) <= 45, sorted(visited)
+    assert len({file for file, *_ in visited}) <= 10, sorted(visited)

@@ -1,0 +1,112 @@
+"""A plan says where a message goes, when it is due, and what the streams have to know of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options
+from celery_rabbit_delay.core import plan, streams
+from celery_rabbit_delay.core.destination import Declarations, Destination
+from celery_rabbit_delay.core.headers import HEADER, X_DELAY_NUMBER, Delivery, State, read_state, unwrap
+from celery_rabbit_delay.core.plan import Now, Plan
+
+NOW = Now(datetime(2030, 1, 1, tzinfo=timezone.utc), 7_000_000_000)
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+
+
+def message(headers: Any = (), **properties: Any) -> Any:
+    return SimpleNamespace(headers=dict(headers), properties=properties)
+
+
+def new(headers: Any = (), delay: int = MINUTE, options: Any = (), **properties: Any) -> Plan:
+    sent = message(**properties)
+    return plan.of_new(sent, dict(headers), "", "q", delay, NOW, Options(**dict(options)), Declarations())
+
+
+def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
+    planned = new({"task": "t"}, priority=3)
+    state = read_state(planned.headers)
+    assert state is not None
+    assert (planned.due, planned.delay) == (NOW.monotonic + 60_000_000_000, MINUTE)
+    assert state.due == NOW.utc + timedelta(seconds=60)
+    assert planned.due_ms == 1893456060000
+    assert planned.destination == Destination("", ("q",))
+    assert (planned.stream, planned.key, planned.priority) == (None, None, 3)
+    assert "n" not in planned.headers[HEADER]
+
+
+def test_queues_in_other_keys_are_its_destination_too() -> None:
+    assert new({"CC": ["r"], "BCC": ["s"]}).destination == Destination("", ("q", "r", "s"))
+
+
+def test_the_maximum_is_allowed_and_beyond_it_is_an_error_that_names_it() -> None:
+    new(delay=3600 * SECOND, options={"max_delay": 3600})
+    with pytest.raises(InvalidDelay, match=r"3600\.000 s is more than max_delay=3600 s"):
+        new(delay=3600 * SECOND + 1, options={"max_delay": 3600})
+
+
+@pytest.mark.parametrize("priority", [-1, 256, 1.5, "high"])
+def test_a_priority_that_no_queue_knows_is_an_error(priority: Any) -> None:
+    with pytest.raises(InvalidDestination, match="use a whole number from 0 to 255"):
+        new(priority=priority)
+
+
+def test_what_waits_long_enough_is_recorded_with_its_number_and_its_id() -> None:
+    recorded = new({"id": "7"}, options={"journal": 60})
+    assert recorded.stream == streams.journal_for(Options().cascade, 60)
+    assert recorded.number == recorded.headers[HEADER]["n"]
+    assert recorded.id == "7"
+    assert new(correlation_id="8", options={"journal": 0}).id == "8"
+    assert new(delay=MINUTE - 1, options={"journal": 60}).stream is None
+
+
+def test_the_key_of_a_message_is_told_with_its_number_but_a_retry_keeps_the_number_it_has() -> None:
+    first = new({"x-delay-key": "report"})
+    assert first.key == "report"
+    assert isinstance(first.number, int)
+    retry = new({"x-delay-key": "report", X_DELAY_NUMBER: 5})
+    assert (retry.key, retry.number) == (None, 5)
+    assert new({"x-delay-key": None}).key is None
+
+
+def test_a_key_waits_for_a_day_at_most_and_a_retry_is_sent_without_it() -> None:
+    longer = streams.MAX_KEYED_DELAY * SECOND + 1
+    with pytest.raises(InvalidDelay, match="x-delay-key"):
+        new({"x-delay-key": "report"}, longer)
+    assert new({"x-delay-key": "report", "retries": 1}, longer).key is None
+
+
+RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7", "CC": ["copy"]})
+
+
+@pytest.mark.parametrize(("headers", "recorded"), [({}, True), ({"x-delay-key": "report"}, False)])
+def test_a_received_message_returns_to_its_queue_alone_and_is_recorded_without_a_key(
+    headers: dict[str, Any], recorded: bool
+) -> None:
+    received = RECEIVED._replace(headers={**RECEIVED.headers, **headers})
+    due, queue = NOW.utc + timedelta(seconds=60), Destination("", ("q",))
+    planned = plan.of_received(message(), received, queue, due, NOW, Options(journal=60))
+    assert (planned.destination, planned.delay, planned.due) == (queue, MINUTE, NOW.monotonic + 60_000_000_000)
+    assert planned.headers["CC"] == ["q"]
+    assert (planned.stream is not None) is recorded
+    assert unwrap(Delivery(f"{Options().cascade.root}.exit", "@.=+q", planned.headers)).routing_key == "@.=+q"
+    assert plan.of_received(message(), received, queue, due, NOW, Options()).stream is None
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_an_orphan_waits_once_more_with_its_number(returns: bool) -> None:
+    due = NOW.utc + timedelta(seconds=60)
+    state = State("root", "orders", due, {}, "new" if returns else None, ("copy",) if returns else (), 5)
+    orphan = message({"task": "t", X_DELAY_NUMBER: 5})
+    exchange, key = ("", "q") if returns else ("orders", "new")
+    planned = plan.of_orphan(orphan, exchange, key, state, MINUTE, NOW, Options(journal=0), Declarations())
+    assert planned.destination == (Destination("", ("q",)) if returns else Destination("orders"))
+    assert (planned.number, planned.stream, planned.key) == (5, None, None)
+    found = read_state(planned.headers)
+    assert found is not None
+    assert (found.routing_key, list(found.cc), found.exchange) == (state.routing_key, list(state.cc), "orders")
