@@ -20,8 +20,8 @@ from ..core import headers as headers_
 from ..core.errors import InvalidDelay, InvalidDestination, NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
-from .batch import PublishBatch
-from .clients import client_of
+from .batch import PublishBatch, batches_of
+from .clients import PerClient
 from .clocks import monotonic_us
 from .confirms import NotStored
 from .connection import ANSWERING, CLOSING, Connection, server_version
@@ -33,6 +33,10 @@ from .receiving import is_dropped
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
+
+
+#: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.
+uses_quorum_queues: PerClient[Callable[[], bool]] = PerClient(lambda: lambda: False)
 
 
 class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
@@ -105,7 +109,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         publisher = self.connection.publisher_for(msg.properties.get("priority"))
         pending = PendingMessage(msg, wrapped, moment + delay, delay, destination, timeout, confirm_timeout, entry)
         publisher.prepare(pending)
-        batches = client_of(self.connection.client).batches
+        batches = batches_of[self.connection.client]
         if batches:
             batches[-1].add(self.connection, pending)
             return
@@ -262,7 +266,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         return bool(
             super().qos_semantics_matches_spec(connection)
             or server_version(connection) >= (4, 0)
-            or client_of(self.client).uses_quorum_queues()
+            or uses_quorum_queues[self.client]()
         )
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:

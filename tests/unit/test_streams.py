@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
-from celery_rabbit_delay.amqp.clients import client_of
-from celery_rabbit_delay.amqp.journal import Journal
+from celery_rabbit_delay.amqp.journal import Journal, paused_of
 from celery_rabbit_delay.amqp.streams import Entry, StreamReader
 from celery_rabbit_delay.core import streams
 
@@ -62,6 +61,6 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
     attempts = []
     for _ in range(3):
         journal.pause([(stream, 0)], StreamUnavailable("it has no leader"))
-        attempts.append(client_of(client).paused_streams[stream.name])
+        attempts.append(paused_of[client][stream.name])
     assert attempts == [1, 60, 60]
     assert len(caplog.records) == 1
