@@ -17,11 +17,10 @@ from amqp.exceptions import AMQPError
 from ..core import streams
 from ..core.changes import Changes, Keys
 from ..core.errors import DelayError, StreamUnavailable
-from ..core.headers import X_DELAY_KEY, message_id
+from ..core.headers import X_DELAY_KEY, State, message_id, read_state
 from ..core.options import Options, options_of
 from ..core.topology import Stream
 from .clients import PerClient
-from .deliveries import state_of
 from .streams import StreamReader, apply_readable, follow
 
 logger = logging.getLogger(__name__)
@@ -54,6 +53,15 @@ class Known:
 known_to: PerClient[Known] = PerClient(Known)
 
 
+def state_of(message: Any) -> State | None:
+    """Return what the package's header of an `amqp.Message` says; None if there is none, or if it is malformed."""
+    known = vars(message)
+    if "delay_state" not in known:
+        message.delay_state = read_state(message.headers or {})
+    state: State | None = known["delay_state"]
+    return state
+
+
 def is_dropped(connection: Any, message: Any) -> bool:
     """Return whether a message must be acknowledged instead of delivered.
 
@@ -66,12 +74,13 @@ def is_dropped(connection: Any, message: Any) -> bool:
         # before. Undelayed messages are not filtered.
         if not headers or not (headers.get("eta") or headers.get("retries")):
             return False
-        known = known_to[connection.client]
+        known = connection.known
         if known.on_cancelled is not None:
             _follow_changes(connection, known, None)
         return _is_cancelled(known, message)
-    known = known_to[connection.client]
-    number, other = state.number, _other(connection, state.prefix)
+    known, number = connection.known, state.number
+    # Apps with different options may share a queue, and what was sent before an option was changed arrives later.
+    other = None if state.prefix == connection.delay_options.cascade.root else options_of(state.prefix)
     if number is not None or known.on_cancelled is not None:
         _follow_changes(connection, known, other)
     if number is not None:
@@ -101,16 +110,6 @@ def _is_cancelled(known: Known, message: Any) -> bool:
         return False
     # Celery discards only tasks; a worker may have consumers of its own for other messages.
     return known.on_cancelled is None or "task" not in message.headers or not known.on_cancelled(id_)
-
-
-def _other(connection: Any, root: str) -> Options | None:
-    """Return the options of a message's cascade by its root, if that is another one than the connection's.
-
-    Apps with different options may share a queue, and what was sent before an option was changed arrives later.
-    """
-    if root == connection.delay_options.cascade.root:
-        return None
-    return options_of(root)
 
 
 def _follow_changes(connection: Any, known: Known, other: Options | None) -> None:

@@ -20,16 +20,16 @@ from ..core import headers as headers_
 from ..core.errors import InvalidDelay, InvalidDestination, NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
+from ..core.unwrap import unwrap
 from .batch import PublishBatch, batches_of
 from .clients import PerClient
 from .clocks import monotonic_us
 from .confirms import NotStored
 from .connection import ANSWERING, CLOSING, Connection, server_version
-from .deliveries import state_of
 from .destinations import is_lasting
 from .journal import entry_for
 from .pending import Entry, PendingMessage, with_headers
-from .receiving import is_dropped
+from .receiving import is_dropped, state_of
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
@@ -40,13 +40,12 @@ uses_quorum_queues: PerClient[Callable[[], bool]] = PerClient(lambda: lambda: Fa
 
 
 class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
-    """A message as Kombu passes it to consumers, with the `amqp.Message` that it was made from."""
+    """A message as Kombu passes it to consumers."""
 
-    def __init__(self, msg: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(msg, *args, **kwargs)
-        self.amqp_message = msg
-        #: The due time of a message that comes out of the cascade.
-        self.delayed_until: datetime | None = None
+    #: The `amqp.Message` that it was made from.
+    amqp_message: Any = None
+    #: The due time of a message that comes out of the cascade.
+    delayed_until: datetime | None = None
 
 
 class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
@@ -185,10 +184,11 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         state = state_of(raw_message)
         if state:
             info = raw_message.delivery_info
-            unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], raw_message.headers), state)
+            unwrapped = unwrap(Delivery(info["exchange"], info["routing_key"], raw_message.headers), state)
             info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
             raw_message.properties["application_headers"] = unwrapped.headers
         message = super().message_to_python(raw_message)
+        message.amqp_message = raw_message
         message.delayed_until = state.due if state else None
         return message
 

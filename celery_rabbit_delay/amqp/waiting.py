@@ -17,8 +17,9 @@ from .. import upstream
 from ..core.destination import check_key
 from ..core.due import microseconds_until
 from ..core.errors import DelayError
-from ..core.headers import X_DELAY_NUMBER, Delivery, Headers, State, cc_keys, read_state, resent, wrap, wrap_for_return
+from ..core.headers import X_DELAY_NUMBER, Delivery, Headers, State, cc_keys, read_state, wrap, wrap_for_return
 from ..core.topology import Cascade
+from ..core.unwrap import resent
 from . import declare
 from .clocks import monotonic_us
 from .confirms import ConfirmedChannel
