@@ -14,14 +14,16 @@ from typing import Any
 import kombu
 from amqp.exceptions import AMQPError
 
+from .. import upstream
 from ..core import streams
 from ..core.changes import Changes, Keys
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.headers import X_DELAY_KEY, State, message_id, read_state
 from ..core.options import Options, options_of
+from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
-from .streams import StreamReader, apply_readable, follow
+from .streams import StreamMessage, StreamReader, consume, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -167,8 +169,8 @@ def learn(client: kombu.Connection) -> None:
             (streams.changes(cascade), known.changes.apply),
             (streams.keys(cascade), known.keys[cascade.root].apply),
         ):
-            for entry in reader.read(stream):
-                apply_readable(apply, stream, entry)
+            for message in reader.read_exactly(stream):
+                apply_readable(apply, stream, message)
 
 
 def catch_up(
@@ -208,9 +210,9 @@ def _catch_up(
     following = 0
     with StreamReader(connection.client, patience, silence, options) as reader:
         for _ in range(2):
-            for entry in reader.read(stream):
-                following = entry.offset + 1
-                apply_readable(apply, stream, entry)
+            for message in reader.read_exactly(stream):
+                following = message.offset + 1
+                apply_readable(apply, stream, message)
             if following:
                 break
             if options is not connection.delay_options:
@@ -218,3 +220,37 @@ def _catch_up(
             reader.create(stream)
     follow(connection, stream, following, partial(apply_readable, apply, stream))
     return True
+
+
+def follow(connection: Any, stream: Stream, first: int, callback: Callable[[StreamMessage], None]) -> None:
+    """Make reads of an `amqp.Connection` call back for each message of a stream from an offset on.
+
+    If the stream is deleted, or its node goes down, the next message of a consumer makes the connection read it again.
+    """
+    channel = connection.channel()
+    last = -1
+
+    def on_message(message: Any) -> None:
+        nonlocal last
+        channel.basic_ack(message.delivery_tag)
+        one = message_of(message, last)
+        last = one.offset
+        if one.offset >= first:
+            callback(one)
+
+    def on_cancel(consumer_tag: str) -> None:
+        connection.followed[stream.name] = time.monotonic()
+        upstream.close_without_waiting(channel)
+
+    # What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the
+    # task itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection
+    # that takes nothing for 15 s.
+    consume(channel, stream, first, on_message, prefetch=10_000, on_cancel=on_cancel)
+
+
+def apply_readable(apply: Callable[[bytes], object], stream: Stream, message: StreamMessage) -> None:
+    """Call a function with a message of a stream; log a warning if the message is malformed."""
+    try:
+        apply(message.body)
+    except Unreadable as exc:
+        logger.warning("Message %d of the stream %r is skipped: %s", message.offset, stream.name, exc)

@@ -5,7 +5,7 @@ Every function takes a `kombu.Connection` with our transport, whose options sele
 
 from ..amqp.connection import advice_on_release
 from ..amqp.destinations import QueueNames
-from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark
+from ..amqp.following import Follower, Place, StreamReplaced, message_at
 from ..amqp.reschedule import moving, reschedule
 from ..amqp.schedule import (
     Progress,
@@ -16,7 +16,7 @@ from ..amqp.schedule import (
     scheduled,
     to_message,
 )
-from ..amqp.streams import Entry
+from ..amqp.streams import StreamMessage, StreamReader
 from ..core.journal import Record
 from .cascades import cascades, existing, require
 from .diff import Finding, diff
@@ -34,7 +34,6 @@ from .status import HeldUp, LevelStatus, OutboxStatus, Status, add_up, held_up, 
 from .verify import can_try_out, compare, try_out
 
 __all__ = [
-    "Entry",
     "Finding",
     "Follower",
     "HeldUp",
@@ -51,6 +50,8 @@ __all__ = [
     "Report",
     "Scheduled",
     "Status",
+    "StreamMessage",
+    "StreamReader",
     "StreamReplaced",
     "add_up",
     "advice",
@@ -61,12 +62,11 @@ __all__ = [
     "compare",
     "describe",
     "diff",
-    "entry_at",
     "existing",
     "existing_outboxes",
     "held_up",
     "hurry",
-    "mark",
+    "message_at",
     "message_count",
     "migrate",
     "moving",

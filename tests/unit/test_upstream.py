@@ -112,24 +112,6 @@ def test_a_socket_with_a_send_of_its_own_sends_nothing_at_once() -> None:
         assert upstream.send_at_once(transport_on(tls), b"secret") == 0
 
 
-def test_bytes_are_received_with_those_that_py_amqp_has_read_already() -> None:
-    ours, theirs = socket.socketpair()
-    connection = amqp.Connection()
-    connection._transport = TCPTransport("localhost", 1)
-    connection._transport.sock = ours
-    connection._transport._setup_transport()
-    theirs.sendall(b"later")
-    connection._transport._read_buffer = b"before"
-    assert upstream.receive(connection, 1) == b"before"
-    assert upstream.receive(connection, 1) == b"later"
-    with pytest.raises(TimeoutError):
-        upstream.receive(connection, 0.01)
-    theirs.close()
-    with pytest.raises(OSError, match="has closed"):
-        upstream.receive(connection, 1)
-    ours.close()
-
-
 def test_a_channel_that_is_closed_without_waiting_is_closed_once() -> None:
     frames: list[Any] = []
     channel = amqp.Channel(connection_to(frames))
