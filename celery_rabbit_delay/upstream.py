@@ -17,9 +17,6 @@ from weakref import WeakSet
 _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (20, 40), (20, 41)
 _BASIC = 60
 
-#: The maximum number of bytes in one read.
-_MOST_BYTES = 64 * 1024
-
 
 def settings_so_far(app: Any) -> Any:
     """Return a Celery app's settings without loading its configuration, which the app may still set."""
@@ -195,21 +192,6 @@ def await_input(transport: Any) -> None:
     except OSError:
         transport.connected = False
         raise
-
-
-def receive(connection: Any, timeout: float) -> bytes:
-    """Return bytes that an `amqp.Connection` receives. The connection itself must not be read afterwards.
-
-    Raises `TimeoutError`, `OSError`.
-    """
-    transport = connection.transport
-    data, transport._read_buffer = transport._read_buffer, b""
-    if not data:
-        with transport.having_timeout(timeout):
-            data = transport._quick_recv(_MOST_BYTES)
-        if not data:
-            raise OSError("the broker has closed the connection")
-    return bytes(data)
 
 
 def limit_waits(connection: Any, seconds: float) -> None:

@@ -70,7 +70,6 @@ def stored() -> dict[str, str]:
     messages = {
         "record": journal.pack_records([record, record], now=3),
         "marker": streams.marker()[:1],
-        "filler": journal.fillers(10, now=3)[0],
         "cancelled ids": by_id,
         "cancelled ids that are no UUIDs": by_text,
         "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, 3000),

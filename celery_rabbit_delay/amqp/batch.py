@@ -14,7 +14,7 @@ from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
 from kombu.exceptions import KombuError
 
 from ..core.errors import DelayError, DestinationNotFound, InvalidDestination, NotPermitted, UnsupportedConfiguration
-from .clients import client_of
+from .clients import PerClient
 
 try:
     from kombu.exceptions import BatchPublishError
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 #: The number of messages that a batch holds before it sends them.
 MAX_SIZE = 1000
+
+
+#: The batches that collect what a `kombu.Connection` publishes, the innermost last.
+batches_of: PerClient[list[Batch]] = PerClient(list)
 
 
 class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
@@ -125,7 +129,7 @@ class Batch:
     @contextmanager
     def collecting(self, client: kombu.Connection) -> Iterator[None]:
         """Collect the delayed messages of a Kombu connection. In nested blocks the innermost batch collects them."""
-        batches = client_of(client).batches
+        batches = batches_of[client]
         try:
             batches.append(self)
             yield

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amqp import spec
 from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError, UnexpectedFrame
@@ -20,14 +20,12 @@ from ..core import faults
 from ..core.destination import Declarations
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import Options
+from .batch import Batch, batches_of
 from .blocks import OWN_ERRORS, SENDING, Deadline, Exclusively, FrameWriter, GivingUp, Within
-from .clients import client_of
 from .confirms import ConfirmedChannel
-from .deliveries import DeferredDeliveries, Delivery, TolerantFrames
+from .deliveries import MALFORMED, DeferredDeliveries, Method, with_text, without_properties
 from .publisher import DelayedPublisher
-
-if TYPE_CHECKING:
-    from .batch import Batch
+from .receiving import Known, known_to
 
 #: Seconds to wait for the answer to a question to the broker, such as a declaration; to the last one, when a connection
 #: or a channel closes.
@@ -35,13 +33,15 @@ ANSWERING, CLOSING = 300, 10
 
 _GIVEN_UP = "the connection was given up, because something interrupted it"
 
+#: The type of a frame with the properties of a message.
+_HEADER = 2
+
 
 class Connection(pyamqp.Connection):  # type: ignore[misc]
     """An `amqp.Connection` that can defer deliveries and has a publisher for each cascade."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.frame_handler_cls: Any = partial(TolerantFrames, self.frame_handler_cls)
         self.frame_writer_cls: Any = partial(FrameWriter, self.frame_writer_cls)
         #: For writes: threads, also green ones, may share a connection, and no frame may come into another.
         self.write_lock = threading.Lock()  # looked up now: gevent and eventlet may have replaced it since the import
@@ -98,7 +98,15 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
                     upstream.await_input(transport)  # takes nothing: a wait that is interrupted may go on later
                 self._is_reading = True
                 frame = transport.read_frame()
-            return self.on_inbound_frame(frame)
+            try:
+                return self.on_inbound_frame(frame)
+            except MALFORMED as exc:
+                kind, channel_id, payload = frame
+                channel = (self.channels or {}).get(channel_id)
+                is_consumers = not self._is_reading or isinstance(exc, TimeoutError)  # or that of a signal handler
+                if is_consumers or kind != _HEADER or not getattr(channel, "takes_anything", False):
+                    raise
+                return self.on_inbound_frame((kind, channel_id, without_properties(payload)))
         except BaseException as exc:
             if self._is_reading and self._is_torn(exc, timeout, time.monotonic() - began):
                 self.give_up()
@@ -136,16 +144,18 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
             self.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
         self.collect()
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _deliver(self, delivery: Method) -> None:
         channel_id, *method = delivery
         if channel_id in (self.channels or ()):  # if the channel was closed, the broker delivers the message again
             super().on_inbound_method(channel_id, *method)
 
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
         self.is_silent = self._is_reading = False  # from here on, errors are those of methods and consumers
-        if method_sig == spec.Basic.Deliver and self.deliveries.offer((channel_id, method_sig, payload, content)):
-            return None
         channel = (self.channels or {}).get(channel_id)
+        if content is not None and getattr(channel, "takes_anything", False):
+            payload = with_text(method_sig, payload, content)
+        if method_sig == spec.Basic.Deliver and self.deliveries.holds:
+            return self.deliveries.add((channel_id, method_sig, payload, content))
         try:
             return super().on_inbound_method(channel_id, method_sig, payload, content)
         except ChannelError as exc:  # the code that reads the connection does not know about submitted messages
@@ -214,6 +224,11 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return self.deliveries.hold()
 
     @cached_property
+    def known(self) -> Known:
+        """What the streams have said about messages that this connection may receive."""
+        return known_to[self.client]
+
+    @cached_property
     def delay_options(self) -> Options:
         options: Options = self.client.transport.delay_options
         return options
@@ -227,7 +242,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     @cached_property
     def batches(self) -> list[Batch]:
         """The batches that collect what is published, the innermost last; those of all connections of a client."""
-        return client_of(self.client).batches
+        return batches_of[self.client]
 
     def on_declared(self, name: str) -> None:
         """Take note that a queue or exchange of that name may be a new one."""

@@ -1,22 +1,45 @@
-"""Defers deliveries while a connection waits for the broker's answer, and decodes deliveries."""
+"""Defers deliveries while a connection waits for the broker's answer, and reads those that py-amqp cannot read."""
 
 from __future__ import annotations
 
+import re
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from amqp import Message
+from amqp import Message, spec
+from amqp.exceptions import FrameSyntaxError
+from amqp.serialization import dumps, loads
 
 from .. import upstream
-from ..core import frames
-from ..core.headers import HEADER, State, decode_delayed, read_state
-
-#: Our header is in a content header if this is, as a rule.
-_NAME = HEADER.encode()
 
 #: channel id, method, payload, content: the arguments of `amqp.Connection.on_inbound_method`.
-Delivery = tuple[int, Any, Any, Any]
+Method = tuple[int, Any, Any, Any]
+
+#: What py-amqp raises for text that is not UTF-8, for times that Python cannot represent, and for other properties that
+#: RabbitMQ lets publishers send. Not `Exception`: an interrupt, such as a soft time limit, is one.
+MALFORMED = (
+    FrameSyntaxError,
+    ArithmeticError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+#: The header that marks a message as a placeholder for an unreadable one, and the one that RabbitMQ adds in a stream.
+_UNREADABLE, _OFFSET = "x-unreadable", "x-stream-offset"
+_OFFSET_BYTES = re.compile(rb"\x0fx-stream-offset[lL](.{8})", re.DOTALL)
+
+#: The size of class, weight and length in a content header, before the properties (AMQP 0-9-1, clause 4.2.6.1).
+_SIZES = 12
+
+#: The arguments before exchange and routing key of the methods that bring a message; basic.get-ok has a number after.
+_ARGUMENTS = {spec.Basic.Deliver: "sLb", spec.Basic.GetOk: "Lb"}
+_NUMBER = bytes(4)
 
 
 class DeferredDeliveries:
@@ -26,9 +49,10 @@ class DeferredDeliveries:
     with a delay would also wait, and so on: the recursion could be as deep as the consumer's prefetch count.
     """
 
-    def __init__(self, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(self, deliver: Callable[[Method], None]) -> None:
         self._deliver = deliver
-        self.waiting: deque[Delivery] = deque()
+        self.waiting: deque[Method] = deque()
+        #: The number of blocks in which deliveries are being held.
         self.holds = 0
         self._delivering = False
 
@@ -47,11 +71,9 @@ class DeferredDeliveries:
         """End a block, but do not pass on what it has held."""
         self.holds -= 1
 
-    def offer(self, delivery: Delivery) -> bool:
-        """Take a delivery if deliveries are being held; return whether it was taken."""
-        if self.holds:
-            self.waiting.append(delivery)
-        return bool(self.holds)
+    def add(self, delivery: Method) -> None:
+        """Take a delivery while deliveries are being held."""
+        self.waiting.append(delivery)
 
     def flush(self) -> bool:
         """Pass on all held deliveries, unless they are still being held; return whether there were any.
@@ -83,67 +105,30 @@ def is_unreadable(message: Any) -> bool:
 
     A placeholder has the original body, and no properties.
     """
-    return frames.UNREADABLE in (message.headers or {})
+    return _UNREADABLE in (message.headers or {})
 
 
-def state_of(message: Any) -> State | None:
-    """Return what the package's header of an `amqp.Message` says; None if there is none, or if it is malformed."""
-    headers = message.headers
-    if not headers or HEADER not in headers:
-        return None
-    known = vars(message)
-    if "delay_state" not in known:
-        message.delay_state = read_state(headers)
-    state: State | None = known["delay_state"]
-    return state
+def without_properties(header: bytes) -> bytes:
+    """Return a content header of a placeholder; it keeps the offset in a stream unless the sender wrote one, too."""
+    offsets = _OFFSET_BYTES.findall(header)
+    known = {_OFFSET: int.from_bytes(offsets[0], "big")} if len(offsets) == 1 else {}
+    properties, _ = upstream.serialize(Message(b"", application_headers={_UNREADABLE: True, **known}))
+    return header[:_SIZES] + properties
 
 
-class TolerantFrames:
-    """Wraps a frame handler. On channels that take anything, also handles frames that the wrapped one cannot read.
+def with_text(method: Any, arguments: bytes, content: Any) -> bytes:
+    """Return the arguments of a method that brings a message, with names that are text.
 
-    It decodes the properties of delayed messages itself: py-amqp needs twice as long.
+    If its exchange or its routing key is not UTF-8, both become "", and the message becomes a placeholder.
     """
-
-    def __init__(self, frame_handler: Callable[..., Callable[[Any], Any]], connection: Any, callback: Any) -> None:
-        self._connection = connection
-        self._callback = callback
-        self._handle = frame_handler(connection, self._complete)
-        self._misnamed: set[int] = set()  # ids of channels, until the next frame of the message arrives
-        self._decoded: dict[int, tuple[dict[str, Any], State]] = {}  # by the ids of channels, the same
-
-    def __call__(self, frame: tuple[int, int, bytes]) -> Any:
-        kind, channel_id, payload = frame
-        if kind in (frames.METHOD, frames.HEADER):
-            channel = (self._connection.channels or {}).get(channel_id)
-            if getattr(channel, "takes_anything", False):
-                return self._handle((kind, channel_id, self._readable(kind, channel_id, payload)))
-            if kind == frames.HEADER and _NAME in payload:
-                decoded = decode_delayed(frames.properties_of(payload))
-                if decoded is not None:
-                    self._decoded[channel_id] = decoded
-                    return self._handle((kind, channel_id, frames.bare(payload)))
-        return self._handle(frame)
-
-    def _complete(self, channel_id: int, method: Any, payload: bytes, content: Any) -> Any:
-        if content is not None and channel_id in self._decoded:
-            content.properties, content.delay_state = self._decoded.pop(channel_id)
-        return self._callback(channel_id, method, payload, content)
-
-    def _readable(self, kind: int, channel_id: int, payload: bytes) -> bytes:
-        if kind == frames.METHOD:
-            readable = frames.with_text(payload)
-            if readable != payload:
-                self._misnamed.add(channel_id)
-            return readable
-        if channel_id in self._misnamed or not _is_readable(frames.properties_of(payload)):
-            self._misnamed.discard(channel_id)
-            return frames.without_properties(payload)
-        return payload
-
-
-def _is_readable(properties: bytes) -> bool:
+    before = _ARGUMENTS.get(method)
+    if before is None:
+        return arguments
     try:
-        upstream.deserialize(Message(), properties)
-    except Exception:  # a malformed message may cause many kinds of errors
-        return False
-    return True
+        loads(f"{before}ss", arguments, 4)
+        return arguments
+    except UnicodeDecodeError:
+        known = {name: value for name, value in (content.headers or {}).items() if name == _OFFSET}
+        content.properties = {"application_headers": {_UNREADABLE: True, **known}}
+        values, _ = loads(before, arguments, 4)
+        return arguments[:4] + bytes(dumps(f"{before}ss", [*values, "", ""])) + _NUMBER

@@ -22,6 +22,7 @@ from amqp.exceptions import AccessRefused, PreconditionFailed
 from .. import upstream
 from ..core.errors import CascadeConflict, NotPermitted, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
+from .confirms import publish
 from .declare import PERMISSIONS
 
 ARGUMENTS = {
@@ -129,7 +130,7 @@ class Lock:
         self._moment = time.monotonic()
 
     def _publish(self, message: Message, queue: str, mandatory: bool = True) -> None:
-        upstream.publish_unconfirmed(self._channel, message, exchange="", routing_key=queue, mandatory=mandatory)
+        publish(self._channel, message, "", queue, mandatory=mandatory)
 
     def _on_message(self, message: Message) -> None:
         self.is_active = True

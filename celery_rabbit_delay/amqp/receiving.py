@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import kombu
 from amqp.exceptions import AMQPError
 
+from .. import upstream
 from ..core import streams
+from ..core.changes import Changes, Keys
 from ..core.errors import DelayError, StreamUnavailable
-from ..core.headers import X_DELAY_KEY, message_id
+from ..core.headers import X_DELAY_KEY, State, message_id, read_state
 from ..core.options import Options, options_of
+from ..core.streams import Unreadable
 from ..core.topology import Stream
-from .clients import Client, client_of
-from .deliveries import state_of
-from .streams import StreamReader, apply_readable, follow
+from .clients import PerClient
+from .streams import StreamMessage, StreamReader, consume, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +41,34 @@ SILENCE = 2
 MOST_UNKNOWN = 20
 
 
+@dataclass
+class Known:
+    """What the streams have said so far about messages that a `kombu.Connection` may receive."""
+
+    changes: Changes = field(default_factory=lambda: Changes(time.time))
+    #: Of each cascade, by its root, because keys of different cascades are unrelated.
+    keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(lambda: Keys(time.monotonic)))
+    #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
+    on_cancelled: Callable[[str], bool] | None = None
+
+
+known_to: PerClient[Known] = PerClient(Known)
+
+
+def state_of(message: Any) -> State | None:
+    """Return what the package's header of an `amqp.Message` says; None if there is none, or if it is malformed."""
+    known = vars(message)
+    if "delay_state" not in known:
+        message.delay_state = read_state(message.headers or {})
+    state: State | None = known["delay_state"]
+    return state
+
+
 def is_dropped(connection: Any, message: Any) -> bool:
     """Return whether a message must be acknowledged instead of delivered.
 
     This is so if a later message with its key, or a copy with another due time, has replaced it, or if it was
-    cancelled. If the client has `on_cancelled`, a cancelled task is delivered, and Celery discards it.
+    cancelled. If `Known` has `on_cancelled`, a cancelled task is delivered, and Celery discards it.
     """
     headers, state = message.headers, state_of(message)
     if state is None:
@@ -49,16 +76,17 @@ def is_dropped(connection: Any, message: Any) -> bool:
         # before. Undelayed messages are not filtered.
         if not headers or not (headers.get("eta") or headers.get("retries")):
             return False
-        client = client_of(connection.client)
-        if client.on_cancelled is not None:
-            _follow_changes(connection, client, None)
-        return _is_cancelled(client, message)
-    client = client_of(connection.client)
-    number, other = state.number, _other(connection, state.prefix)
-    if number is not None or client.on_cancelled is not None:
-        _follow_changes(connection, client, other)
+        known = connection.known
+        if known.on_cancelled is not None:
+            _follow_changes(connection, known, None)
+        return _is_cancelled(known, message)
+    known, number = connection.known, state.number
+    # Apps with different options may share a queue, and what was sent before an option was changed arrives later.
+    other = None if state.prefix == connection.delay_options.cascade.root else options_of(state.prefix)
+    if number is not None or known.on_cancelled is not None:
+        _follow_changes(connection, known, other)
     if number is not None:
-        if client.changes.voids(number):
+        if known.changes.voids(number):
             logger.info("A message that was moved is dropped here: %s", headers.get("id"))
             return True
         key = headers.get(X_DELAY_KEY)
@@ -67,38 +95,28 @@ def is_dropped(connection: Any, message: Any) -> bool:
             cascade = options.cascade
 
             def apply(message: bytes) -> None:  # only streams that exist have keys: there is no end of made up roots
-                client.keys[cascade.root].apply(message)
+                known.keys[cascade.root].apply(message)
 
             _follow_once(connection, options, streams.keys(cascade), apply)
-            if cascade.root in client.keys and client.keys[cascade.root].replaces(number):
+            if cascade.root in known.keys and known.keys[cascade.root].replaces(number):
                 logger.info(
                     "A message with the key %r is dropped, because another was sent later: %s", key, headers.get("id")
                 )
                 return True
-    return _is_cancelled(client, message)
+    return _is_cancelled(known, message)
 
 
-def _is_cancelled(client: Client, message: Any) -> bool:
+def _is_cancelled(known: Known, message: Any) -> bool:
     id_ = message_id(message.properties, message.headers)  # the same id as in a record, which `list` shows
-    if not client.changes.cancels(id_, message.headers):
+    if not known.changes.cancels(id_, message.headers):
         return False
     # Celery discards only tasks; a worker may have consumers of its own for other messages.
-    return client.on_cancelled is None or "task" not in message.headers or not client.on_cancelled(id_)
+    return known.on_cancelled is None or "task" not in message.headers or not known.on_cancelled(id_)
 
 
-def _other(connection: Any, root: str) -> Options | None:
-    """Return the options of a message's cascade by its root, if that is another one than the connection's.
-
-    Apps with different options may share a queue, and what was sent before an option was changed arrives later.
-    """
-    if root == connection.delay_options.cascade.root:
-        return None
-    return options_of(root)
-
-
-def _follow_changes(connection: Any, client: Client, other: Options | None) -> None:
+def _follow_changes(connection: Any, known: Known, other: Options | None) -> None:
     for options in filter(None, (connection.delay_options, other)):
-        _follow_once(connection, options, streams.changes(options.cascade), client.changes.apply)
+        _follow_once(connection, options, streams.changes(options.cascade), known.changes.apply)
 
 
 def _follow_once(connection: Any, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
@@ -144,15 +162,15 @@ def learn(client: kombu.Connection) -> None:
     Each message that the client takes from then on is dropped if it was cancelled in the meantime.
     """
     cascade = client.transport.delay_options.cascade
-    known = client_of(client)
+    known = known_to[client]
     known.on_cancelled = known.on_cancelled or (lambda id_: False)
     with StreamReader(client) as reader:
         for stream, apply in (
             (streams.changes(cascade), known.changes.apply),
             (streams.keys(cascade), known.keys[cascade.root].apply),
         ):
-            for entry in reader.read(stream):
-                apply_readable(apply, stream, entry)
+            for message in reader.read_exactly(stream):
+                apply_readable(apply, stream, message)
 
 
 def catch_up(
@@ -192,9 +210,9 @@ def _catch_up(
     following = 0
     with StreamReader(connection.client, patience, silence, options) as reader:
         for _ in range(2):
-            for entry in reader.read(stream):
-                following = entry.offset + 1
-                apply_readable(apply, stream, entry)
+            for message in reader.read_exactly(stream):
+                following = message.offset + 1
+                apply_readable(apply, stream, message)
             if following:
                 break
             if options is not connection.delay_options:
@@ -202,3 +220,37 @@ def _catch_up(
             reader.create(stream)
     follow(connection, stream, following, partial(apply_readable, apply, stream))
     return True
+
+
+def follow(connection: Any, stream: Stream, first: int, callback: Callable[[StreamMessage], None]) -> None:
+    """Make reads of an `amqp.Connection` call back for each message of a stream from an offset on.
+
+    If the stream is deleted, or its node goes down, the next message of a consumer makes the connection read it again.
+    """
+    channel = connection.channel()
+    last = -1
+
+    def on_message(message: Any) -> None:
+        nonlocal last
+        channel.basic_ack(message.delivery_tag)
+        one = message_of(message, last)
+        last = one.offset
+        if one.offset >= first:
+            callback(one)
+
+    def on_cancel(consumer_tag: str) -> None:
+        connection.followed[stream.name] = time.monotonic()
+        upstream.close_without_waiting(channel)
+
+    # What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the
+    # task itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection
+    # that takes nothing for 15 s.
+    consume(channel, stream, first, on_message, prefetch=10_000, on_cancel=on_cancel)
+
+
+def apply_readable(apply: Callable[[bytes], object], stream: Stream, message: StreamMessage) -> None:
+    """Call a function with a message of a stream; log a warning if the message is malformed."""
+    try:
+        apply(message.body)
+    except Unreadable as exc:
+        logger.warning("Message %d of the stream %r is skipped: %s", message.offset, stream.name, exc)

@@ -18,6 +18,7 @@ from ..core.errors import DelayError, InvalidDelay, InvalidDestination, NotWaiti
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import OPTIONS, Options
+from ..core.unwrap import resent
 from .connecting import closing, copy_of
 from .only_reader import only_reader
 from .schedule import to_message, waiting, write_changes
@@ -109,7 +110,7 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
         raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: its message has no delay")
     if state.routing_key is not None and "task" not in message.headers:
         raise DelayError(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
-    delivery = headers_.resent(Delivery(f"{state.prefix}.", "@", message.headers))
+    delivery = resent(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
     headers[headers_.X_DELAY] = x_delay_until(due, moment)  # "at once" is one tick, so that it is confirmed
     if headers.get("eta"):

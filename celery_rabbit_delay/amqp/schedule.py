@@ -6,7 +6,6 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -19,10 +18,8 @@ from ..core import changes, journal, streams
 from ..core import headers as headers_
 from ..core.changes import Changes, Keys
 from ..core.due import due_at
-from ..core.errors import DelayError
-from ..core.journal import Record, TooOld
+from ..core.journal import Record
 from ..core.streams import Unreadable
-from ..core.topology import Stream
 from .clocks import utc_ms
 from .destinations import QueueNames
 from .streams import StreamReader
@@ -176,39 +173,25 @@ def waiting(
     """Yield the journal's records of waiting messages, in no order; two of a message that was published again."""
     cascade = connection.transport.delay_options.cascade
     known, keys = Changes(time.time), Keys(time.monotonic)
+    done = 0
     with StreamReader(connection) as reader:
         # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
-        wanted = streams.all_streams(cascade)
-        total = sum(map(reader.length, wanted)) if progress else 0
-        done = 0
-        stale = []
-        for stream in wanted:
-            too_old = TooOld(stream, utc_ms())
-            for entry in reader.read(stream):
+        wanted = reader.extents([streams.changes(cascade), streams.keys(cascade)])
+        wanted |= reader.extents(streams.journals(cascade))
+        total = sum(extent.messages for extent in wanted.values())
+        for stream, extent in wanted.items():
+            for message in reader.read(stream, extent):
                 done += 1
-                too_old.add(entry.body)
                 if progress:
                     progress(min(done, total), total)
                 try:
-                    known.apply(entry.body)
-                    keys.apply(entry.body)
-                    records = [one for one in journal.unpack_records(entry.body) if _waits(one, known, keys)]
+                    known.apply(message.body)
+                    keys.apply(message.body)
+                    records = [one for one in journal.unpack_records(message.body) if _waits(one, known, keys)]
                 except Unreadable as exc:
-                    report(f"Message {entry.offset} of the stream {stream.name!r} is skipped: {exc}")
+                    report(f"Message {message.offset} of the stream {stream.name!r} is skipped: {exc}")
                     continue
                 yield from records
-            if too_old.is_much:
-                stale.append(stream)
-    for stream in stale:
-        _roll(connection, stream)
-
-
-def _roll(connection: kombu.Connection, stream: Stream) -> None:
-    """Begin a new segment of a stream: only then does RabbitMQ delete old segments."""
-    publisher = connection.connection.publisher_for()
-    with suppress(DelayError, AMQPError):  # a user may have permission only to read
-        for size in (stream.segment, 1):  # what comes after a full segment begins another
-            publisher.streams.write(stream, journal.fillers(size, utc_ms()))
 
 
 def _waits(record: Record, known: Changes, keys: Keys) -> bool:

@@ -19,7 +19,7 @@ from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
-from .clients import client_of
+from .clients import PerClient
 from .clocks import utc_ms
 from .confirms import ConfirmedChannel, NotStored, Outgoing
 from .create import ensure_stream
@@ -34,6 +34,9 @@ _LARGEST = 16 * 1024 * 1024 - 10_000
 
 #: Seconds until the next attempt to write to a stream that does not work; at first it may only just be coming up.
 _FIRST_PAUSE, _PAUSE = 1, 60
+
+#: The names of streams that do not work, and the time (`time.monotonic`) of the next attempt, for a `kombu.Connection`.
+paused_of: PerClient[dict[str, float]] = PerClient(dict)
 
 
 class StreamWriter:
@@ -98,14 +101,14 @@ class StreamWriter:
                 self.pause([(stream, number)], exc)
 
     def _is_paused(self, stream: Stream) -> bool:
-        return client_of(self._connection.client).paused_streams.get(stream.name, 0) > time.monotonic()
+        return paused_of[self._connection.client].get(stream.name, 0) > time.monotonic()
 
     def pause(self, records: Iterable[Any], reason: Exception) -> None:
         """Stop writing to the streams of some records for a while, and log a warning the first time."""
-        client = client_of(self._connection.client)
+        paused = paused_of[self._connection.client]
         for stream in {stream for stream, _ in records}:
             name = stream.name
-            is_first = name not in client.paused_streams
+            is_first = name not in paused
             if is_first:
                 logger.warning(
                     "Delayed messages are sent without being recorded, so they cannot be listed or moved: "
@@ -113,7 +116,7 @@ class StreamWriter:
                     name,
                     reason,
                 )
-            client.paused_streams[name] = time.monotonic() + (_FIRST_PAUSE if is_first else _PAUSE)
+            paused[name] = time.monotonic() + (_FIRST_PAUSE if is_first else _PAUSE)
 
     def prepare(self, plans: Iterable[Plan]) -> None:
         """Create the streams that some messages need, once. Raises the same errors as `write` for a key."""

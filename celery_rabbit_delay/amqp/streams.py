@@ -1,24 +1,26 @@
-"""Reads the streams beside a cascade: their present contents, or new messages as they arrive."""
+"""Reads the streams beside a cascade: their present contents, or new messages as they arrive.
+
+Reading writes nothing, and needs no permission but to read. Only who must know each message that was confirmed, such as
+a worker that starts, finds the end of a stream with a marker that it publishes.
+"""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import kombu
 from amqp import Message
 from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 
-from .. import upstream
 from ..core import streams
 from ..core.errors import CascadeMissing, StreamUnavailable
-from ..core.frames import Deliveries, UnexpectedMethod
 from ..core.options import Options
-from ..core.streams import Unreadable
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
@@ -26,20 +28,29 @@ from .connecting import abandon, copy_of
 from .create import ensure_stream
 from .deliveries import take_anything
 
-logger = logging.getLogger(__name__)
-
 #: The prefetch count.
 _PREFETCH = 2000
 
 #: Seconds without an answer after which a stream counts as unavailable.
 SILENCE = 20
 
+#: Seconds without a message after which the last chunks of streams have come, the same where the broker counts no
+#: message in a stream, which it does up to 5 s after the first one, and the most seconds to wait for such a moment.
+_QUIET, _COUNTED, _BUSY = 0.1, 1, 2
 
-class Entry(NamedTuple):
+
+class StreamMessage(NamedTuple):
     """A message of a stream, with its offset."""
 
     offset: int
     body: bytes
+
+
+class Extent(NamedTuple):
+    """What a stream holds now."""
+
+    messages: int  # their number, up to 5 s late
+    last: int | None  # the offset of its last message, -1 for none; None if that message does not say
 
 
 class StreamReader:
@@ -75,12 +86,6 @@ class StreamReader:
         if connection is not None:
             abandon(connection)
 
-    def length(self, stream: Stream) -> int:
-        """Return the approximate number of messages in a stream."""
-        with suppress(AMQPError):
-            return declare.message_count(self._connect().channel(), stream.name) or 0
-        return 0
-
     def create(self, stream: Stream) -> None:
         """Create a stream that is missing. Raises the errors of `ensure_stream`.
 
@@ -96,20 +101,58 @@ class StreamReader:
             self._connection.connect()
         return self._connection.connection
 
-    def read(self, stream: Stream) -> Iterator[Entry]:
-        """Yield the messages that a stream holds now, the oldest first; nothing if it does not exist.
+    def extents(self, wanted: Iterable[Stream]) -> dict[Stream, Extent]:
+        """Return what those of some streams hold that exist, including all that was confirmed before.
 
         Raises `StreamUnavailable`, `NotPermitted`.
         """
-        deadline: float | None = None
+        stream, *others = wanted
+        [found] = self._patiently(stream, lambda: iter([self._extents([stream, *others])]))
+        return dict(found)
+
+    def read(self, stream: Stream, extent: Extent | None = None) -> Iterator[StreamMessage]:
+        """Yield the messages that a stream holds now, the oldest first; nothing if it does not exist.
+
+        `extent` is what `extents` has found, if known. Raises as that.
+        """
+        extent = extent or self.extents([stream]).get(stream)
+        if extent is None or extent.last == -1:
+            return
+        end = extent.last
+        is_last = None if end is None else lambda message: message.offset >= end
+        yield from self._read_on(stream, lambda first: self._read(stream, first, is_last))
+
+    def read_exactly(self, stream: Stream) -> Iterator[StreamMessage]:
+        """Yield the same, up to a marker that this publishes. Raises `NotPermitted`, `CascadeMissing` as well."""
+
+        def attempt(first: int) -> Iterator[StreamMessage]:
+            marker = streams.marker()
+            if self._publish(stream, marker):
+                yield from self._read(stream, first, lambda message: message.body == marker)
+
+        yield from self._read_on(stream, attempt)
+
+    def _read_on(self, stream: Stream, attempt: Callable[[int], Iterator[StreamMessage]]) -> Iterator[StreamMessage]:
+        """Yield what an attempt yields, and after an error go on behind the last message."""
         last = -1
+
+        def rest() -> Iterator[StreamMessage]:
+            nonlocal last
+            for message in attempt(last + 1):
+                last = message.offset
+                yield message
+
+        yield from self._patiently(stream, rest)
+
+    def _patiently(self, stream: Stream, attempt: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yield what an attempt yields; begin another one after an error, for some time since the last that worked."""
+        deadline: float | None = None
         while True:
             deadline = deadline or time.monotonic() + self._patience
             try:
-                for entry in self._read(stream, last + 1):
-                    last = entry.offset
+                for one in attempt():
                     deadline = None  # it works: whatever fails from here on is another failure
-                    yield entry
+                    yield one
                 return
             except (AMQPError, OSError, StreamUnavailable) as exc:
                 self._close()
@@ -119,30 +162,65 @@ class StreamReader:
                     ) from exc
                 time.sleep(0.2)
 
-    def _read(self, stream: Stream, first: int) -> Iterator[Entry]:
+    def _extents(self, wanted: Iterable[Stream]) -> dict[Stream, Extent]:
         connection = self._connect()
-        marker = streams.marker()
-        if not self._publish(connection, stream, marker):
-            return
+        lasts: dict[Stream, int | None] = {}
+
+        def note(stream: Stream, channel: Any, message: Any) -> None:
+            channel.basic_ack(message.delivery_tag)
+            known = lasts.get(stream)
+            lasts[stream] = (message.headers or {}).get("x-stream-offset", known and known + 1)
+
         with connection.within(self._silence), declare.translate_errors(self._options.cascade):
             channel = connection.channel()
-            consume(channel, stream, first or "first", None, _PREFETCH)
-        try:
-            for number, entry in enumerate(_received(connection, self._silence), 1):
-                if number % (_PREFETCH // 4) == 0:
-                    channel.basic_ack(number, multiple=True)
-                if entry.offset >= first:  # the first messages may be older, because RabbitMQ sends whole chunks
-                    yield entry
-                if entry.body == marker:
-                    return
-        except UnexpectedMethod as exc:
-            raise StreamUnavailable(f"the broker has ended it: {exc}") from exc
-        finally:
-            self._close()  # py-amqp has missed frames, and could not parse the next ones
+            counts = {stream: count for stream in wanted if (count := _count(channel, stream)) is not None}
+            for stream in counts:
+                # The last chunk comes at once, with what was confirmed before in it.
+                own = connection.channel()
+                consume(own, stream, "last", partial(note, stream, own), _PREFETCH)
+            while any(count and stream not in lasts for stream, count in counts.items()):
+                connection.drain_events()
+        with suppress(TimeoutError), connection.within(_BUSY):
+            while True:
+                with connection.within(_QUIET if counts.keys() <= lasts.keys() else _COUNTED):
+                    connection.drain_events()
+        self._close()
+        return {stream: Extent(count, lasts.get(stream, -1)) for stream, count in counts.items()}
 
-    def _publish(self, connection: Any, stream: Stream, marker: bytes) -> bool:
+    def _read(
+        self, stream: Stream, first: int, is_last: Callable[[StreamMessage], bool] | None
+    ) -> Iterator[StreamMessage]:
+        connection = self._connect()
+        arrived: deque[Any] = deque()
+        with connection.within(self._silence), declare.translate_errors(self._options.cascade):
+            channel = connection.channel()
+            tag = consume(channel, stream, first or "first", arrived.append, _PREFETCH)
+        last = -1
+        while True:
+            try:
+                with connection.within(self._silence if is_last else _COUNTED):
+                    while not arrived:
+                        connection.drain_events()
+            except TimeoutError:
+                if is_last:
+                    raise
+                return
+            raw = arrived.popleft()
+            if raw.delivery_tag % (_PREFETCH // 4) == 0:
+                channel.basic_ack(raw.delivery_tag, multiple=True)
+            message = message_of(raw, last)
+            last = message.offset
+            if message.offset >= first:  # the first messages may be older, because RabbitMQ sends whole chunks
+                yield message
+            if is_last and is_last(message):
+                break
+        with connection.within(self._silence):
+            channel.basic_cancel(tag)
+            channel.close()
+
+    def _publish(self, stream: Stream, marker: bytes) -> bool:
         """Put a marker at the end of a stream; return whether the stream exists."""
-        cascade = self._options.cascade
+        connection, cascade = self._connect(), self._options.cascade
         channel = ConfirmedChannel(connection)
         with connection.within(self._silence), declare.translate_errors(cascade):
             try:
@@ -151,42 +229,22 @@ class StreamReader:
                     return True
             except NotFound:  # ingest
                 channel.reset()
-            try:
-                declare.passive_declare_queue(channel.get_channel(), stream.name)
-            except NotFound as exc:
-                if "no queue" in exc.reply_text:
-                    return False
-                raise StreamUnavailable(exc.reply_text) from exc
+            if _count(channel.get_channel(), stream) is None:
+                return False
         if self._options.declare == "passive":
             raise CascadeMissing(f"the stream {stream.name!r} is no longer bound: run `celery -A APP delay setup`")
         ensure_stream(channel, self._options, cascade, stream)
         raise StreamUnavailable("it was not bound")
 
 
-def follow(connection: Any, stream: Stream, first: int, callback: Callable[[Entry], None]) -> None:
-    """Make reads of an `amqp.Connection` call back for each message of a stream from an offset on.
-
-    If the stream is deleted, or its node goes down, the next message of a consumer makes the connection read it again.
-    """
-    channel = connection.channel()
-    last = -1
-
-    def on_message(message: Any) -> None:
-        nonlocal last
-        channel.basic_ack(message.delivery_tag)
-        entry = entry_of(message, last)
-        last = entry.offset
-        if entry.offset >= first:
-            callback(entry)
-
-    def on_cancel(consumer_tag: str) -> None:
-        connection.followed[stream.name] = time.monotonic()
-        upstream.close_without_waiting(channel)
-
-    # What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the
-    # task itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection
-    # that takes nothing for 15 s.
-    consume(channel, stream, first, on_message, prefetch=10_000, on_cancel=on_cancel)
+def _count(channel: Any, stream: Stream) -> int | None:
+    """Return the number of messages in a stream; None if it does not exist. Raises `StreamUnavailable`."""
+    try:
+        return int(declare.passive_declare_queue(channel, stream.name).message_count)
+    except NotFound as exc:
+        if "no queue" in exc.reply_text:
+            return None
+        raise StreamUnavailable(exc.reply_text) from exc
 
 
 def _advice(exc: Exception) -> str:
@@ -197,23 +255,6 @@ def _advice(exc: Exception) -> str:
         "start the nodes that it is on. If that does not help, its data is lost, because a node was killed just after "
         "the stream was created: delete it, and it is created again when needed"
     )
-
-
-def _received(connection: Any, silence: float = SILENCE) -> Iterator[Entry]:
-    """Yield the messages that an `amqp.Connection` receives. It must receive only messages of one stream."""
-    deliveries = Deliveries(_parse_offset)
-    while True:
-        with connection.within(silence):
-            before = deliveries.frames
-            while deliveries.frames == before:  # heartbeats do not count as an answer
-                found = deliveries.feed(upstream.receive(connection, connection.seconds_left()))
-        yield from map(Entry._make, found)
-
-
-def _parse_offset(properties: bytes) -> int:
-    message = Message()
-    upstream.deserialize(message, properties)
-    return int(message.headers["x-stream-offset"])
 
 
 def consume(
@@ -240,14 +281,7 @@ def consume(
     return tag
 
 
-def entry_of(message: Any, last: int = -1) -> Entry:
-    """Return the entry of an `amqp.Message` of a stream; without an offset, it is the one after `last`."""
-    return Entry(message.headers.get("x-stream-offset", last + 1), bytes(message.body or b""))  # an empty body is ""
-
-
-def apply_readable(apply: Callable[[bytes], object], stream: Stream, entry: Entry) -> None:
-    """Call a function with a message of a stream; log a warning if the message is malformed."""
-    try:
-        apply(entry.body)
-    except Unreadable as exc:
-        logger.warning("Message %d of the stream %r is skipped: %s", entry.offset, stream.name, exc)
+def message_of(message: Any, last: int = -1) -> StreamMessage:
+    """Return a message of a stream from an `amqp.Message`; without an offset, it is the one after `last`."""
+    offset = message.headers.get("x-stream-offset", last + 1)
+    return StreamMessage(offset, bytes(message.body or b""))  # an empty body is ""

@@ -22,26 +22,29 @@ from ..core.errors import NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now
+from ..core.unwrap import unwrap
 from .batch import PublishBatch
-from .clients import client_of
+from .clients import PerClient
 from .confirms import NotStored, with_headers
 from .connection import ANSWERING, CLOSING, Connection
-from .deliveries import state_of
 from .destinations import is_lasting
-from .receiving import is_dropped
+from .receiving import is_dropped, state_of
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
 
-class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
-    """A message as Kombu passes it to consumers, with the `amqp.Message` that it was made from."""
+#: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.
+uses_quorum_queues: PerClient[Callable[[], bool]] = PerClient(lambda: lambda: False)
 
-    def __init__(self, msg: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(msg, *args, **kwargs)
-        self.amqp_message = msg
-        #: The due time of a message that comes out of the cascade.
-        self.delayed_until: datetime | None = None
+
+class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
+    """A message as Kombu passes it to consumers."""
+
+    #: The `amqp.Message` that it was made from.
+    amqp_message: Any = None
+    #: The due time of a message that comes out of the cascade.
+    delayed_until: datetime | None = None
 
 
 class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
@@ -170,10 +173,11 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         state = state_of(raw_message)
         if state:
             info = raw_message.delivery_info
-            unwrapped = headers_.unwrap(Delivery(info["exchange"], info["routing_key"], raw_message.headers), state)
+            unwrapped = unwrap(Delivery(info["exchange"], info["routing_key"], raw_message.headers), state)
             info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
             raw_message.properties["application_headers"] = unwrapped.headers
         message = super().message_to_python(raw_message)
+        message.amqp_message = raw_message
         message.delayed_until = state.due if state else None
         return message
 
@@ -251,7 +255,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         return bool(
             super().qos_semantics_matches_spec(connection)
             or connection.server_version >= (4, 0)
-            or client_of(self.client).uses_quorum_queues()
+            or uses_quorum_queues[self.client]()
         )
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:

@@ -20,9 +20,10 @@ from ..core import plan
 from ..core.destination import check_key
 from ..core.due import microseconds_until
 from ..core.errors import DelayError
-from ..core.headers import Delivery, Headers, State, cc_keys, read_state, resent
+from ..core.headers import Delivery, Headers, State, cc_keys, read_state
 from ..core.plan import Now
 from ..core.topology import Cascade
+from ..core.unwrap import resent
 from . import declare
 from .confirms import ConfirmedChannel
 from .connecting import own_channel

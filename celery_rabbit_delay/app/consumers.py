@@ -12,11 +12,11 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from ..amqp import declare
-from ..amqp.clients import share
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import copy_of
 from ..amqp.destinations import destinations_of
 from ..amqp.only_reader import only_reader, wait_for_return
+from ..amqp.receiving import known_to
 from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
 from ..core.errors import DelayError, DestinationNotFound, NotPermitted
@@ -139,7 +139,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         Uses a separate connection: during an alarm RabbitMQ blocks connections that publish, and this one consumes.
         """
         connection = copy_of(self.connection)
-        share(connection, self.connection)
+        known_to[connection] = known_to[self.connection]
         sent = 0
         try:
             for _, refused in replay(connection.connection, cascade, Allowed(queues), MAX_ORPHANS):

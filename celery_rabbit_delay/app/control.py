@@ -13,11 +13,10 @@ from celery import Celery, bootsteps
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
-from ..amqp.clients import client_of
 from ..amqp.clocks import utc_ms
 from ..amqp.confirms import NotStored
 from ..amqp.connection import advice_on_release
-from ..amqp.receiving import catch_up
+from ..amqp.receiving import catch_up, known_to
 from ..amqp.schedule import write_changes
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
@@ -115,9 +114,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         connection = consumer.connection
         if connection.transport.driver_type != DRIVER_TYPE:
             return
-        client = client_of(connection)
-        client.changes = self.changes
-        client.on_cancelled = revoke
+        known = known_to[connection]
+        known.changes = self.changes
+        known.on_cancelled = revoke
         if not self._advised and (advice := advice_on_release(connection.connection)):
             logger.info("%s", advice)
         self._advised = True

@@ -19,8 +19,8 @@ from celery.utils.time import LocalTimezone
 from kombu.utils.imports import symbol_by_name
 
 from .. import upstream
-from ..amqp.clients import client_of
 from ..amqp.schemes import delay_transport, delay_url
+from ..amqp.transport import uses_quorum_queues
 from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options
 from .consumers import DelayedConsumer
@@ -145,7 +145,7 @@ class DelayedAMQP:
             )
         transport_options[OPTIONS] = options.to_dict()
         connection = kombu.Connection(url, *args, transport=ours, transport_options=transport_options, **kwargs)
-        client_of(connection).uses_quorum_queues = self._uses_quorum_queues
+        uses_quorum_queues[connection] = self._uses_quorum_queues
         return connection
 
     def _uses_quorum_queues(self) -> bool:

@@ -116,9 +116,6 @@ class _Newest:
     def __contains__(self, item: bytes | str) -> bool:
         return item in self.items or item in self.before
 
-    def __bool__(self) -> bool:
-        return bool(self.items)
-
     def add(self, item: bytes | str) -> bool:
         """Add an item; return whether others were forgotten for it."""
         forgets = len(self.items) >= KEPT and bool(self.before)
@@ -199,7 +196,9 @@ class Changes:
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
         """Return whether a task was cancelled, by its id or by a stamp in its headers."""
-        if not (self._uuids or self._ids or self._stamps):  # the common case; `list` calls this for each record
+        if not (
+            self._uuids.items or self._ids.items or self._stamps
+        ):  # the common case; `list` calls this for each record
             return False
         short = _uuid(id_)
         if (id_ in self._ids) if short is None else (short in self._uuids):

@@ -12,8 +12,7 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from . import wire
-from .destination import SHORT_LIVED, check_key, encode, read
+from .destination import check_key
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
@@ -35,12 +34,12 @@ X_DELAY_SENT = "x-delay-sent"
 
 Headers = Mapping[str, Any]
 
-_DEATHS = {
+#: What RabbitMQ adds at a dead-lettering.
+DEATHS = {
     "x-death",
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
 }
-_NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, *_DEATHS}
-_NOT_UNWRAPPED = {HEADER, "CC", *_DEATHS}
+_NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, *DEATHS}
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -126,7 +125,7 @@ def wrap(
     deaths = {}
     for name in _NOT_WRAPPED.intersection(headers):
         value = wrapped.pop(name)
-        if name in _DEATHS:
+        if name in DEATHS:
             deaths[name] = value
     keys = wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
     check_key(exchange, "exchange")
@@ -227,132 +226,13 @@ def read_state(headers: Headers) -> State | None:
             moment(due),
             deaths if isinstance(deaths, Mapping) else {},
             routing_key if isinstance(routing_key, str) else None,
-            tuple(_items(get("CC"))),
+            tuple(items_of(get("CC"))),
             number if isinstance(number, int) and 0 <= number < 1 << 63 else None,
         )
     except OverflowError:  # a year beyond 9999
         return None
 
 
-def decode_delayed(data: bytes) -> tuple[dict[str, Any], State] | None:
-    """Return the properties of a message in the cascade, out of the bytes that were sent, and what `read_state` says.
-
-    The x-death headers in them are still bytes: `unwrap` takes no notice of those. None where it would, if somebody
-    wrote the message by hand, and for any other message: let py-amqp decode all of it.
-    """
-    properties = wire.decode_properties(data, _DEATHS)
-    headers = properties.get("application_headers") if properties else None
-    state = read_state(headers) if headers else None
-    if not properties or not headers or not state or not _is_plausible(state, headers):
-        return None
-    deaths = headers.get("x-death")
-    if isinstance(deaths, bytes) and not wire.all_begin_with(deaths, "queue", f"{state.prefix}."):
-        return None  # a queue of the user has dead-lettered it
-    return properties, state
-
-
-def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
-    """Return what a consumer would receive if the message had been sent without a delay.
-
-    If a queue of the user dead-lettered the message later, the headers of that dead-lettering stay. `state` is the
-    result of `read_state`, if known.
-    """
-    exchange, routing_key, headers = delivery
-    state = state or read_state(headers)
-    if state is None:
-        return delivery
-    ours = f"{state.prefix}."
-    # Whoever makes up a message chooses its prefix, too.
-    if (exchange.startswith(ours) or is_reserved(routing_key)) and not _is_plausible(state, headers):
-        return delivery
-    original, *cc = _items(headers.get("CC")) or [routing_key]
-    if state.routing_key is not None:
-        original, cc = state.routing_key, list(state.cc)
-    unwrapped = dict(headers)
-    for name in _NOT_UNWRAPPED:
-        unwrapped.pop(name, None)
-    if cc := [key for key in cc if not is_reserved(str(key))]:
-        unwrapped["CC"] = cc
-    unwrapped |= x_death_history(headers, state, ours)
-    if X_DELAY_KEY in headers and state.number is not None:
-        unwrapped[X_DELAY_NUMBER] = state.number
-    return Delivery(
-        state.exchange if exchange.startswith(ours) else exchange,
-        str(original) if is_reserved(routing_key) else routing_key,
-        unwrapped,
-    )
-
-
-def resent(delivery: Delivery) -> Delivery:
-    """Return what to publish so that a message in the cascade goes to its destination again, without our headers."""
-    unwrapped = unwrap(delivery)
-    state = read_state(delivery.headers)
-    if state is None or state.routing_key is None:
-        return unwrapped
-    queue, *_ = _items(delivery.headers.get("CC")) or [state.routing_key]
-    return Delivery("", str(queue), {name: value for name, value in unwrapped.headers.items() if name != "CC"})
-
-
-def _is_plausible(state: State, headers: Headers) -> bool:
-    """Return whether a message has addresses, and all of them agree with the exchange and the keys in its headers.
-
-    Otherwise the message is forged, and a retry would go to a destination of the forger's choice.
-    """
-    exchange = state.exchange if state.routing_key is None else ""  # it comes back through the default exchange
-    return _lead_to(exchange, tuple(key for key in _items(headers.get("CC")) if isinstance(key, str)))
-
-
-@lru_cache(maxsize=256)  # few destinations get most messages
-def _lead_to(exchange: str, cc: tuple[str, ...]) -> bool:
-    """Return whether the addresses among routing keys all lead to an exchange and the other keys."""
-    keys = [key for key in cc if not is_reserved(key)]
-    addresses = [key for key in cc if is_reserved(key) and key != SHORT_LIVED]
-    if not keys or not addresses:
-        return False
-    for address in addresses:
-        found = read(address)
-        if found is None:
-            return False
-        if found.names is None:  # a hash
-            of_queues, of_exchange, of_key = (exchange, *keys), (exchange, ""), (exchange, *keys[:1])
-            plausible = address in [encode(*names, mark=found.mark) for names in (of_queues, of_exchange, of_key)]
-        elif exchange:
-            plausible = found.names[0] == exchange
-        else:
-            plausible = found.names[0] == "" and set(keys) <= set(found.names[1:])  # BCC keys are gone by now
-        if not plausible:
-            return False
-    return True
-
-
-def x_death_history(headers: Headers, state: State, ours: str) -> Headers:
-    """Return the x-death headers from before and after the delay, without those of the cascade's queues.
-
-    `ours` is the prefix of the names of the cascade's queues and exchanges.
-    """
-    later = [
-        {
-            **death,
-            "exchange": state.exchange if str(death.get("exchange")).startswith(ours) else death.get("exchange"),
-            "routing-keys": [key for key in _items(death.get("routing-keys")) if not is_reserved(str(key))],
-        }
-        for death in _tables(headers.get("x-death"))
-        if not str(death.get("queue")).startswith(ours)
-    ]
-    if not later:
-        return state.deaths
-    history = dict(state.deaths)
-    deaths = history["x-death"] = [*later, *_tables(state.deaths.get("x-death"))]  # the most recent first
-    for which, death in (("first", deaths[-1]), ("last", deaths[0])):
-        if f"x-{which}-death-queue" in headers:
-            history |= {f"x-{which}-death-{part}": death.get(part) for part in ("exchange", "queue", "reason")}
-    return history
-
-
-def _items(value: object) -> list[Any]:
+def items_of(value: object) -> list[Any]:
     """Return a list's items; none if a sender wrote something else, because no message may stop a consumer."""
     return list(value) if isinstance(value, (list, tuple)) else []
-
-
-def _tables(value: object) -> list[Mapping[str, Any]]:
-    return [item for item in _items(value) if isinstance(item, Mapping)]

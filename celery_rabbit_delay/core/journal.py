@@ -7,15 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .streams import reading
-from .topology import Stream
 
-_RECORD, _FILLER = b"r", b"f"
-_DATED = (_RECORD, _FILLER)
+_RECORD = b"r"
 _TIME = struct.Struct(">Q")
 _HEAD = struct.Struct(">QQHHII")  # due, number, length of id, of key, of properties, of body
-
-#: Bytes of a filler. RabbitMQ 4 takes no message of more than 16 MiB.
-_MAX_FILLER = 1_000_000
 
 
 class Record(NamedTuple):
@@ -65,43 +60,3 @@ def unpack_records(message: bytes) -> list[Record]:
     if at > len(message):
         raise ValueError(f"it ends {at - len(message)} bytes too soon")
     return records
-
-
-def published(message: bytes) -> int | None:
-    """Return when records or a filler were published, in milliseconds since 1970; None if a message does not say."""
-    return _TIME.unpack_from(message, 1)[0] if message[:1] in _DATED and len(message) > _TIME.size else None
-
-
-def fillers(size: int, now: int) -> list[bytes]:
-    """Return messages that contain only their time of publishing, of a total size in bytes, or a few bytes more."""
-    head = _FILLER + _TIME.pack(now)
-    return [head.ljust(min(_MAX_FILLER, size - at), b"\0") for at in range(0, size, _MAX_FILLER)]
-
-
-class TooOld:
-    """How much of a stream is older than it keeps, as far as it has been read.
-
-    RabbitMQ deletes segments that are too old only when it begins another, which `fillers` make it do.
-    """
-
-    def __init__(self, stream: Stream, now: int) -> None:
-        """`now` is in milliseconds since 1970."""
-        self._since = now - stream.max_age * 1000
-        self._left = 2 * stream.segment  # bytes: so many have a whole segment among them
-        self._was_filled = False
-
-    def add(self, message: bytes) -> None:
-        """Take note of a message of the stream."""
-        sent = published(message)
-        if sent is None:
-            return
-        is_record = message[:1] == _RECORD
-        if sent >= self._since:
-            self._was_filled |= not is_record
-        elif is_record:
-            self._left -= len(message)
-
-    @property
-    def is_much(self) -> bool:
-        """Whether another segment frees more than it takes, and nobody has begun one within the time that is kept."""
-        return self._left <= 0 and not self._was_filled

@@ -8,11 +8,11 @@ from ..amqp.connecting import connected, copy_of
 from ..amqp.connection import advice_on_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
-from ..amqp.following import Follower, Place, StreamReplaced, entry_at, mark
+from ..amqp.following import Follower, Place, StreamReplaced, message_at
 from ..amqp.reschedule import moving, reschedule
 from ..amqp.schedule import Scheduled, cancel, describe, scheduled, to_message
 from ..amqp.schemes import delay_url
-from ..amqp.streams import Entry
+from ..amqp.streams import StreamMessage, StreamReader
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
 from .beat import BeatStatus, PeriodicTask, beat_status
@@ -31,7 +31,6 @@ __all__ = [
     "PERMISSIONS",
     "Allowed",
     "BeatStatus",
-    "Entry",
     "Finding",
     "Follower",
     "HeldUp",
@@ -44,6 +43,8 @@ __all__ = [
     "Scheduled",
     "Snapshot",
     "Status",
+    "StreamMessage",
+    "StreamReader",
     "StreamReplaced",
     "advice_on_release",
     "beat_status",
@@ -56,12 +57,11 @@ __all__ = [
     "delay_url",
     "describe",
     "destinations_of",
-    "entry_at",
     "export",
     "has_journal",
     "held_up",
     "is_same",
-    "mark",
+    "message_at",
     "migrate",
     "moving",
     "orphans",

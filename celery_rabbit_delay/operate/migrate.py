@@ -12,9 +12,8 @@ from amqp import Message
 from amqp.exceptions import ResourceLocked
 
 from ..amqp import declare
-from ..amqp.clients import client_of
 from ..amqp.connecting import own_channel
-from ..amqp.receiving import learn
+from ..amqp.receiving import known_to, learn
 from ..amqp.schedule import write_changes
 from ..amqp.waiting import Allowed, send_on, take
 from ..core import changes, streams
@@ -91,7 +90,7 @@ def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: se
 
     `sent` are the keys of the messages that have become the last ones.
     """
-    keys = client_of(target).keys[target.transport.delay_options.cascade.root]
+    keys = known_to[target].keys[target.transport.delay_options.cascade.root]
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> None:
         # The number of the message becomes void. Consumers that follow both cascades must not drop the copy with it.

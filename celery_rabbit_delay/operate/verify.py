@@ -275,6 +275,6 @@ def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> It
     with StreamReader(connection, patience=2) as reader:
         for stream in streams:
             try:
-                next(reader.read(stream), None)
+                next(reader.read_exactly(stream), None)
             except (StreamUnavailable, CascadeMissing) as exc:
                 yield str(exc)

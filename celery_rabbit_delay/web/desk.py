@@ -131,7 +131,7 @@ class Desk:
     def _record(self, connection: kombu.Connection, row: Row) -> Record:
         cascade = connection.transport.delay_options.cascade
         [stream] = [stream for stream in streams.all_streams(cascade) if stream.name == row.stream]
-        entry = operate.entry_at(connection, stream, row.offset)
+        entry = operate.message_at(connection, stream, row.offset)
         for record in journal.unpack_records(entry.body) if entry else ():
             if record.number == row.number:
                 return record

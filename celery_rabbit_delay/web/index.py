@@ -22,7 +22,7 @@ from ..core.changes import Changes, Keys
 from ..core.errors import DelayError
 from ..core.headers import X_DELAY_SENT
 from ..core.streams import Unreadable
-from ..operate import Entry, Place, QueueNames, Record
+from ..operate import Place, QueueNames, Record, StreamMessage
 from .damage import Gate, IndexDamaged, noticing_damage
 from .text import SEARCHED, body_text, printable
 
@@ -175,7 +175,7 @@ class Index:
         self._names.clear()
         self._db.executescript(_TABLES)
 
-    def apply(self, entries: Iterable[tuple[str, Entry]], queues: QueueNames, now: int) -> None:
+    def apply(self, entries: Iterable[tuple[str, StreamMessage]], queues: QueueNames, now: int) -> None:
         """Store some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
         changes, keys = Changes(lambda: now / 1000), Keys(lambda: now / 1000)
         places: dict[str, Place] = {}
@@ -228,7 +228,7 @@ class Index:
                 db.execute(f"DELETE FROM {table} WHERE seen < ?", [now - 2000 * streams.MAX_KEYED_DELAY])
         return removed
 
-    def _rows(self, stream: str, entry: Entry, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, stream: str, entry: StreamMessage, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
         for record in journal.unpack_records(entry.body):
             if now < record.due <= _LATEST and record.number < _NUMBERS:
                 with suppress(Unreadable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import kombu
@@ -14,10 +14,10 @@ from kombu.exceptions import OperationalError
 
 from .. import operate
 from ..amqp.clocks import utc_ms
-from ..core import journal, streams
+from ..core import streams
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
-from ..operate import Entry, Follower, QueueNames, StreamReplaced
+from ..operate import Follower, QueueNames, StreamMessage, StreamReplaced
 from .damage import IndexDamaged, noticing_damage
 from .index import Index
 from .text import reason
@@ -30,13 +30,11 @@ _BYTES, _MESSAGES, _SECONDS = 2_000_000, 2000, 1.0
 #: Seconds without a message until pending messages are stored, and until other work is done if none is pending.
 _PAUSE, _TURN = 0.02, 0.3
 
-#: Milliseconds. If the last message is younger than this, the index counts as up to date.
-_FRESH = 2000
+#: Seconds between two checks for new streams (RabbitMQ logs each that is missing), between two attempts to connect,
+#: between two prunings.
+_LOOK, _AGAIN, _PRUNE = 30, 1, 5
 
-#: Seconds between two checks for new streams, between two attempts to connect, between two prunings.
-_LOOK, _AGAIN, _PRUNE = 5, 1, 5
-
-#: The most seconds between attempts that fail again and again: each leaves markers in the streams.
+#: The most seconds between attempts that fail again and again.
 _AGAIN_AT_MOST = 60
 
 #: Milliseconds that a message stays after its due time, so that it does not vanish from a page that was just shown.
@@ -60,12 +58,11 @@ class Indexer:
         self._index = index
         self._connect = connect
         self._queues = queues
-        self._pending: list[tuple[str, Entry]] = []
+        self._pending: list[tuple[str, StreamMessage]] = []
         self._bytes = 0  # of what is pending
         self._reached: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._first: dict[str, int] = {}
-        self._wanted: set[bytes] = set()
         self._seen = threading.Condition()
         self._complete = time.monotonic()
         self._error: str | None = None
@@ -97,22 +94,18 @@ class Indexer:
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
         """Wait until the index has all messages that the streams have now. Raises `StreamUnavailable`."""
-        wanted = streams.all_streams(connection.transport.delay_options.cascade)
-        markers: set[bytes] = set()
+        cascade = connection.transport.delay_options.cascade
+        with operate.StreamReader(connection) as reader:
+            extents = reader.extents(streams.all_streams(cascade))
+        if any(stream.name not in self._ends for stream in extents):  # one was just created
+            self._look.set()
+        wanted = {stream.name: extent.last for stream, extent in extents.items() if extent.last is not None}
 
-        def announce(new: Iterable[bytes]) -> None:
-            markers.update(new)
-            self._wanted |= markers
+        def is_there() -> bool:
+            return all(self._reached.get(name, -1) >= last for name, last in wanted.items())
 
         with self._seen:
-            try:
-                marked = operate.mark(connection, wanted, announce)
-                sent = set(marked.values())
-                if not marked.keys() <= self._ends.keys():  # a stream was just created
-                    self._look.set()
-                done = self._seen.wait_for(lambda: sent.isdisjoint(self._wanted), timeout)
-            finally:
-                self._wanted -= markers
+            done = self._seen.wait_for(is_there, timeout)
         if not done:
             raise StreamUnavailable(f"the index has not caught up with the journal in {timeout:.0f} s: try again")
 
@@ -174,11 +167,11 @@ class Indexer:
                 look = moment + _LOOK
                 self._error, self._failed = None, 0
             came = follower.read(_PAUSE if self._pending else _TURN)
-            is_fresh = not came
             if self._pending and (not came or self._is_much or time.monotonic() - stored > _SECONDS):
-                is_fresh |= self._store()
+                self._store()
                 stored = time.monotonic()
-            if is_fresh and not self._pending and not self.progress.left:
+                came = follower.read(0)  # on a busy stream, an index with all that has come is up to date, too
+            if not came and not self._pending and not self.progress.left:
                 self._complete = time.monotonic()
                 self.is_ready.set()
             if moment >= prune:
@@ -200,24 +193,17 @@ class Indexer:
         self._ends = follower.streams
         return lacking
 
-    def _take(self, stream: str, entry: Entry) -> None:
-        self._pending.append((stream, entry))
-        self._bytes += len(entry.body)
+    def _take(self, stream: str, message: StreamMessage) -> None:
+        self._pending.append((stream, message))
+        self._bytes += len(message.body)
 
-    def _store(self) -> bool:
-        """Store the pending messages; return whether the last one was sent just now."""
+    def _store(self) -> None:
         pending, self._pending, self._bytes = self._pending, [], 0
-        moment = utc_ms()
-        self._index.apply(pending, self._queues, moment)
-        for name, entry in pending:
-            self._reached[name] = entry.offset
-        seen = self._wanted.intersection(entry.body for _, entry in pending if len(entry.body) < 64)
-        if seen:
-            with self._seen:
-                self._wanted -= seen
-                self._seen.notify_all()
-        sent = journal.published(pending[-1][1].body)
-        return sent is not None and moment - sent < _FRESH
+        self._index.apply(pending, self._queues, utc_ms())
+        with self._seen:
+            for name, message in pending:
+                self._reached[name] = message.offset
+            self._seen.notify_all()
 
 
 def indexed(indexer: Indexer) -> None:

@@ -13,6 +13,7 @@ from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core import streams
 from ..core.headers import Delivery
+from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
 from .desk import FAILURES, ORPHANS, Desk, Verified, marks_of
@@ -106,7 +107,7 @@ def _details(record: Record) -> dict[str, Any]:
     is_task = "task" in headers
     if state is None:
         raise ValueError(f"it has no header {headers_.HEADER}")
-    sent = headers_.unwrap(Delivery(f"{state.prefix}.", "@", headers), state)
+    sent = unwrap(Delivery(f"{state.prefix}.", "@", headers), state)
     hidden = ("argsrepr", "kwargsrepr", headers_.X_DELAY_NUMBER, headers_.X_DELAY_SENT)
     shown = {
         printable(name, 200): printable(value if isinstance(value, str) else _json(value), 2000)

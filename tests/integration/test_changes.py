@@ -14,7 +14,7 @@ import pytest
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN
 from celery_rabbit_delay.amqp.schedule import write_changes
-from celery_rabbit_delay.amqp.streams import Entry, StreamReader
+from celery_rabbit_delay.amqp.streams import StreamMessage, StreamReader
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.topology import Stream
@@ -73,13 +73,13 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
 ) -> None:
     vhost.declare("q")
     read: Counter[str] = Counter()
-    original = StreamReader.read
+    original = StreamReader.read_exactly
 
-    def counting(self: StreamReader, stream: Stream) -> Iterator[Entry]:
+    def counting(self: StreamReader, stream: Stream) -> Iterator[StreamMessage]:
         read[stream.name] += 1
         return original(self, stream)
 
-    monkeypatch.setattr(StreamReader, "read", counting)
+    monkeypatch.setattr(StreamReader, "read_exactly", counting)
     roots = ["made up", "amq.x.v3.10ms", *(f"made-up-{n}.v3.10ms" for n in range(3 * MOST_UNKNOWN))]
     with vhost.connection() as consumer:
         publish(consumer, 0.1)

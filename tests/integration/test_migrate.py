@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
-from celery_rabbit_delay.amqp.clients import client_of
+from celery_rabbit_delay.amqp.receiving import known_to
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
@@ -216,7 +216,7 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
         def is_known() -> bool:
             with suppress(TimeoutError):
                 source.drain_events(timeout=0.1)
-            return client_of(source).changes.cancels("c")
+            return known_to[source].changes.cancels("c")
 
         wait_until(is_known, "the source has learned of it")
         assert list(moving) == []

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from celery_rabbit_delay import DelayError, NotPermitted, Options, operate
-from celery_rabbit_delay.amqp.clients import client_of
-from celery_rabbit_delay.amqp.receiving import catch_up, learn
+from celery_rabbit_delay.amqp.receiving import catch_up, known_to, learn
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
@@ -124,7 +123,7 @@ def test_a_worker_learns_what_is_cancelled(vhost: Vhost) -> None:
                         learn(connection)
                 else:
                     learn(connection)
-                    assert client_of(connection).changes.cancels("before")
+                    assert known_to[connection].changes.cancels("before")
 
 
 def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:

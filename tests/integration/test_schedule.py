@@ -27,12 +27,11 @@ from celery_rabbit_delay import (
     operate,
     upstream,
 )
-from celery_rabbit_delay.amqp import reschedule, schedule
+from celery_rabbit_delay.amqp import reschedule
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.core.topology import Stream
 from testkit.broker import Vhost, publish, take
 from testkit.commands import management, run
 from testkit.frames import frames
@@ -607,59 +606,6 @@ def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancel
     assert ids(vhost) == []
     with vhost.connection(prefix="new") as connection:
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["b"]
-
-
-def fillers(connection: Any, stream: Stream) -> list[bytes]:
-    with StreamReader(connection) as reader:
-        return [entry.body for entry in reader.read(stream) if entry.body[:1] == b"f"]
-
-
-def test_records_that_are_too_old_go_when_the_journal_is_read_after_a_burst(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """RabbitMQ looks for what is too old only when a segment is full."""
-    monkeypatch.setattr(streams, "_HORIZONS", ((600, 5, 500_000), *streams._HORIZONS[1:]))
-    stream = streams.journal_for(vhost.cascade, 1)
-
-    def first() -> int:
-        with vhost.connection() as connection, StreamReader(connection) as reader:
-            return next(reader.read(stream)).offset
-
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        producer = connection.Producer()
-        with celery_rabbit_delay.batch(producer):
-            for _ in range(2000):
-                producer.publish("x" * 1000, routing_key="q", headers={"x-delay": 100})
-        assert first() == 0
-        time.sleep(6)
-        publish(connection, 100, correlation_id="after the silence")
-        for _ in range(5):
-            assert ids(vhost) == ["after the silence"]
-        assert len(fillers(connection, stream)) == 2  # what fills a segment, and what comes after
-        wait_until(lambda: first() > 0, "the first segment is gone")
-
-
-def test_reading_a_journal_with_a_few_records_that_are_too_old_adds_nothing_to_it(vhost: Vhost) -> None:
-    vhost.declare("q")
-    stream = streams.journal_for(vhost.cascade, 1)
-    with vhost.connection(**RECORDED) as connection:
-        connection.connect()
-        now = int(time.time() * 1000)
-        old = journal.pack_records([Record(now, 1, "old", "", b"", b"")], now - 1000 * stream.max_age - 10_000)
-        connection.connection.publisher_for().streams.write(stream, [old])
-        publish(connection, 100, correlation_id="recent")
-        for _ in range(10):
-            assert ids(vhost) == ["recent"]
-        assert fillers(connection, stream) == []
-
-
-def test_another_segment_can_be_begun_in_the_stream_with_the_largest(vhost: Vhost) -> None:
-    """RabbitMQ 4 takes no message of more than 16 MiB."""
-    stream = max(streams.all_streams(vhost.cascade), key=lambda stream: stream.segment)
-    with vhost.connection() as connection:
-        schedule._roll(connection, stream)
-        assert sum(map(len, fillers(connection, stream))) > stream.segment
 
 
 def test_reading_tells_how_far_it_is(vhost: Vhost) -> None:

@@ -18,8 +18,7 @@ from celery_rabbit_delay import (
     NotRouted,
     UnsupportedConfiguration,
 )
-from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, collect
-from celery_rabbit_delay.amqp.clients import client_of
+from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, batches_of, collect
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.plan import Plan
 
@@ -187,7 +186,7 @@ class Channel:
         connection.client = client  # type: ignore[attr-defined]
 
     def basic_publish(self, name: str) -> None:
-        client_of(self.connection.client).batches[-1].add(self.connection, pending(name))
+        batches_of[self.connection.client][-1].add(self.connection, pending(name))
 
 
 class Producer:
@@ -211,7 +210,7 @@ def test_an_inner_batch_sends_its_own_messages_and_does_not_end_the_outer_one(co
         producer.publish("outer 2")
         assert stored == ["inner"]
     assert stored == ["inner", "outer 1", "outer 2"]
-    assert client_of(producer.connection).batches == []
+    assert batches_of[producer.connection] == []
 
 
 def test_an_inner_batch_that_fails_does_not_end_the_outer_one_either(connection: Connection) -> None:
@@ -241,7 +240,7 @@ def test_kombus_batch_collects_only_what_is_published_through_it(connection: Con
     producer: Any = Producer(connection)
     batch = PublishBatch(producer.channel, max_size=10)
     batch.publish("a")
-    assert client_of(producer.connection).batches == []
+    assert batches_of[producer.connection] == []
     batch.flush()
     batch.publish("b")
     batch.discard()

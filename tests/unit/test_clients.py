@@ -7,25 +7,27 @@ import weakref
 
 import kombu
 
-from celery_rabbit_delay.amqp.batch import Batch
-from celery_rabbit_delay.amqp.clients import client_of
+from celery_rabbit_delay.amqp.batch import Batch, batches_of
+from celery_rabbit_delay.amqp.clients import PerClient
+from celery_rabbit_delay.amqp.transport import uses_quorum_queues
 
 
 def test_what_is_known_of_a_connection_is_remembered_and_its_own() -> None:
     one, other = kombu.Connection("rabbit-delay://a//"), kombu.Connection("rabbit-delay://a//")
-    assert client_of(one) is client_of(one)
-    assert client_of(one) is not client_of(other)
-    assert client_of(one).batches == []
-    assert not client_of(one).uses_quorum_queues()
-    client_of(one).uses_quorum_queues = lambda: True
-    assert client_of(one).uses_quorum_queues()
-    assert not client_of(other).uses_quorum_queues()
-    assert not client_of(one.clone()).uses_quorum_queues()
+    lists: PerClient[list[int]] = PerClient(list)
+    assert lists[one] is lists[one]
+    assert lists[one] is not lists[other]
+    assert not uses_quorum_queues[one]()
+    uses_quorum_queues[one] = lambda: True
+    assert uses_quorum_queues[one]()
+    assert not uses_quorum_queues[other]()
+    assert not uses_quorum_queues[one.clone()]()
 
 
 def test_the_state_of_a_connection_goes_with_the_connection() -> None:
     connection = kombu.Connection("rabbit-delay://a//")
-    gone = weakref.ref(client_of(connection))
+    sets: PerClient[set[int]] = PerClient(set)
+    gone = weakref.ref(sets[connection])
     assert gone() is not None
     del connection
     gc.collect()
@@ -36,8 +38,8 @@ def test_the_innermost_batch_collects_and_its_end_leaves_the_outer_one() -> None
     connection = kombu.Connection("rabbit-delay://a//")
     outer, inner = Batch(), Batch()
     with outer.collecting(connection):
-        assert client_of(connection).batches == [outer]
+        assert batches_of[connection] == [outer]
         with inner.collecting(connection):
-            assert client_of(connection).batches == [outer, inner]
-        assert client_of(connection).batches == [outer]
-    assert client_of(connection).batches == []
+            assert batches_of[connection] == [outer, inner]
+        assert batches_of[connection] == [outer]
+    assert batches_of[connection] == []

@@ -15,13 +15,12 @@ from amqp import spec
 from amqp.exceptions import AMQPError, MessageNacked, RecoverableConnectionError
 from kombu.transport import pyamqp
 
-from celery_rabbit_delay import upstream
+from celery_rabbit_delay import Options
 from celery_rabbit_delay.amqp import blocks, following, streams
 from celery_rabbit_delay.amqp import connection as connection_
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing
 from celery_rabbit_delay.amqp.transport import DelayConnection
-from celery_rabbit_delay.core.errors import StreamUnavailable
 from celery_rabbit_delay.core.topology import Stream
 
 Frame = tuple[int, int, bytes]
@@ -192,33 +191,18 @@ def test_a_time_out_of_a_consumer_is_its_own(broker: Broker, connection: Any) ->
         connection.drain_events()
 
 
-def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(
-    broker: Broker, connection: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def receive(connection: Any, timeout: float) -> bytes:
-        with broker.having_timeout(timeout):
-            kind, channel, payload = broker.read_frame()
-            return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
-
-    monkeypatch.setattr(upstream, "receive", receive)
-    table = b"\x0fx-stream-offsetl" + struct.pack(">q", 7)
-    header = struct.pack(">HHQHI", 60, 0, 5, 1 << 13, len(table)) + table
-    broker.answers += [HEARTBEAT] * 10
-    broker.answers += [method(1, spec.Basic.Deliver), (2, 1, header), (3, 1, b"one"), (3, 1, b"st")]
-    received = streams._received(connection)
-    assert next(received) == (7, b"onest")
-    with pytest.raises(TimeoutError):
-        next(received)
-    assert broker.now == streams.SILENCE
-
-
 @pytest.fixture
 def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a Kombu connection with a stream that can be written but not read."""
-    client: Any = SimpleNamespace(connection=connection, drain_events=connection.drain_events)
+    """Return a Kombu connection with a stream that holds a message, but sends none."""
+    transport = SimpleNamespace(delay_options=Options(), driver_type="")
+    client: Any = SimpleNamespace(connection=connection, drain_events=connection.drain_events, transport=transport)
+    client.connect = client.collect = lambda: None
+    client.connected = False
     monkeypatch.setattr(following, "copy_of", lambda client: client)
-    monkeypatch.setattr(following, "mark", lambda client, streams: {streams[0].name: b"marker"})
+    monkeypatch.setattr(streams, "copy_of", lambda client: client)
+    monkeypatch.setattr(streams, "_count", lambda *args: 1)
     monkeypatch.setattr(following, "_consume", lambda *args, **kwargs: "tag")
+    monkeypatch.setattr(streams, "consume", lambda *args, **kwargs: "tag")
     return client
 
 
@@ -228,14 +212,18 @@ STREAM = Stream("s", "@.s", 1, 1)
 def test_a_follower_comes_back_in_time(broker: Broker, client: Any) -> None:
     assert not following.Follower(client).read(2.5)
     assert broker.now == 2.5
-    with pytest.raises(StreamUnavailable, match="does not answer"):
-        following.Follower(client).follow({STREAM: None}, print)
-    assert broker.now == 2.5 + streams.SILENCE
+
+
+def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(broker: Broker, client: Any) -> None:
+    broker.questions = 3
+    with pytest.raises(TimeoutError, match="has not answered in time"):
+        streams.StreamReader(client)._extents([STREAM])
+    assert broker.now == streams.SILENCE
 
 
 def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Broker, client: Any) -> None:
     broker.questions = 3
-    assert following.entry_at(client, STREAM, 7) is None
+    assert following.message_at(client, STREAM, 7) is None
     assert broker.now == streams.SILENCE
 
 

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import amqp
 import pytest
 from amqp.method_framing import frame_handler
-from amqp.serialization import dumps, loads
+from amqp.serialization import dumps
 
-from celery_rabbit_delay.amqp.deliveries import (
-    DeferredDeliveries,
-    Delivery,
-    TolerantFrames,
-    is_unreadable,
-    take_anything,
-)
-from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.amqp.deliveries import DeferredDeliveries, Method, is_unreadable, take_anything
+from celery_rabbit_delay.amqp.transport import DelayConnection
 
 
 class Oops(Exception):
     pass
 
 
-def delivery(number: int) -> Delivery:
+def delivery(number: int) -> Method:
     return number, None, None, None
 
 
@@ -39,36 +34,32 @@ def deliveries(got: list[int]) -> DeferredDeliveries:
     return DeferredDeliveries(lambda one: got.append(one[0]))
 
 
-def test_a_delivery_is_not_taken_while_none_is_held(deliveries: DeferredDeliveries, got: list[int]) -> None:
-    assert not deliveries.offer(delivery(1))
-    assert not deliveries.flush()
-    assert got == []
-
-
 def test_held_deliveries_are_handed_on_in_order_when_the_block_ends(
     deliveries: DeferredDeliveries, got: list[int]
 ) -> None:
     with deliveries.hold():
-        assert all(deliveries.offer(delivery(number)) for number in range(3))
+        assert deliveries.holds
+        for number in range(3):
+            deliveries.add(delivery(number))
         assert not deliveries.flush()
         assert got == []
     assert got == [0, 1, 2]
-    assert not deliveries.offer(delivery(3))
+    assert not deliveries.holds
 
 
 def test_only_the_outermost_block_lets_go(deliveries: DeferredDeliveries, got: list[int]) -> None:
     with deliveries.hold():
         with deliveries.hold():
-            deliveries.offer(delivery(1))
+            deliveries.add(delivery(1))
         assert got == []
-        assert deliveries.offer(delivery(2))
+        deliveries.add(delivery(2))
     assert got == [1, 2]
 
 
 def test_a_block_that_raises_lets_go_too(deliveries: DeferredDeliveries, got: list[int]) -> None:
     def fail() -> None:
         with deliveries.hold():
-            deliveries.offer(delivery(1))
+            deliveries.add(delivery(1))
             raise Oops
 
     with pytest.raises(Oops):
@@ -80,25 +71,25 @@ def test_a_consumer_that_waits_itself_is_not_called_again_meanwhile() -> None:
     """What comes in while it waits is handed on when it has returned."""
     log: list[Any] = []
 
-    def consume(one: Delivery) -> None:
+    def consume(one: Method) -> None:
         log.append(("begin", one[0]))
         with waiting.hold():
             if one[0] == 0:
-                waiting.offer(delivery(2))
+                waiting.add(delivery(2))
         assert not waiting.flush()
         log.append(("end", one[0]))
 
     waiting = DeferredDeliveries(consume)
     with waiting.hold():
-        waiting.offer(delivery(0))
-        waiting.offer(delivery(1))
+        waiting.add(delivery(0))
+        waiting.add(delivery(1))
     assert log == [(what, number) for number in (0, 1, 2) for what in ("begin", "end")]
 
 
 def test_a_consumer_that_raises_leaves_the_others_for_the_next_flush() -> None:
     got: list[int] = []
 
-    def consume(one: Delivery) -> None:
+    def consume(one: Method) -> None:
         got.append(one[0])
         if one[0] == 1:
             raise Oops
@@ -108,7 +99,7 @@ def test_a_consumer_that_raises_leaves_the_others_for_the_next_flush() -> None:
     def hold() -> None:
         with waiting.hold():
             for number in range(4):
-                waiting.offer(delivery(number))
+                waiting.add(delivery(number))
 
     with pytest.raises(Oops):
         hold()
@@ -140,24 +131,31 @@ USUAL = amqp.Message(delivery_mode=2, correlation_id="1")._serialize_properties(
 
 
 class Receiver:
-    """Takes the frames of messages on channel 1 as a connection of ours does."""
+    """Receives messages on a channel of a connection of ours."""
 
     def __init__(self, takes_anything: bool) -> None:
         self.got: list[Any] = []
-        channel = SimpleNamespace()
+        self.frames: list[tuple[int, int, bytes]] = []
+        self.connection: Any = DelayConnection()
+        self.connection._transport = SimpleNamespace(
+            sock=None, having_timeout=nullcontext, read_frame=lambda: self.frames.pop(0), close=lambda: None
+        )
+        self.connection._on_inbound_frame = frame_handler(self.connection, self.connection.on_inbound_method)
+        self.channel = amqp.Channel(self.connection, 1)
+        self.channel.callbacks["tag"] = self.got.append
         if takes_anything:
-            take_anything(channel)
-        connection = SimpleNamespace(channels={1: channel}, bytes_recv=0)
-        self.handle = TolerantFrames(frame_handler, connection, lambda *args: self.got.append(args))
+            take_anything(self.channel)
 
     def receive(self, properties: bytes, key: Any = "k", body: bytes = b"body") -> Any:
         """Return the message, and the routing key that it came with."""
-        self.handle((1, 1, b"\x00\x3c\x00\x3c" + dumps("sLbss", ("tag", 1, False, "e", key))))
-        self.handle((2, 1, struct.pack(">HHQ", 60, 0, len(body)) + properties))
+        self.frames.append((1, 1, b"\x00\x3c\x00\x3c" + dumps("sLbss", ("tag", 1, False, "e", key))))
+        self.frames.append((2, 1, struct.pack(">HHQ", 60, 0, len(body)) + properties))
         if body:
-            self.handle((3, 1, body))
-        _, _, arguments, message = self.got.pop()
-        return message, loads("sLbss", arguments, 4)[0][-1]
+            self.frames.append((3, 1, body))
+        while self.frames:
+            self.connection.blocking_read(1)
+        message = self.got.pop()
+        return message, message.delivery_info["routing_key"]
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -172,11 +170,22 @@ def test_a_channel_that_takes_anything_gets_a_message_that_py_amqp_cannot_read(b
         assert (is_unreadable(message), message.properties["correlation_id"], key) == (False, "1", "k")
 
 
+def test_an_unreadable_message_of_a_stream_keeps_its_offset_unless_the_sender_wrote_one_too() -> None:
+    receiver = Receiver(True)
+    offset = b"\x0fx-stream-offsetl" + struct.pack(">q", 1 << 40)
+    message, _ = receiver.receive(b"\x20\x00" + table(offset + b"\x01tz"))
+    assert (is_unreadable(message), message.headers["x-stream-offset"]) == (True, 1 << 40)
+    message, _ = receiver.receive(b"\x20\x00" + table(offset + offset + b"\x01tz"))
+    assert (is_unreadable(message), message.headers.get("x-stream-offset")) == (True, None)
+    message, _ = receiver.receive(b"\x20\x00" + table(offset), key=b"\xff")
+    assert (is_unreadable(message), message.headers["x-stream-offset"]) == (True, 1 << 40)
+
+
 @pytest.mark.parametrize("properties", [USUAL, BROKEN["no UTF-8"]])
 def test_a_message_with_a_routing_key_that_is_no_text_counts_as_one_that_nobody_can_read(properties: bytes) -> None:
     receiver = Receiver(True)
     message, key = receiver.receive(properties, key=b"k\xff")
-    assert (is_unreadable(message), key) == (True, "k")
+    assert (is_unreadable(message), key) == (True, "")
     message, _ = receiver.receive(USUAL)
     assert not is_unreadable(message)
 
@@ -189,42 +198,20 @@ def test_any_other_channel_gets_what_py_amqp_makes_of_it(broken: str) -> None:
         amqp.Message()._load_properties(60, BROKEN[broken], 0)
 
 
-DELAYED = {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "id": "1"}
-
-
+@pytest.mark.parametrize("error", [ValueError, TimeoutError, Oops])
 @pytest.mark.parametrize("body", [b"body", b""])
-@pytest.mark.parametrize("takes_anything", [False, True])
-def test_delayed_messages_have_all_their_properties(takes_anything: bool, body: bytes) -> None:
-    receiver = Receiver(takes_anything)
-    sent = {"delivery_mode": 2, "correlation_id": "1", "application_headers": DELAYED}
-    message, key = receiver.receive(amqp.Message(**sent)._serialize_properties(), body=body)
-    assert (message.properties, message.body or b"", key) == (sent, body, "k")
-    assert ("delay_state" in vars(message)) is not takes_anything
-    message, _ = receiver.receive(USUAL)
-    assert message.properties == {"delivery_mode": 2, "correlation_id": "1"}
+def test_errors_of_consumers_are_not_those_of_a_message(error: type[Exception], body: bytes) -> None:
+    receiver = Receiver(True)
+    got = []
 
+    def consume(message: Any) -> None:
+        got.append(message)
+        raise error
 
-def test_messages_on_several_channels_keep_their_own_properties() -> None:
-    got: list[Any] = []
-    connection = SimpleNamespace(channels={}, bytes_recv=0)
-    handle = TolerantFrames(frame_handler, connection, lambda *args: got.append(args))
-    for channel in (1, 2, 3):
-        handle((1, channel, b"\x00\x3c\x00\x3c" + dumps("sLbss", ("tag", 1, False, "e", "k"))))
-    for channel, headers in ((1, DELAYED | {"id": "1"}), (2, {"id": "2"}), (3, DELAYED | {"id": "3"})):
-        properties = amqp.Message(application_headers=headers)._serialize_properties()
-        handle((2, channel, struct.pack(">HHQ", 60, 0, 4) + properties))
-    for channel in (3, 2, 1):
-        handle((3, channel, b"body"))
-    assert [(channel, message.headers["id"]) for channel, _, _, message in got] == [(3, "3"), (2, "2"), (1, "1")]
-
-
-@pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_message_that_names_our_header_is_what_py_amqp_makes_of_it(broken: str) -> None:
-    properties = BROKEN[broken] + HEADER.encode()
-    with pytest.raises(Exception) as ours:  # noqa: PT011
-        Receiver(False).receive(properties)
-    with pytest.raises(ours.type):
-        amqp.Message()._load_properties(60, properties, 0)
+    receiver.channel.callbacks["tag"] = consume
+    with pytest.raises(error):
+        receiver.receive(USUAL, body=body)
+    assert [is_unreadable(message) for message in got] == [False]
 
 
 def test_a_body_stays_the_bytes_that_it_is() -> None:
@@ -237,11 +224,3 @@ def test_a_body_stays_the_bytes_that_it_is() -> None:
     arguments = b"\x00\x3c\x00\x3c" + dumps("sLbss", ("tag", 1, False, "e", "k"))
     channel.dispatch_method((60, 60), arguments, message)
     assert [one.body for one in got] == [b"\\ud800"]
-
-
-def test_frames_of_a_closed_connection_are_left_to_py_amqp() -> None:
-    got: list[Any] = []
-    handle = TolerantFrames(lambda *args: got.append, SimpleNamespace(channels=None), None)
-    handle((1, 1, b"\x00\x14\x00\x28"))
-    handle((8, 0, b""))
-    assert got == [(1, 1, b"\x00\x14\x00\x28"), (8, 0, b"")]

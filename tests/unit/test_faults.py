@@ -48,6 +48,14 @@ class Connected:
         self.delay_options = options
 
 
+class Client:
+    """A `kombu.Connection`."""
+
+    def __init__(self, connection: Connected) -> None:
+        self.connection = connection
+        self.transport = SimpleNamespace(driver_type=DRIVER_TYPE, delay_options=connection.delay_options)
+
+
 @pytest.mark.parametrize(
     ("release", "queue_type", "lines"), [("4.2.7", "quorum", 1), ("4.2.7", "classic", 0), ("4.3.6", "quorum", 0)]
 )
@@ -55,10 +63,8 @@ def test_a_worker_says_so_once(
     release: str, queue_type: Any, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(control, "catch_up", lambda *args: None)
-    monkeypatch.setattr(control, "client_of", lambda connection: SimpleNamespace())
     options = Options(queue_type=queue_type)
-    transport = SimpleNamespace(driver_type=DRIVER_TYPE, delay_options=options)
-    consumer = SimpleNamespace(connection=SimpleNamespace(transport=transport, connection=Connected(release, options)))
+    consumer = SimpleNamespace(connection=Client(Connected(release, options)))
     step = control.FollowChanges(consumer)
     with caplog.at_level(logging.INFO, "celery_rabbit_delay"):
         for _ in range(2):  # it starts again at each reconnect

@@ -4,7 +4,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import amqp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from celery_rabbit_delay import InvalidDelay, InvalidDestination
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER, Delivery
+from celery_rabbit_delay.core.unwrap import resent, unwrap
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
 DESTINATION = Destination("", ("q",))
@@ -114,7 +114,7 @@ def test_unwrap_undoes_wrap_and_drops_deaths_in_levels(
         "x-last-death-queue": "p.delay.0",
     }
     arrived = Delivery("p.delay.1.done", "@.^1", on_the_way)
-    assert headers_.unwrap(arrived) == (exchange, key, sent)
+    assert unwrap(arrived) == (exchange, key, sent)
 
 
 @given(users_headers, st.text(max_size=20), st.text(max_size=20), st.lists(keys, max_size=3), keys)
@@ -125,26 +125,26 @@ def test_a_message_that_comes_back_to_its_queue_is_as_the_queue_delivered_it(
     wrapped = headers_.wrap_for_return(delivered, "p", queue, NOW)
     assert wrapped["CC"] == [queue], "no other queue gets a copy"
     on_the_way = addressed(wrapped, Destination("", (queue,))) | {"x-death": [death("p.delay.1")]}
-    assert headers_.unwrap(Delivery("p.exit", "@.^1", on_the_way)) == delivered
-    assert headers_.resent(Delivery("p.exit", "@.^1", on_the_way)) == Delivery("", queue, users)
+    assert unwrap(Delivery("p.exit", "@.^1", on_the_way)) == delivered
+    assert resent(Delivery("p.exit", "@.^1", on_the_way)) == Delivery("", queue, users)
 
 
 def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays() -> None:
     delivered = Delivery("orders", "new", {"a": 1})
     wrapped = headers_.wrap_for_return(delivered, "p", "shop", NOW)
-    unwrapped = headers_.unwrap(Delivery("failed", "dead", wrapped))
+    unwrapped = unwrap(Delivery("failed", "dead", wrapped))
     assert (unwrapped.exchange, unwrapped.routing_key) == ("failed", "dead")
 
 
 def test_a_message_without_a_queue_of_its_own_is_sent_again_as_it_was_sent() -> None:
     headers = addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), Destination("orders"))
-    assert headers_.resent(Delivery("p.exit", "@.^1", headers)) == ("orders", "new", {"a": 1})
+    assert resent(Delivery("p.exit", "@.^1", headers)) == ("orders", "new", {"a": 1})
 
 
 def test_a_senders_own_cc_comes_back() -> None:
     destination = Destination("", ("new", "copy"))
     on_the_way = addressed(headers_.wrap({"CC": ["copy"]}, "p", "", "new", NOW), destination)
-    assert headers_.unwrap(Delivery("p.exit", "@.^1", on_the_way)) == ("", "new", {"CC": ["copy"]})
+    assert unwrap(Delivery("p.exit", "@.^1", on_the_way)) == ("", "new", {"CC": ["copy"]})
 
 
 LONG = "x" * 200  # its address is a hash
@@ -170,10 +170,10 @@ def test_a_message_whose_addresses_lead_to_where_it_says_is_unwrapped(
     sent = {"CC": list(destination.queues[1:])} if LONG in destination.queues else {}
     wrapped = headers_.wrap(sent, "p", exchange, key, NOW)
     headers = addressed(wrapped, destination, delay)
-    assert headers_.unwrap(Delivery("p.exit", "@.^1", headers)) == (exchange, key, sent)
+    assert unwrap(Delivery("p.exit", "@.^1", headers)) == (exchange, key, sent)
     straight = headers_.addressed(wrapped, [destination.address])
     arrived = Delivery("p.exit", destination.outbox_address(delay), straight)
-    assert headers_.unwrap(arrived) == (exchange, key, sent)
+    assert unwrap(arrived) == (exchange, key, sent)
 
 
 @pytest.mark.parametrize(
@@ -198,20 +198,20 @@ def test_a_message_whose_addresses_lead_to_where_it_says_is_unwrapped(
 def test_a_forged_message_is_left_as_it_is(cc: Any) -> None:
     headers = headers_.wrap({}, "p", "", "q", NOW) | {"CC": cc}
     forged = Delivery("p.exit", "@.^1", headers)
-    assert headers_.unwrap(forged) is forged
+    assert unwrap(forged) is forged
 
 
 def test_nor_is_one_that_names_a_prefix_of_its_own() -> None:
     headers = headers_.wrap({}, "zzz", "", "secret", NOW) | {"CC": ["secret", "@.+q"]}
     forged = Delivery("p.exit", "@.^1", headers)
-    assert headers_.unwrap(forged) is forged
+    assert unwrap(forged) is forged
 
 
 @pytest.mark.parametrize("cc", [["q", "@.+other"], ["q", "@.orders+"], ["q"], ["@.+q"]])
 def test_a_forged_message_that_seems_to_return_to_its_queue_is_left_as_it_is(cc: list[str]) -> None:
     headers = headers_.wrap_for_return(Delivery("orders", "new", {}), "p", "q", NOW) | {"CC": cc}
     forged = Delivery("p.exit", "@.^1", headers)
-    assert headers_.unwrap(forged) is forged
+    assert unwrap(forged) is forged
 
 
 def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
@@ -219,7 +219,7 @@ def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> Non
     wrapped = addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
     assert not [key for key in wrapped if "death" in key]
     on_the_way = wrapped | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
-    assert headers_.unwrap(Delivery("p.delay.10.done", "@.^1", on_the_way)) == ("", "q", {"a": 1, **earlier})
+    assert unwrap(Delivery("p.delay.10.done", "@.^1", on_the_way)) == ("", "q", {"a": 1, **earlier})
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ def test_a_state_has_deaths_only_if_they_are_a_table(deaths: Any) -> None:
 
 def test_messages_of_others_are_left_alone() -> None:
     delivery = Delivery("x", "k", {"CC": ["a"], "x-death": [death("theirs")], "x-first-death-queue": "theirs"})
-    assert headers_.unwrap(delivery) is delivery
+    assert unwrap(delivery) is delivery
     forged = Delivery("x", "k", {HEADER: "not ours"})
-    assert headers_.unwrap(forged) is forged
+    assert unwrap(forged) is forged
 
 
 values = st.recursive(
@@ -278,7 +278,7 @@ names_of_ours = st.sampled_from([HEADER, "CC", "x-death", "x-first-death-queue",
 @given(st.dictionaries(names_of_ours, values), st.text(), st.text())
 def test_no_message_whatever_its_headers_stops_a_consumer(headers: dict[str, Any], exchange: str, key: str) -> None:
     for routing_key in (key, "@.^1"):
-        unwrapped = headers_.unwrap(Delivery(exchange, routing_key, headers))
+        unwrapped = unwrap(Delivery(exchange, routing_key, headers))
         assert isinstance(unwrapped.exchange, str)
         assert isinstance(unwrapped.routing_key, str)
 
@@ -298,7 +298,7 @@ def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
         "x-first-death-reason": "expired",
     }
     del headers["CC"]
-    unwrapped = headers_.unwrap(Delivery("failed", "dead", headers))
+    unwrapped = unwrap(Delivery("failed", "dead", headers))
     assert unwrapped.exchange == "failed"
     assert unwrapped.routing_key == "dead"
     assert unwrapped.headers == {
@@ -331,9 +331,9 @@ def test_a_message_is_known_by_celerys_id_or_its_own() -> None:
 def test_the_number_of_a_message_with_a_key_comes_back_for_its_retries() -> None:
     sent = {"x-delay-key": "report"}
     wrapped = addressed(headers_.wrap(sent, "p", "", "q", NOW, number=7), DESTINATION)
-    assert headers_.unwrap(Delivery("p.done", "@.^1", wrapped)).headers == {**sent, headers_.X_DELAY_NUMBER: 7}
+    assert unwrap(Delivery("p.done", "@.^1", wrapped)).headers == {**sent, headers_.X_DELAY_NUMBER: 7}
     unkeyed = addressed(headers_.wrap({}, "p", "", "q", NOW, number=7), DESTINATION)
-    assert headers_.unwrap(Delivery("p.done", "@.^1", unkeyed)).headers == {}
+    assert unwrap(Delivery("p.done", "@.^1", unkeyed)).headers == {}
 
 
 def deaths(*queues: str) -> dict[str, Any]:
@@ -348,18 +348,13 @@ def deaths(*queues: str) -> dict[str, Any]:
     }
 
 
-def sent(headers: dict[str, Any]) -> bytes:
-    properties: bytes = amqp.Message(application_headers=headers, priority=5)._serialize_properties()
-    return properties
-
-
 EARLIER = {"x-death": [death("theirs")], "x-first-death-queue": "theirs"}
 
 
 @pytest.mark.parametrize("users", [{}, {"x-delay-key": "report"}, {"CC": ["copy"]}, EARLIER])
 @pytest.mark.parametrize("more", [{}, deaths("p.out.+q", "p.delay.1"), {"x-death": None}, {"x-death": []}])
 @pytest.mark.parametrize("straight", [False, True], ids=["through levels", "straight into its outbox"])
-def test_a_delayed_message_is_unwrapped_the_same_whoever_decodes_it(
+def test_a_delayed_message_is_unwrapped_the_same_whichever_way_it_came(
     users: dict[str, Any], more: Any, straight: bool
 ) -> None:
     cc = users.get("CC", [])
@@ -368,34 +363,9 @@ def test_a_delayed_message_is_unwrapped_the_same_whoever_decodes_it(
     headers = addressed(wrapped, destination, 60_000) | more
     if straight:
         headers = headers_.addressed(wrapped, [destination.address]) | more
-    decoded = headers_.decode_delayed(sent(headers))
-    assert decoded is not None
-    properties, state = decoded
-    assert state == headers_.read_state(headers)
-    assert properties.keys() == {"application_headers", "priority"}
-    assert properties["priority"] == 5
-    arrived = Delivery("p.exit", "@.60s.+q" if straight else "@.^1", properties["application_headers"])
-    unwrapped = headers_.unwrap(arrived._replace(headers=headers))
-    assert headers_.unwrap(arrived) == headers_.unwrap(arrived, state) == unwrapped
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"a": 1},
-        {HEADER: "not ours"},
-        {HEADER: {"prefix": "p", "exchange": "", "due": 1 << 60}, "CC": ["q", "@.+q"]},
-        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+other"]},  # written by hand
-        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q", "@.^4.^1"]},
-        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], **deaths("shop", "p.delay.1")},
-        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "x-death": "text"},
-        {HEADER: {"prefix": "p", "exchange": "", "due": 0}, "CC": ["q", "@.+q"], "at": NOW},
-    ],
-)
-def test_py_amqp_decodes_what_may_be_no_delayed_message_or_has_a_history(headers: dict[str, Any]) -> None:
-    assert headers_.decode_delayed(sent(headers)) is None
-    assert headers_.decode_delayed(amqp.Message()._serialize_properties()) is None
+    arrived = Delivery("p.exit", "@.60s.+q" if straight else "@.^1", headers)
+    keyed = {headers_.X_DELAY_NUMBER: 3} if "x-delay-key" in users else {}
+    assert unwrap(arrived) == unwrap(arrived, headers_.read_state(headers)) == ("", "q", {"a": 1, **users, **keyed})
 
 
 def test_a_task_with_stamps_says_when_it_was_sent_and_its_retries_say_the_same() -> None:

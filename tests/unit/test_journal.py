@@ -17,7 +17,7 @@ from celery_rabbit_delay import DelayError, InvalidDelay, Options
 from celery_rabbit_delay.core import changes, journal, routing_key, streams
 from celery_rabbit_delay.core.changes import Changes, Keys
 from celery_rabbit_delay.core.headers import X_DELAY_SENT
-from celery_rabbit_delay.core.journal import Record, TooOld
+from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.core.topology import Topology
 
@@ -50,42 +50,8 @@ def test_records_come_out_of_a_message_as_they_went_in(wanted: list[Record]) -> 
     assert journal.unpack_records(journal.pack_records(wanted, 17)) == wanted
 
 
-def test_a_message_of_records_says_when_it_was_published() -> None:
-    assert journal.published(journal.pack_records([], 17)) == 17
-    assert journal.published(*journal.fillers(1, 17)) == 17
-    assert journal.published(streams.marker()) is None
-
-
-def test_fillers_fill_a_segment_of_any_stream_in_messages_that_any_broker_takes() -> None:
-    for stream in streams.all_streams(CASCADE):
-        sizes = [len(filler) for filler in journal.fillers(stream.segment, 17)]
-        assert sum(sizes) >= stream.segment
-        assert max(sizes) <= 1_000_000
-
-
-def test_a_stream_holds_much_that_is_too_old_when_there_are_two_segments_and_nobody_has_just_begun_another() -> None:
-    stream = streams.journal_for(CASCADE, 60)
-    now = 10**12
-    recent, old = now - 1000 * stream.max_age + 5000, now - 1000 * stream.max_age - 5000
-    body = bytes(stream.segment)
-    records = [journal.pack_records([Record(1, 2, "", "", b"", body)], at) for at in (old, old, recent, recent)]
-
-    def is_much(*messages: bytes) -> bool:
-        found = TooOld(stream, now)
-        for message in (*messages, streams.marker()):
-            found.add(message)
-        return found.is_much
-
-    assert is_much(*records)
-    assert is_much(*records[:2])
-    assert not is_much(*records[1:])
-    assert not is_much(*journal.fillers(3 * stream.segment, old))  # no records
-    assert is_much(*records, *journal.fillers(1, old))
-    assert not is_much(*records, *journal.fillers(1, recent))
-
-
 def test_what_is_no_record_holds_none() -> None:
-    for other in (streams.marker(), *journal.fillers(10, 17), changes.void(5, 1), b""):
+    for other in (streams.marker(), changes.void(5, 1), b""):
         assert journal.unpack_records(other) == []
 
 
@@ -425,13 +391,6 @@ def test_what_changes_and_keys_say_can_be_kept_elsewhere() -> None:
     keys = Keys(time.monotonic)
     keys.apply(changes.last_of_key("report", 9))
     assert dict(keys.last) == {"report": 9}
-
-
-def test_a_message_that_is_cut_short_does_not_say_when_it_was_published() -> None:
-    whole = journal.pack_records([], 5)
-    assert journal.published(whole) == 5
-    for length in range(len(whole)):
-        assert journal.published(whole[:length]) is None
 
 
 def test_a_key_is_known_once_a_message_of_it_was_sent_also_from_before_the_last_days() -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
-from celery_rabbit_delay.amqp.clients import client_of
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER
@@ -24,13 +23,21 @@ class Client:
     """A `kombu.Connection`, of which only the identity is of interest."""
 
 
+def connected(client: Client) -> Any:
+    """Return an `amqp.Connection`."""
+    known = receiving.known_to[client]
+    return SimpleNamespace(
+        client=client, known=known, followed={}, delay_options=Options(), hold_deliveries=contextlib.nullcontext
+    )
+
+
 def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = Client()
-    known = client_of(client).keys[Options().cascade.root]
+    known = receiving.known_to[client].keys[Options().cascade.root]
     known.apply(changes.last_of_key("k", 1))  # read before the connection was lost
-    connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
+    connection = connected(client)
 
     def catch_up(connection: Any, stream: Any, *args: Any, **kwargs: Any) -> None:
         connection.followed[stream.name] = math.inf
@@ -58,9 +65,7 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client, now = Client(), 0.0
-    connection = SimpleNamespace(
-        client=client, followed={}, delay_options=Options(), hold_deliveries=contextlib.nullcontext
-    )
+    connection = connected(client)
     answers: list[Exception | None] = [StreamUnavailable("its node is down"), NotPermitted("no"), None]
     tried: list[float] = []
 
@@ -99,9 +104,7 @@ def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
 
 def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     client, now = Client(), 0.0
-    connection = SimpleNamespace(
-        client=client, followed={}, delay_options=Options(), hold_deliveries=contextlib.nullcontext
-    )
+    connection = connected(client)
     monkeypatch.setattr(receiving, "_catch_up", lambda *args: False)  # there is no such stream
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for number in range(1000):
@@ -109,7 +112,7 @@ def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         root = Options(prefix=f"p{number}").cascade.root
         forged = {HEADER: {"prefix": root, "exchange": "", "due": 0, "n": 1}, "x-delay-key": "k"}
         assert not receiving.is_dropped(connection, SimpleNamespace(headers=forged, properties={}))
-    assert client_of(client).keys == {}
+    assert receiving.known_to[client].keys == {}
     assert len(connection.followed) <= receiving.MOST_UNKNOWN + 2
 
 
@@ -139,14 +142,14 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
 )
 def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, properties: Any) -> None:
     client = Client()
-    connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
+    connection = connected(client)
     message = SimpleNamespace(
         headers={HEADER: {"prefix": "p", "exchange": "", "due": 0}, **headers}, properties=properties
     )
     assert not receiving.is_dropped(connection, message)
     for id_, dropped in (("b", False), ("a", True)):
         for change in changes.cancelled([id_]):
-            client_of(client).changes.apply(change)
+            receiving.known_to[client].changes.apply(change)
         assert receiving.is_dropped(connection, message) is dropped
 
 
@@ -160,10 +163,10 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
     read: list[Any] = []
     monkeypatch.setattr(receiving, "catch_up", lambda connection, stream, *args, **kwargs: read.append(stream))
     client = Client()
-    connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
-    client_of(client).on_cancelled = lambda id_: False
+    connection = connected(client)
+    receiving.known_to[client].on_cancelled = lambda id_: False
     for change in changes.cancelled(["a"]):
-        client_of(client).changes.apply(change)
+        receiving.known_to[client].changes.apply(change)
     message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={})
     assert receiving.is_dropped(connection, message) is dropped
     assert bool(read) is dropped
@@ -171,11 +174,11 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
 
 def test_only_tasks_are_left_to_celery() -> None:
     client = Client()
-    connection = SimpleNamespace(client=client, followed={}, delay_options=Options())
+    connection = connected(client)
     for change in changes.cancelled(["a"]):
-        client_of(client).changes.apply(change)
+        receiving.known_to[client].changes.apply(change)
     revoked: list[str] = []
-    known = client_of(client)
+    known = receiving.known_to[client]
     known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
     connection.followed = {f"{Options().cascade.root}.changes": math.inf}
     for more, dropped in (({"task": "t"}, False), ({}, True)):

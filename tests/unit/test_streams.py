@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
-from celery_rabbit_delay.amqp.clients import client_of
-from celery_rabbit_delay.amqp.stream_writer import StreamWriter
-from celery_rabbit_delay.amqp.streams import Entry, StreamReader
+from celery_rabbit_delay.amqp.stream_writer import StreamWriter, paused_of
+from celery_rabbit_delay.amqp.streams import Extent, StreamMessage, StreamReader
 from celery_rabbit_delay.core import streams
 
 
@@ -27,12 +26,12 @@ def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch
     class Flaky(StreamReader):
         """Reads two messages in a minute, and breaks off; in the end it reads none."""
 
-        def _read(self, stream: Any, first: int) -> Iterator[Entry]:
+        def _read(self, stream: Any, first: int, is_last: Any) -> Iterator[StreamMessage]:
             nonlocal now
             attempts.append(first)
             for offset in range(first, min(first + 2, 6)):
                 now += 30
-                yield Entry(offset, b"")
+                yield StreamMessage(offset, b"")
             raise StreamUnavailable("it broke off")
 
     def sleep(seconds: float) -> None:
@@ -45,7 +44,7 @@ def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch
     reader = Flaky(object(), patience=15, options=options)
     found: list[int] = []
     with pytest.raises(StreamUnavailable, match="it broke off"):
-        found.extend(entry.offset for entry in reader.read(streams.changes(options.cascade)))
+        found.extend(entry.offset for entry in reader.read(streams.changes(options.cascade), Extent(9, 8)))
     assert attempts[:4] == [0, 2, 4, 6]
     assert set(attempts[4:]) == {6}
     assert 180 + 15 <= now <= 180 + 16
@@ -62,6 +61,6 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
     attempts = []
     for _ in range(3):
         journal.pause([(stream, 0)], StreamUnavailable("it has no leader"))
-        attempts.append(client_of(client).paused_streams[stream.name])
+        attempts.append(paused_of[client][stream.name])
     assert attempts == [1, 60, 60]
     assert len(caplog.records) == 1

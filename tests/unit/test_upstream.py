@@ -12,7 +12,6 @@ import amqp
 import pytest
 from amqp import spec
 from amqp.exceptions import NotFound
-from amqp.transport import TCPTransport
 from celery import Celery, beat
 from celery.worker.request import Request
 
@@ -75,24 +74,6 @@ def connection_to(frames: list[Any], **options: Any) -> Any:
     connection._transport = SimpleNamespace(having_timeout=lambda timeout: nullcontext(), sock=None)
     connection._frame_writer = lambda *frame: frames.append(frame)
     return connection
-
-
-def test_bytes_are_received_with_those_that_py_amqp_has_read_already() -> None:
-    ours, theirs = socket.socketpair()
-    connection = amqp.Connection()
-    connection._transport = TCPTransport("localhost", 1)
-    connection._transport.sock = ours
-    connection._transport._setup_transport()
-    theirs.sendall(b"later")
-    connection._transport._read_buffer = b"before"
-    assert upstream.receive(connection, 1) == b"before"
-    assert upstream.receive(connection, 1) == b"later"
-    with pytest.raises(TimeoutError):
-        upstream.receive(connection, 0.01)
-    theirs.close()
-    with pytest.raises(OSError, match="has closed"):
-        upstream.receive(connection, 1)
-    ours.close()
 
 
 def test_a_channel_that_is_closed_without_waiting_is_closed_once() -> None:

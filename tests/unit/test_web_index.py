@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.streams import Entry
+from celery_rabbit_delay.amqp.streams import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.web import index as index_
@@ -53,7 +53,7 @@ class Streams:
         entries = []
         for body in bodies:
             packed = journal.pack_records([body], NOW) if isinstance(body, Record) else body
-            entries.append(("stream", Entry(self.offset, packed)))
+            entries.append(("stream", StreamMessage(self.offset, packed)))
             self.offset += 1
         self.index.apply(entries, QueueNames(), now)
 
@@ -252,12 +252,12 @@ def test_an_index_goes_on_where_it_stopped_and_may_begin_anew(tmp_path: Path) ->
     streams.index.close()
     index = Index(path, "here")
     assert index.places()["stream"].offset == 1
-    index.apply([("stream", Entry(2, journal.pack_records([record(2), record(3)], NOW)))], QueueNames(), NOW)
+    index.apply([("stream", StreamMessage(2, journal.pack_records([record(2), record(3)], NOW)))], QueueNames(), NOW)
     assert streams.found() == ["id-1", "id-3"]
     index.clear()
     assert index.places() == {}
     assert streams.found() == []
-    index.apply([("stream", Entry(0, journal.pack_records([record(2)], NOW)))], QueueNames(), NOW)
+    index.apply([("stream", StreamMessage(0, journal.pack_records([record(2)], NOW)))], QueueNames(), NOW)
     assert streams.found(text="id-2") == ["id-2"]
     assert index.prune(NOW + 2 * MINUTE) == 1
     index.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay import NotPermitted, Options, StreamUnavailable, operate
+from celery_rabbit_delay import NotPermitted, operate
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.web import indexer as indexer_
 from celery_rabbit_delay.web.index import Index
@@ -30,7 +30,7 @@ class Waits:
         self.seconds.append(seconds)
 
 
-def test_attempts_that_leave_markers_become_rarer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_that_fail_become_rarer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def follower(connection: Any) -> Any:
         raise NotPermitted("read access to the journal")
 
@@ -43,18 +43,3 @@ def test_attempts_that_leave_markers_become_rarer(tmp_path: Path, monkeypatch: p
     index.close()
     assert indexer._stopping.seconds == [2, 4, 8, 16, 32, 60, 60, 60]
     assert "read access" in indexer.progress.error
-
-
-def test_a_marker_that_could_not_be_sent_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mark(connection: Any, wanted: Any, announce: Any) -> None:
-        announce([b"marker"])
-        raise StreamUnavailable("the journal cannot be written now")
-
-    monkeypatch.setattr(operate, "mark", mark)
-    index = Index(tmp_path / "index.sqlite", "here")
-    indexer: Any = Indexer(index, lambda: SimpleNamespace(), QueueNames())
-    connection: Any = SimpleNamespace(transport=SimpleNamespace(delay_options=Options()))
-    with pytest.raises(StreamUnavailable):
-        indexer.catch_up(connection)
-    index.close()
-    assert indexer._wanted == set()

@@ -17,7 +17,7 @@ from kombu.utils import functional
 
 from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.streams import Entry
+from celery_rabbit_delay.amqp.streams import StreamMessage
 from celery_rabbit_delay.core import headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
@@ -48,7 +48,7 @@ def client(tmp_path: Path) -> Iterator[Any]:
     wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(moment + 90_000), 5)
     properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
     record = Record(moment + 90_000, 5, "my-id", "", properties, body)
-    index.apply([("s", Entry(0, journal.pack_records([record], moment)))], QueueNames(), moment)
+    index.apply([("s", StreamMessage(0, journal.pack_records([record], moment)))], QueueNames(), moment)
     indexer = Indexer(index, connect, QueueNames())
     broker = Broker("here", connect, [], [], lambda connection: None)
     yield create(Setting(), broker, index.path, indexer).test_client()
