@@ -19,6 +19,7 @@ from .desk import FAILURES, ORPHANS, Desk, Verified, marks_of
 from .gauges import exposition
 from .index import reading
 from .overview import Overview
+from .search import Filter
 from .setting import Setting
 from .text import body_text, printable
 
@@ -31,19 +32,21 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
     @site.get("/")
     def schedule() -> str:
         wanted, moment = forms.wanted(), utc_ms()
-        name = request.args.get("range", "hour")
-        range_ = plot.RANGES.get(name, plot.RANGES["hour"])
+        range_ = plot.RANGES.get(request.args.get("range", ""), plot.RANGES["hour"])
         edges = plot.edges(range_, moment, forms.zone())
-        plotted = wanted._replace(text="", since=None, until=None)
-        drawn = plot.plot(range_, edges, overview.bars(plotted, edges), forms.zone())
-        back = "before" in request.args
-        place = forms.place(request.args.get("before" if back else "after"))
+        colours, counts = _by_queue(overview, wanted, edges)
+        latest_first = request.args.get("order") == "latest"
+        place = forms.place(request.args.get("before") or request.args.get("after"))
+        up = place is not None and "before" in request.args
+        back = up != latest_first
         with reading(path) as db:
-            rows = search.page(db, wanted, moment, place, back and place is not None)
+            rows = search.page(db, wanted, moment, place, back)
         more = len(rows) > search.PAGE
         if more:
-            rows = rows[1:] if back and place else rows[: search.PAGE]
-        earlier, later = (more, True) if back and place else (place is not None, more)
+            rows = rows[1:] if back else rows[: search.PAGE]
+        if latest_first:
+            rows.reverse()
+        earlier, later = (more, True) if up else (place is not None, more)
         return render_template(
             "schedule.html",
             summary=overview.summary(),
@@ -54,10 +57,12 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
             rows=rows,
             before=rows[0].place if rows and earlier else None,
             after=rows[-1].place if rows and later else None,
-            plot=drawn,
+            latest_first=latest_first,
+            plot=plot.plot(range_, edges, counts, forms.zone()),
+            colours=colours,
             range=range_,
             ranges=plot.RANGES,
-            size=(plot.WIDTH, plot.HEIGHT, plot.LEFT, plot.BOTTOM),
+            height=plot.HEIGHT,
             link=forms.link,
         )
 
@@ -71,7 +76,7 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
             details = _details(desk.record(rows[0]))
         except FAILURES as exc:
             details = {"error": str(exc)}
-        return render_template("task.html", row=rows[0], **details)
+        return render_template("task.html", row=rows[0], origin=forms.origin(), **details)
 
     @site.get("/orphans")
     def orphans() -> Any:
@@ -92,6 +97,20 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
     @site.get("/metrics")
     def metrics() -> Response:
         return Response(exposition(overview.measured(setting.management)), content_type="text/plain; version=0.0.4")
+
+
+def _by_queue(overview: Overview, wanted: Filter, edges: list[int]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """Return the colours of the queues with the most messages, and the plot's counts by queue; "" is all others."""
+    queues = overview.summary().queues
+    # By name, so that queues keep their colours while their numbers change.
+    colours = {name: number for number, name in enumerate(sorted(share.name for share in queues[: plot.COLOURS]))}
+    plotted = wanted._replace(text="", since=None, until=None)
+    names = [wanted.queue] if wanted.queue else [name for name in colours if name]
+    counts = {name: overview.bars(plotted._replace(queue=name), edges) for name in names}
+    if not counts or (not wanted.queue and len(queues) > len(names)):
+        total = overview.bars(plotted, edges)
+        counts[""] = [max(0, due - sum(found[at] for found in counts.values())) for at, due in enumerate(total)]
+    return colours, counts
 
 
 @streams.reading
