@@ -11,6 +11,7 @@ from flask import abort, g, request, url_for
 from ..core import headers as headers_
 from ..core import streams
 from ..core.due import due_at
+from ..core.errors import InvalidDelay
 from .search import Filter
 
 #: The maximum number of messages in one form, and of its bytes.
@@ -59,7 +60,7 @@ def due() -> datetime:
         return due_at(eta, None, moment, zone())
     if delay in DELAYS:
         return moment + timedelta(seconds=DELAYS[delay])
-    return due_at(None, None, moment, timezone.utc)
+    raise InvalidDelay("choose a delay, or enter a due time")
 
 
 def back() -> str:
