@@ -267,7 +267,7 @@ def test_enter_in_a_due_time_means_that_time_and_the_place_and_the_focus_stay(
         confirm(chrome)
         shows(chrome, "2 due at once", ".messages")
         # The latest first, over all pages.
-        click(chrome, "#order")
+        click(chrome, "th.due a")
         wait_until(lambda: "order=latest" in chrome.current_url, "it is ordered")
         shows(chrome, "in 1 d 23 h", "#rows tbody tr:first-child")
         # An id is copied.

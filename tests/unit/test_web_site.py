@@ -47,7 +47,13 @@ def store(index: Index, *numbers: int) -> None:
     records = []
     for number in numbers:
         due = moment + 90_000 + (number - 5) * 1000
-        of_task = {"task": "shop.<b>", "id": f"my-id-{number}", "argsrepr": "('<i>',)", "kwargsrepr": "{}"}
+        of_task = {
+            "task": f"shop.<b>{number % 2}",
+            "id": f"my-id-{number}",
+            "argsrepr": "('<i>',)",
+            "kwargsrepr": "{}",
+            "retries": number % 3,
+        }
         wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
         properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
         records.append(Record(due, number, f"my-id-{number}", "", properties, body))
@@ -98,13 +104,21 @@ def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
     assert "orphans" not in metrics
 
 
-@pytest.mark.parametrize("order", ["", "latest"])
-def test_pages_follow_each_other_in_both_orders_and_back(tmp_path: Path, order: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "key"),
+    [
+        ("", lambda number: number),
+        ("latest", lambda number: -number),
+        ("task", lambda number: (f"shop.<b>{number % 2}", number)),
+        ("retries", lambda number: (-(number % 3), number)),
+    ],
+)
+def test_pages_follow_each_other_in_each_order_and_back(tmp_path: Path, order: str, key: Any) -> None:
     index = Index(tmp_path / "index.sqlite", "here")
     store(index, *range(120))
     broker = Broker("here", away, [], [], lambda _: None)
     client = create(Setting(), broker, index.path, Indexer(index, away, QueueNames())).test_client()
-    expected = sorted(range(120), reverse=order == "latest")
+    expected = sorted(range(120), key=key)
     pages = [expected[:50], expected[50:100], expected[100:]]
     link = f"/?order={order}"
     for page in pages:
