@@ -91,8 +91,10 @@ def plot(range_: Range, moments: Sequence[int], counts: Mapping[str, Sequence[in
                 parts.append(Part(queue, y, scale * found[number]))
         since, until = moments[number], moments[number + 1]
         title = f"{total:,} due {text(since, zone, '%a %d %b %H:%M:%S')} – {text(until, zone, '%H:%M:%S')}"
-        shares = ", ".join(f"{found[number]:,} {queue or 'others'}" for queue, found in counts.items() if found[number])
-        bars.append(Bar(number * width, width - 0.15, parts, since, until, total, f"{title}: {shares}"))
+        if any(counts):
+            shares = (f"{found[number]:,} {queue or 'others'}" for queue, found in counts.items() if found[number])
+            title = f"{title}: {', '.join(shares)}"
+        bars.append(Bar(number * width, width - 0.15, parts, since, until, total, title))
     lines = [Line(HEIGHT * (1 - part / 2), f"{most * part // 2:,}") for part in range(3)]
     labels = []
     # At the first bar of each step by the clock on the wall, which may go forward or back in between.

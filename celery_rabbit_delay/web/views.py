@@ -123,7 +123,8 @@ def _by_queue(overview: Overview, wanted: Filter, edges: list[int]) -> tuple[dic
     # By name, so that queues keep their colours while their numbers change.
     colours = {name: number for number, name in enumerate(sorted(share.name for share in queues[: plot.COLOURS]))}
     plotted = wanted._replace(text="", since=None, until=None)
-    names = [wanted.queue] if wanted.queue else [name for name in colours if name]
+    # The index has no counts by task and queue: with a task, all queues are one.
+    names = [wanted.queue] if wanted.queue else [name for name in colours if name and not wanted.task]
     counts = {name: overview.bars(plotted._replace(queue=name), edges) for name in names}
     if not counts or (not wanted.queue and len(queues) > len(names)):
         total = overview.bars(plotted, edges)

@@ -76,6 +76,8 @@ def test_the_title_of_a_bar_names_what_each_queue_contributes() -> None:
     counts = {"mail": [1200] + [0] * 59, "celery": [0] * 60, "": [3] * 60}
     drawn = plot.plot(range_, plot.edges(range_, NOW, timezone.utc), counts, timezone.utc)
     assert drawn.bars[0].title == "1,203 due Sat 28 Mar 22:07:31 – 22:07:32: 1,200 mail, 3 others"
+    alone = plot.plot(range_, plot.edges(range_, NOW, timezone.utc), {"": [3] * 60}, timezone.utc)
+    assert alone.bars[0].title == "3 due Sat 28 Mar 22:07:31 – 22:07:32"
 
 
 @given(st.integers(0, 10**12))
