@@ -2,6 +2,7 @@
 "use strict";
 
 const EVERY = 2000; // milliseconds
+const READ = 10000; // after which a good message goes; a bad one goes with Escape or a click
 
 // The server writes times in the viewer's zone.
 const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
@@ -82,6 +83,7 @@ async function send(form, button) {
     const fresh = await parse(answer);
     if (answer.ok) replace(fresh);
     document.querySelector(".messages").replaceChildren(...fresh.querySelectorAll(".message"));
+    setTimeout(() => all(".message.good").forEach((message) => message.remove()), READ);
     for (const field of form.querySelectorAll(".move [name]")) field.value = "";
   } catch {
     document.documentElement.classList.add("stale");
@@ -112,6 +114,7 @@ document.addEventListener("click", (event) => {
     if (!menu.contains(event.target)) menu.open = false;
   }
   if (event.target.matches(".copy")) copy(event.target);
+  if (event.target.matches(".messages .message")) event.target.remove();
 });
 
 document.addEventListener("submit", (event) => {
@@ -130,6 +133,7 @@ document.addEventListener("keydown", (event) => {
   const at = document.activeElement;
   if (event.key === "Escape" && at) {
     at.closest("details.menu")?.removeAttribute("open");
+    document.querySelector(".messages").replaceChildren();
     return at.blur();
   }
   if (at?.matches("input:not([type=checkbox]), select, textarea")) return;
