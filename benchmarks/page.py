@@ -164,7 +164,7 @@ def in_the_browser(site: Site, directory: Path, cancelled: str, moved: str) -> d
             wait_until(lambda: what in chrome.execute_script("return document.body.innerText"), what)
 
         chrome.get(site.url)
-        shows("Later ›")
+        shows("Next ›")
         for name, id_, button, answer in (
             ("cancel", cancelled, "/cancel", "1 cancelled"),
             ("move", moved, "/reschedule", "1 moved to"),

@@ -35,7 +35,7 @@ def list_orphans(target: Target, limit: int, management_url: str | None, as_json
         for orphan in found:
             if as_json:
                 told = {**orphan._asdict(), "due": orphan.due and orphan.due.isoformat()}
-                del told["digest"]
+                del told["digest"], told["refused"]
                 click.echo(json.dumps(told))
             else:
                 click.echo(format_orphan(orphan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -14,7 +15,7 @@ from ..amqp import declare, waiting
 from ..amqp.connecting import own_channel
 from ..amqp.only_reader import only_reader, wait_for_return
 from ..amqp.receiving import learn
-from ..core.headers import read_state
+from ..core.headers import State, read_state
 from .cascades import require
 
 
@@ -28,14 +29,28 @@ class Orphan(NamedTuple):
     task_id: str | None
     size: int  # bytes of the body
     digest: str  # of all this, and of all that its consumer would receive
+    arguments: str = ""  # Celery's short text of them
+    refused: str | None = None  # the reason why `replay` would leave it, as far as it is known
 
 
-def orphans(connection: kombu.Connection, limit: int) -> list[Orphan]:
-    """Return the oldest orphans, without removing them. Raises `CascadeMissing`."""
+def orphans(connection: kombu.Connection, limit: int, allowed: waiting.Allowed | None = None) -> list[Orphan]:
+    """Return the oldest orphans, without removing them; with `allowed`, also why `replay` would leave some.
+
+    Raises `CascadeMissing`.
+    """
     require(connection)
-    queue = connection.transport.delay_options.cascade.orphans
-    with only_reader(connection.default_channel, queue):
-        return [_orphan(message) for message in waiting.look(connection, queue, limit)]
+    channel, queue = connection.default_channel, connection.transport.delay_options.cascade.orphans
+    with only_reader(channel, queue):
+        found = waiting.look(connection, queue, limit)
+    is_there = functools.cache(lambda queue: declare.message_count(channel, queue) is not None)
+
+    def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
+        return None if exchange or is_there(routing_key) else f"there is no queue {routing_key!r}"
+
+    return [
+        _orphan(message)._replace(refused=waiting.send_on(message, allowed, publish) if allowed else None)
+        for message in found
+    ]
 
 
 #: Returns whether an orphan is selected.
@@ -97,4 +112,5 @@ def _orphan(message: Message) -> Orphan:
     due = state.due if state else None
     received = repr((exchange, routing_key, due, copy.properties, copy.body)).encode(errors="replace")
     digest = hashlib.blake2b(received, digest_size=12).hexdigest()
-    return Orphan(exchange, routing_key, due, task, task_id, len(message.body), digest)
+    arguments = " ".join(str(headers[name]) for name in ("argsrepr", "kwargsrepr") if headers.get(name))
+    return Orphan(exchange, routing_key, due, task, task_id, len(message.body), digest, arguments)

@@ -142,9 +142,9 @@ class Desk:
         return Allowed(None if self.broker.any_queue else self.broker.queues)
 
     def orphans(self) -> list[Orphan]:
-        """Return the oldest orphans."""
+        """Return the oldest orphans, each with the reason if it would not be sent on."""
         with self._turn_at_orphans, self._connected() as connection:
-            return operate.orphans(connection, ORPHANS)
+            return operate.orphans(connection, ORPHANS, self._allowed)
 
     def replay(self, marks: Iterable[str]) -> Done:
         """Send the orphans with some marks to their destinations."""

@@ -11,6 +11,7 @@ from flask import abort, g, request, url_for
 from ..core import headers as headers_
 from ..core import streams
 from ..core.due import due_at
+from ..core.errors import InvalidDelay
 from .search import Filter
 
 #: The maximum number of messages in one form, and of its bytes.
@@ -59,12 +60,21 @@ def due() -> datetime:
         return due_at(eta, None, moment, zone())
     if delay in DELAYS:
         return moment + timedelta(seconds=DELAYS[delay])
-    return due_at(None, None, moment, timezone.utc)
+    raise InvalidDelay("choose a delay, or enter a due time")
 
 
 def back() -> str:
     """Return the path that a form came from: a path of this page, never another site."""
-    path = request.form.get("back", "/")
+    return _own(request.form.get("back", "/"))
+
+
+def origin() -> str:
+    """Return the path of the schedule, with its filters, that a link was followed from."""
+    site, found, rest = (request.referrer or "").partition(request.host_url + "?")
+    return _own(f"/?{rest}") if found and not site else "/"
+
+
+def _own(path: str) -> str:
     own = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
     return path if own else "/"
 
@@ -102,8 +112,7 @@ def place(text: str | None) -> tuple[int, int] | None:
 
 def link(**changes: Any) -> str:
     """Return the URL of the schedule with changed arguments; None removes one."""
-    kept = {
-        name: value for name, value in request.args.items() if name in ("q", "task", "queue", "since", "until", "range")
-    }
+    names = ("q", "task", "queue", "since", "until", "range", "order")
+    kept = {name: value for name, value in request.args.items() if name in names}
     merged = {**kept, **changes}
     return url_for("schedule", **{name: value for name, value in merged.items() if value not in (None, "")})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 240, 44, 26, 12
+#: The height of the highest bar, in pixels.
+HEIGHT = 88
+
+#: The number of queues that have a colour of their own.
+COLOURS = 5
 
 
 class Range(NamedTuple):
@@ -32,11 +36,18 @@ RANGES = {
 }
 
 
-class Bar(NamedTuple):
-    x: float
+class Part(NamedTuple):
+    """What a queue contributes to a bar. Lengths are pixels from the top."""
+
+    queue: str
     y: float
-    width: float
     height: float
+
+
+class Bar(NamedTuple):
+    x: float  # percent of the plot's width
+    width: float
+    parts: list[Part]
     since: int  # milliseconds since 1970
     until: int
     due: int
@@ -44,7 +55,7 @@ class Bar(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the grid, or a label."""
+    """A line of the grid, in pixels from the top, or a label, in percent of the plot's width."""
 
     at: float
     label: str
@@ -65,35 +76,40 @@ def edges(range_: Range, now: int, zone: tzinfo) -> list[int]:
     return [first + number * step for number in range(range_.bars + 1)]
 
 
-def plot(range_: Range, moments: Sequence[int], counts: Sequence[int], zone: tzinfo) -> Plot:
-    """Return the plot of the counts between some times."""
-    most = nice(max(counts, default=0))
-    room = HEIGHT - BOTTOM - TOP
-    width = (WIDTH - LEFT) / max(1, len(counts))
+def plot(range_: Range, moments: Sequence[int], counts: Mapping[str, Sequence[int]], zone: tzinfo) -> Plot:
+    """Return the plot of each queue's counts between some times; the queue "" is all others."""
+    totals = [sum(found) for found in zip(*counts.values(), strict=True)]
+    most = nice(max(totals, default=0))
+    width = 100 / max(1, len(totals))
     bars = []
-    for number, count in enumerate(counts):
-        height = room * count / most
-        if count:
-            height = max(height, 2)  # a bar is always visible
+    for number, total in enumerate(totals):
+        scale = max(HEIGHT / most, 2 / max(1, total))  # a bar is always visible
+        parts, y = [], float(HEIGHT)
+        for queue, found in counts.items():
+            if found[number]:
+                y -= scale * found[number]
+                parts.append(Part(queue, y, scale * found[number]))
         since, until = moments[number], moments[number + 1]
-        title = f"{count:,} due {text(since, zone, '%a %d %b %H:%M:%S')} – {text(until, zone, '%H:%M:%S')}"
-        bar = Bar(LEFT + number * width + 0.75, TOP + room - height, width - 1.5, height, since, until, count, title)
-        bars.append(bar)
-    lines = [Line(TOP + room * (1 - part / 4), f"{most * part // 4:,}") for part in range(5) if most * part % 4 == 0]
+        title = f"{total:,} due {text(since, zone, '%a %d %b %H:%M:%S')} – {text(until, zone, '%H:%M:%S')}"
+        if any(counts):
+            shares = (f"{found[number]:,} {queue or 'others'}" for queue, found in counts.items() if found[number])
+            title = f"{title}: {', '.join(shares)}"
+        bars.append(Bar(number * width, width - 0.15, parts, since, until, total, title))
+    lines = [Line(HEIGHT * (1 - part / 2), f"{most * part // 2:,}") for part in range(3)]
     labels = []
     # At the first bar of each step by the clock on the wall, which may go forward or back in between.
     passed = [(moment + _offset(moment, zone)) // (range_.label * 1000) for moment in moments]
-    for number in range(1, len(counts) - 1):
+    for number in range(1, len(totals) - 1):
         if passed[number] != passed[number - 1]:
-            labels.append(Line(LEFT + number * width, text(moments[number], zone, range_.format)))
-    return Plot(bars, lines, labels, sum(counts))
+            labels.append(Line(number * width, text(moments[number], zone, range_.format)))
+    return Plot(bars, lines, labels, sum(totals))
 
 
 def nice(most: int) -> int:
     """Return the next round number, at least 4."""
     size = 1
     while True:
-        for factor in (4, 8, 12, 20):
+        for factor in (4, 6, 8, 10, 12, 16, 20):
             if most <= factor * size:
                 return factor * size
         size *= 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .index import CANCELLED, WAITING
@@ -105,6 +105,23 @@ def page(
     else:
         rows = _near(db, where, wanted.text, order) or _far(db, where, wanted.text, order, back)
     return rows[::-1] if back else rows
+
+
+#: The keys of orders other than that of the due times.
+ORDERS: dict[str, Callable[[Row], Any]] = {
+    "task": lambda row: row.task,
+    "queue": lambda row: row.queue,
+    "retries": lambda row: -row.retries,
+}
+
+
+def ordered(db: sqlite3.Connection, wanted: Filter, now: int, order: str) -> list[Row]:
+    """Return all matches of a filter, `MOST` at most, in one of `ORDERS`, and equal ones by their due times."""
+    where = _Where(wanted, now)
+    condition, values = where.and_()
+    sources = _sources(db, where, wanted.text) if wanted.text else [(f"message WHERE {condition}", values)]
+    found = {row.row: row for rest, values in sources for row in _rows(db, f"{rest} LIMIT {MOST}", values)}
+    return sorted(found.values(), key=lambda row: (ORDERS[order](row), row.place))
 
 
 def _rows(db: sqlite3.Connection, rest: str, values: list[Any]) -> list[Row]:

@@ -66,7 +66,7 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
 
 
 def _filters(site: Flask) -> None:
-    site.jinja_env.filters["moment"] = lambda value: plot.text(value, forms.zone())
+    site.jinja_env.filters["moment"] = lambda value, *format_: plot.text(value, forms.zone(), *format_)
     site.jinja_env.filters["until"] = lambda value: plot.until(value - utc_ms())
     site.jinja_env.filters["printable"] = printable
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from .desk import FAILURES, ORPHANS, Desk, Verified, marks_of
 from .gauges import exposition
 from .index import reading
 from .overview import Overview
+from .search import Filter, Row
 from .setting import Setting
 from .text import body_text, printable
+
+_Link = dict[str, Any] | None
 
 
 def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, path: Path) -> None:
@@ -32,33 +36,31 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
     @site.get("/")
     def schedule() -> str:
         wanted, moment = forms.wanted(), utc_ms()
-        name = request.args.get("range", "hour")
-        range_ = plot.RANGES.get(name, plot.RANGES["hour"])
+        range_ = plot.RANGES.get(request.args.get("range", ""), plot.RANGES["hour"])
         edges = plot.edges(range_, moment, forms.zone())
-        plotted = wanted._replace(text="", since=None, until=None)
-        drawn = plot.plot(range_, edges, overview.bars(plotted, edges), forms.zone())
-        back = "before" in request.args
-        place = forms.place(request.args.get("before" if back else "after"))
+        colours, counts = _by_queue(overview, wanted, edges)
+        found = overview.count(wanted)
+        order = request.args.get("order", "")
+        if order != "latest" and (order not in search.ORDERS or found > search.MOST):
+            order = ""
         with reading(path) as db:
-            rows = search.page(db, wanted, moment, place, back and place is not None)
-        more = len(rows) > search.PAGE
-        if more:
-            rows = rows[1:] if back and place else rows[: search.PAGE]
-        earlier, later = (more, True) if back and place else (place is not None, more)
+            rows, before, after = _page(db, wanted, moment, order)
         return render_template(
             "schedule.html",
             summary=overview.summary(),
             status=overview.status(),
             wanted=wanted,
-            found=overview.count(wanted),
+            found=found,
             most=search.MOST,
             rows=rows,
-            before=rows[0].place if rows and earlier else None,
-            after=rows[-1].place if rows and later else None,
-            plot=drawn,
+            before=before,
+            after=after,
+            order=order,
+            plot=plot.plot(range_, edges, counts, forms.zone()),
+            colours=colours,
             range=range_,
             ranges=plot.RANGES,
-            size=(plot.WIDTH, plot.HEIGHT, plot.LEFT, plot.BOTTOM),
+            height=plot.HEIGHT,
             link=forms.link,
         )
 
@@ -72,7 +74,7 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
             details = _details(desk.record(rows[0]))
         except FAILURES as exc:
             details = {"error": str(exc)}
-        return render_template("task.html", row=rows[0], **details)
+        return render_template("task.html", row=rows[0], origin=forms.origin(), **details)
 
     @site.get("/orphans")
     def orphans() -> Any:
@@ -93,6 +95,42 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
     @site.get("/metrics")
     def metrics() -> Response:
         return Response(exposition(overview.measured(setting.management)), content_type="text/plain; version=0.0.4")
+
+
+def _page(db: sqlite3.Connection, wanted: Filter, moment: int, order: str) -> tuple[list[Row], _Link, _Link]:
+    """Return the rows of a page, and the arguments of the links to the pages before and after it; None without one."""
+    if order in search.ORDERS:
+        skip = max(0, request.args.get("skip", 0, int))
+        rows = search.ordered(db, wanted, moment, order)[skip:]
+        before = {"skip": max(0, skip - search.PAGE)} if skip else None
+        return rows[: search.PAGE], before, {"skip": skip + search.PAGE} if len(rows) > search.PAGE else None
+    place = forms.place(request.args.get("before") or request.args.get("after"))
+    up = place is not None and "before" in request.args
+    back = up != (order == "latest")
+    rows = search.page(db, wanted, moment, place, back)
+    more = len(rows) > search.PAGE
+    if more:
+        rows = rows[1:] if back else rows[: search.PAGE]
+    if order == "latest":
+        rows.reverse()
+    earlier, later = (more, True) if up else (place is not None, more)
+    first, last = (f"{row.due}-{row.row}" for row in (rows[0], rows[-1])) if rows else ("", "")
+    return rows, {"before": first} if rows and earlier else None, {"after": last} if rows and later else None
+
+
+def _by_queue(overview: Overview, wanted: Filter, edges: list[int]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """Return the colours of the queues with the most messages, and the plot's counts by queue; "" is all others."""
+    queues = overview.summary().queues
+    # By name, so that queues keep their colours while their numbers change.
+    colours = {name: number for number, name in enumerate(sorted(share.name for share in queues[: plot.COLOURS]))}
+    plotted = wanted._replace(text="", since=None, until=None)
+    # The index has no counts by task and queue: with a task, all queues are one.
+    names = [wanted.queue] if wanted.queue else [name for name in colours if name and not wanted.task]
+    counts = {name: overview.bars(plotted._replace(queue=name), edges) for name in names}
+    if not counts or (not wanted.queue and len(queues) > len(names)):
+        total = overview.bars(plotted, edges)
+        counts[""] = [max(0, due - sum(found[at] for found in counts.values())) for at, due in enumerate(total)]
+    return colours, counts
 
 
 @streams.reading

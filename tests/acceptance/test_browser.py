@@ -105,8 +105,8 @@ def confirm(chrome: Any, yes: bool = True) -> None:
     question.accept() if yes else question.dismiss()
 
 
-def fill(shop: Shop, many: int) -> None:
-    """Publish some tasks of a shop."""
+def fill(shop: Shop, many: int, soonest: float = 1800) -> None:
+    """Publish some tasks of a shop, due after `soonest` seconds or later."""
     kinds = {
         "shop.ask_for_review": ("mail", 9),
         "shop.send_reminder": ("mail", 6),
@@ -127,7 +127,8 @@ def fill(shop: Shop, many: int) -> None:
                 (dice.randrange(10_000, 99_999),),
                 customer,
                 queue=kinds[name][0],
-                countdown=delay if delay > 1800 else dice.uniform(1800, 3600),
+                countdown=delay if delay > soonest else dice.uniform(soonest, 3600),
+                retries=dice.choice([0, 0, 0, 0, 0, 1]),
                 producer=producer,
             )
 
@@ -146,9 +147,9 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
         chrome.get(site.url)
         shows(chrome, "306", "#tiles")
         # The plot: drawn by the server, a bar leads to what is due then.
-        wait_until(lambda: amount(chrome, "#plot rect.bar") > 20, "the plot has bars")
+        wait_until(lambda: amount(chrome, "#plot rect.part") > 20, "the plot has bars")
         click(chrome, '.tabs a[href*="range=month"]')
-        shows(chrome, "306 of 306 waiting", "#plot")
+        shows(chrome, "306 of 306 waiting", "#within")
         chrome.get(f"{site.url}/?range=hour")
         first = wait_until(lambda: text(chrome, "#plot a title") or True, "there is a bar")
         assert first
@@ -183,22 +184,12 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
         click(chrome, "button.danger")
         confirm(chrome)
         shows(chrome, "1 cancelled", ".messages")
-        # Reschedule alone, by a time in the viewer's zone.
-        chrome.get(f"{site.url}/?q={ids['moved']}")
-        click(chrome, "#rows tbody input")
-        shows(chrome, "1 selected", "#acts")
-        chrome.execute_script(
-            "document.querySelector('#acts [name=eta]').value = arguments[0]",
-            (datetime.now(timezone(timedelta(hours=1))) + timedelta(days=2)).strftime("%Y-%m-%dT%H:%M"),
-        )
-        click(chrome, '#acts button[formaction="/reschedule"]')
-        shows(chrome, "1 moved to", ".messages")
-        shows(chrome, "in 1 d 23 h", "#rows")
         # A selection.
         chrome.get(f"{site.url}/?q=%27alon")
         wait_until(lambda: amount(chrome, "#rows tbody tr") == 2, "two are found")
         click(chrome, "#all")
         shows(chrome, "2 selected", "#acts")
+        chrome.execute_script("document.querySelector('#acts [name=delay]').value = 'in 1 hour'")
         click(chrome, '#acts button[formaction="/reschedule"]')
         shows(chrome, "2 moved to", ".messages")
         # Live: what is sent now comes into sight without loading the page, and what is selected stays so.
@@ -230,6 +221,62 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
         assert {ids["moved"], ids["alone"], ids["along"]} < remaining
 
 
+def test_enter_in_a_due_time_means_that_time_and_the_place_and_the_focus_stay(
+    shop: Shop, chrome: Any, tmp_path: Path
+) -> None:
+    """With the keyboard alone. There is no worker: what was due at once would be in the queue."""
+    now = datetime.now(timezone(timedelta(hours=1)))
+    ids = [shop.send("note", name, countdown=1000 + 10 * at) for at, name in enumerate("abcdef")]
+    with looking(chrome, tmp_path, **shop.environment) as site:
+        chrome.get(site.url)
+        wait_until(lambda: amount(chrome, "#rows tbody tr") == 6, "all are shown")
+        chrome.execute_script("window.same = true")
+        # No bar of the plot is a tab stop before the search.
+        stops = []
+        while chrome.switch_to.active_element.get_attribute("id") != "q":
+            press(chrome, "\ue004")  # Tab
+            stops.append(chrome.switch_to.active_element.get_attribute("id") or "")
+        assert not [stop for stop in stops if stop.startswith("bar-")]
+        press(chrome, "\ue00c")  # Escape
+        press(chrome, "j", "j", "j", "x")
+        shows(chrome, "1 selected", "#acts")
+        # Without a due time, Enter says so, and moves nothing.
+        eta = chrome.find_element("css selector", "#acts [name=eta]")
+        eta.send_keys("\ue007")
+        shows(chrome, "choose a delay", ".messages")
+        assert [row.id for row in celery_rabbit_delay.scheduled(shop.app)] == ids
+        # With one, it means that.
+        due = now + timedelta(days=2)
+        eta.send_keys(due.strftime("%m%d%Y"), "\ue004", due.strftime("%I%M%p"), "\ue007")
+        shows(chrome, "1 moved to", ".messages")
+        shows(chrome, "in 1 d 23 h", "#rows tbody tr:last-child")
+        assert "due at once" not in text(chrome, ".messages")
+        # The page was not loaded again, and the focus is on the row that took the place of the third.
+        assert chrome.execute_script("return window.same")
+        at = "[...document.querySelectorAll('#rows tbody tr')].findIndex(row => row.contains(document.activeElement))"
+        wait_until(lambda: chrome.execute_script(f"return {at}") == 2, "the focus is where it was")
+        # Run now asks when several are selected.
+        press(chrome, "x", "j", "x")
+        shows(chrome, "2 selected", "#acts")
+        chrome.find_element("css selector", '#acts button[formaction="/run-now"]').send_keys("\ue007")
+        confirm(chrome, yes=False)
+        rows = [*celery_rabbit_delay.scheduled(shop.app)]
+        assert [row.id for row in rows] == [*ids[:2], *ids[3:], ids[2]]
+        assert abs((rows[-1].due - due).total_seconds()) < 60
+        chrome.find_element("css selector", '#acts button[formaction="/run-now"]').send_keys("\ue007")
+        confirm(chrome)
+        shows(chrome, "2 due at once", ".messages")
+        # The latest first, over all pages.
+        click(chrome, "th.due a")
+        wait_until(lambda: "order=latest" in chrome.current_url, "it is ordered")
+        shows(chrome, "in 1 d 23 h", "#rows tbody tr:first-child")
+        # An id is copied.
+        press(chrome, "j", "c")
+        box = chrome.find_element("css selector", "#q")
+        box.send_keys("\ue009v")  # Control-V
+        assert box.get_property("value") == ids[2]
+
+
 def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
     shop.vhost.declare("gone")
     shop.send("note", "waits", queue="gone", countdown=600)  # and makes the cascade, which takes a while
@@ -239,10 +286,14 @@ def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
     with looking(chrome, tmp_path, "--any-queue", **shop.environment) as site:
         chrome.get(f"{site.url}/orphans")
         wait_until(lambda: "shop.note" in text(chrome, "#rows"), "the orphan comes into sight")
-        chrome.get(f"{site.url}/orphans")
-        shop.vhost.declare("gone")
+        shows(chrome, "'orphan'", "#rows")
+        shows(chrome, "there is no queue 'gone'", "#rows")
+        replay = '#acts button[formaction="/orphans/replay"]:not([name])'
         click(chrome, "#rows tbody input")
-        click(chrome, '.acts button[formaction="/orphans/replay"]:not([name])')
+        assert amount(chrome, f"{replay}:disabled") == 1
+        shop.vhost.declare("gone")
+        wait_until(lambda: amount(chrome, f"{replay}:enabled"), "it can be sent on", 30)
+        click(chrome, replay)
         shows(chrome, "1 sent on", ".messages")
         shows(chrome, "There are no orphans")
     with shop.vhost.connection() as connection:
@@ -260,10 +311,11 @@ def test_a_page_for_others_asks_for_the_password_and_may_be_read_only(shop: Shop
             chrome.find_element("css selector", "input[type=password]").send_keys(password + "\n")
             shows(chrome, says)
         shows(chrome, "'mine'", "#rows")
-        assert amount(chrome, "main button") == 1  # to search
+        assert amount(chrome, "main form[method=post]") == 1
+        assert amount(chrome, "#selection button:not(.copy), #selection input") == 0
         click(chrome, "#rows a.open")
         shows(chrome, "Keyword arguments")
-        assert amount(chrome, "main button") == 0
+        assert amount(chrome, "main form") == 0
         click(chrome, "header button")
         shows(chrome, "Log in")
 
@@ -277,6 +329,8 @@ def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path:
     chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
     chrome.get(site.url + path)
     wait_until(lambda: amount(chrome, "#rows tbody tr, .levels .level") > 3, "there is something to see")
+    name = "rabbitmq.shop.example:5672/shop celery-rabbit-delay.v3.125ms"
+    chrome.execute_script("document.querySelector('.brand small').textContent = arguments[0]", name)
     taken: bytes = chrome.get_screenshot_as_png()
     assert taken.startswith(b"\x89PNG")
     wide = chrome.execute_script("return document.documentElement.scrollWidth")
@@ -284,21 +338,34 @@ def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path:
     return taken
 
 
+def top(chrome: Any) -> float:
+    """Return the distance of the first task from the top of the page, in pixels."""
+    return float(chrome.execute_script("return document.querySelector('#rows tbody tr').getBoundingClientRect().top"))
+
+
 def test_the_page_fits_a_phone_and_a_dark_screen_and_draws_the_picture_of_the_docs(
-    shop: Shop, chrome: Any, tmp_path: Path
+    make_shop: MakeShop, chrome: Any, tmp_path: Path
 ) -> None:
     """`make screenshot` names the file; otherwise they are left with the other files of the test."""
-    fill(shop, 1500)
+    shop = make_shop({"journal": 60})
+    fill(shop, 1500, 65)
     target = Path(os.environ.get("SCREENSHOT") or tmp_path / "web.png")
     with looking(chrome, tmp_path, **shop.environment) as site:
         chrome.get(site.url)
-        shows(chrome, "1,500", "#tiles")
+        shows(chrome, " of 1,", "#within")
+        wait_until(lambda: amount(chrome, "#plot .part") > 60, "the plot has bars")
         shows(chrome, "Europe/Berlin", "#rows")
-        target.write_bytes(picture(chrome, site, 1280, 1330, "light"))
+        picture(chrome, site, 1280, 900, "light")
+        assert top(chrome) < 400
+        for row in (2, 4):
+            click(chrome, f"#rows tbody tr:nth-child({row}) input")
+        target.write_bytes(chrome.get_screenshot_as_png())
         grounds = []
         for number, (width, height, scheme, path) in enumerate(
-            [(390, 844, "light", "/"), (390, 844, "dark", "/?range=day#table"), (1280, 900, "dark", "/health")]
+            [(390, 844, "light", "/"), (390, 844, "dark", "/?range=day"), (1280, 900, "dark", "/health")]
         ):
             (tmp_path / f"{number}.png").write_bytes(picture(chrome, site, width, height, scheme, path))
             grounds.append(chrome.execute_script("return getComputedStyle(document.body).backgroundColor"))
+            if path != "/health":
+                assert top(chrome) < 560
         assert grounds[0] != grounds[1] == grounds[2]

@@ -17,7 +17,7 @@ from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.operate import Management, pruning
 from celery_rabbit_delay.operate import management as management_module
 from testkit.broker import Vhost, publish, take
-from testkit.commands import management, run
+from testkit.commands import make_orphans, management, run
 from testkit.wait import wait_until
 
 SLOW = {"x-delay": 8000}  # long enough to delete something meanwhile
@@ -179,6 +179,24 @@ def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
         assert len(take(connection, "q", 5)) == 5
         assert time.time() >= sent + 12.56
         assert vhost.count(vhost.cascade.orphans) == 0
+
+
+def test_orphans_tell_why_they_would_not_be_replayed_and_stay_as_they_are(vhost: Vhost) -> None:
+    make_orphans(vhost, 2)
+    with vhost.connection() as connection:
+        plain = operate.orphans(connection, 10)
+        assert [orphan.refused for orphan in plain] == [None, None]
+        for allowed, says in (
+            (Allowed([kombu.Queue("other")]), "queue 'gone' is not one of the allowed queues"),
+            (Allowed(None), "there is no queue 'gone'"),
+        ):
+            told = operate.orphans(connection, 10, allowed)
+            assert all(orphan.refused and orphan.refused.startswith(says) for orphan in told)
+            assert [orphan._replace(refused=None) for orphan in told] == plain
+        vhost.declare("gone")
+        assert operate.orphans(connection, 10, Allowed(None)) == plain
+    assert vhost.count(vhost.cascade.orphans) == 2
+    assert vhost.count("gone") == 0
 
 
 def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost) -> None:

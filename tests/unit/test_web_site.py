@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import datetime, timezone
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +37,36 @@ from celery_rabbit_delay.web.site import create
 from testkit.wait import wait_until
 
 
+def away() -> kombu.Connection:
+    raise OSError("the broker is away")
+
+
+def store(index: Index, *numbers: int) -> None:
+    """Store a record for each number. The task with a higher one is due later."""
+    moment = time.time_ns() // 1_000_000
+    records = []
+    for number in numbers:
+        due = moment + 90_000 + (number - 5) * 1000
+        of_task = {
+            "task": f"shop.<b>{number % 2}",
+            "id": f"my-id-{number}",
+            "argsrepr": "('<i>',)",
+            "kwargsrepr": "{}",
+            "retries": number % 3,
+        }
+        wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
+        properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
+        records.append(Record(due, number, f"my-id-{number}", "", properties, body))
+    index.apply([("s", StreamMessage(0, journal.pack_records(records, moment)))], QueueNames(), moment)
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Any]:
     """Yield a client of a page whose broker is away, and whose index has one task."""
-
-    def connect() -> kombu.Connection:
-        raise OSError("the broker is away")
-
     index = Index(tmp_path / "index.sqlite", "here")
-    moment = time.time_ns() // 1_000_000
-    of_task = {"task": "shop.<b>", "id": "my-id", "argsrepr": "('<i>',)", "kwargsrepr": "{}"}
-    wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(moment + 90_000), 5)
-    properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
-    record = Record(moment + 90_000, 5, "my-id", "", properties, body)
-    index.apply([("s", StreamMessage(0, journal.pack_records([record], moment)))], QueueNames(), moment)
-    indexer = Indexer(index, connect, QueueNames())
-    broker = Broker("here", connect, [], [], lambda connection: None)
+    store(index, 5)
+    indexer = Indexer(index, away, QueueNames())
+    broker = Broker("here", away, [], [], lambda connection: None)
     yield create(Setting(), broker, index.path, indexer).test_client()
     index.close()
 
@@ -86,6 +102,51 @@ def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
     assert 'celery_rabbit_delay_waiting{queue="q"} 1.0' in metrics
     assert "celery_rabbit_delay_broker_up 0.0" in metrics
     assert "orphans" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("order", "key"),
+    [
+        ("", lambda number: number),
+        ("latest", lambda number: -number),
+        ("task", lambda number: (f"shop.<b>{number % 2}", number)),
+        ("retries", lambda number: (-(number % 3), number)),
+    ],
+)
+def test_pages_follow_each_other_in_each_order_and_back(tmp_path: Path, order: str, key: Any) -> None:
+    index = Index(tmp_path / "index.sqlite", "here")
+    store(index, *range(120))
+    broker = Broker("here", away, [], [], lambda _: None)
+    client = create(Setting(), broker, index.path, Indexer(index, away, QueueNames())).test_client()
+    expected = sorted(range(120), key=key)
+    pages = [expected[:50], expected[50:100], expected[100:]]
+    link = f"/?order={order}"
+    for page in pages:
+        shown = text(client.get(link))
+        assert [int(number) for number in re.findall(r'id="row-(\d+)"', shown)] == page
+        found = re.search(r'id="next" rel="next" href="([^"]+)"', shown)
+        link = unescape(found[1]) if found else link
+    assert found is None
+    for page in pages[1::-1]:
+        back = re.search(r'id="previous" rel="prev" href="([^"]+)"', shown)
+        assert back
+        shown = text(client.get(unescape(back[1])))
+        assert [int(number) for number in re.findall(r'id="row-(\d+)"', shown)] == page
+    assert 'id="previous"' not in text(client.get(f"/?order={order}"))
+    index.close()
+
+
+@pytest.mark.parametrize(
+    ("came_from", "back"),
+    [
+        ("http://localhost/?queue=q&order=latest", "/?queue=q&amp;order=latest"),
+        ("http://localhost/task/5", "/"),
+        ("http://evil.example/?queue=q", "/"),
+        ("", "/"),
+    ],
+)
+def test_a_task_leads_back_to_the_schedule_with_its_filters(client: Any, came_from: str, back: str) -> None:
+    assert f'<p class="crumb"><a href="{back}">' in text(client.get("/task/5", headers={"Referer": came_from}))
 
 
 def test_a_broker_that_does_not_answer_is_named_without_its_password(refused: tuple[Any, Indexer]) -> None:
