@@ -149,7 +149,7 @@ BY_ONE_LEVEL: dict[str, Any] = {"outboxes": (10,), "slack": 0.05}
 def led_into_nothing(vhost: Vhost, connection: kombu.Connection, delay: float, amount: int, **headers: str) -> None:
     """Send messages through a level into an outbox of 10 s that is deleted before they come."""
     publisher = connection.connection.publisher_for()
-    publisher._bind(Q, 1000)
+    publisher.routes.ensure(Q, 1000)
     for _ in range(amount):
         publish(connection, delay, headers=headers)
     vhost.delete_queue(vhost.cascade.outbox_name(Q, 1000))
@@ -253,7 +253,7 @@ def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
     with vhost.connection() as connection:
         publisher = connection.connection.publisher_for()
         for ticks in (1000, 100):
-            publisher._bind(Q, ticks)
+            publisher.routes.ensure(Q, ticks)
         publish(connection, 60)
         vhost.publish("q", 0)  # the queue holds something
         wait_until(lambda: api.queues().get(busy, {}).get("messages"), "the management API has counted")
