@@ -16,7 +16,7 @@ from .. import upstream
 def ensure_connection(connection: kombu.Connection) -> None:
     """Connect. Raises `kombu.exceptions.OperationalError`, which names the broker without the password."""
     try:
-        connection.ensure_connection(max_retries=1)
+        connection.ensure_connection(max_retries=max(len(connection.alt) - 1, 1))  # each host of the URL once
     except (OperationalError, AMQPError, OSError) as exc:
         raise OperationalError(f"no connection to {connection.as_uri()}: {str(exc) or type(exc).__name__}") from exc
 

@@ -287,6 +287,8 @@ def three_nodes(tmp_path: Path, start_beat: StartBeat) -> Iterator[Cluster]:
 @pytest.mark.parametrize("how", ["killed", "suspended", "parted"])
 def test_in_a_cluster_a_node_may_be_lost(three_nodes: Cluster, how: str) -> None:
     nodes, shops, _ = three_nodes
+    if how == "parted" and is_before_43(nodes[0]):
+        pytest.skip("before 4.3, all nodes pause when one is parted in this way; a suspended node shows the same")
     victim = three_nodes.index_of_active(1)
     other = shops[(victim + 1) % 3]
     wait_for_more(other, 3)
@@ -297,7 +299,7 @@ def test_in_a_cluster_a_node_may_be_lost(three_nodes: Cluster, how: str) -> None
         node.suspend(True)
     else:
         part(node, nodes, True)
-    wait_until(lambda: sum(beat.activations for beat in three_nodes.beats) == 2, "another one is active")
+    wait_until(lambda: sum(beat.activations for beat in three_nodes.beats) >= 2, "another one is active")
     wait_for_more(other, 3)
     if how == "killed":
         node.start()
@@ -305,10 +307,15 @@ def test_in_a_cluster_a_node_may_be_lost(three_nodes: Cluster, how: str) -> None
         node.suspend(False)
     else:
         part(node, nodes, False)
+    wait_until(lambda: all(one.is_ready() for one in nodes), "all nodes are back")
     wait_for_more(other, 5)
     for beat in three_nodes.beats:
         beat.kill()
     assert_every_second(take_sent(other), doubles=1, late=30)
+
+
+def is_before_43(node: Node) -> bool:
+    return Broker(node).version < (4, 3)
 
 
 def part(node: Node, nodes: list[Node], away: bool) -> None:
