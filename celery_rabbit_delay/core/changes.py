@@ -13,10 +13,7 @@ from typing import Any
 
 from .errors import DelayError, InvalidDelay
 from .headers import X_DELAY_SENT
-from .streams import MAX_KEYED_DELAY, reading
-
-#: Seconds after its due time for which a moved message may lie in its queue, and is dropped when it is taken.
-VOID_KEPT = 30 * 24 * 3600
+from .streams import MAX_KEYED_DELAY, VOID_KEPT, reading
 
 _FEW_VOIDS = 1000
 

@@ -13,6 +13,7 @@ tells its kind.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Callable
@@ -23,7 +24,10 @@ from .errors import DelayError
 from .topology import Cascade, Stream
 
 _DAY = 24 * 3600
-_TEN_YEARS = 10 * 365 * _DAY
+_YEAR = 365 * _DAY
+
+#: Seconds after its due time for which a moved message may lie in its queue, and is dropped when it is taken.
+VOID_KEPT = 30 * _DAY
 
 #: For each stream: the longest delay in seconds, the retention in seconds, the size of a segment in bytes.
 #: RabbitMQ deletes a segment when its youngest message is old enough, so streams for short delays have small segments.
@@ -34,10 +38,11 @@ _HORIZONS = (
     (36 * 3600, 40 * 3600, 4_000_000),
     (9 * _DAY, 10 * _DAY, 8_000_000),
     (54 * _DAY, 56 * _DAY, 16_000_000),
-    (365 * _DAY, 370 * _DAY, 32_000_000),
-    # Not `max_delay`: apps that share a cascade may have different ones, and would declare the same stream differently.
-    (_TEN_YEARS, _TEN_YEARS + 7 * _DAY, 32_000_000),
+    (_YEAR, 370 * _DAY, 32_000_000),
 )
+
+#: The size of a segment of the stream for longer delays.
+_LARGE_SEGMENT = 32_000_000
 
 #: The longest delay, in seconds, of a message with a key.
 MAX_KEYED_DELAY = _DAY
@@ -73,25 +78,32 @@ def _stream(cascade: Cascade, name: str, max_age: int, segment: int) -> Stream:
     return Stream(f"{cascade.root}.{name}", f"@.{name}", max_age, segment)
 
 
-def _journal(cascade: Cascade, horizon: tuple[int, int, int]) -> Stream:
-    seconds, max_age, segment = horizon
-    return _stream(cascade, f"journal.{'max' if seconds == _TEN_YEARS else seconds}", max_age, segment)
+def _longest(cascade: Cascade) -> int:
+    """Return the longest delay in seconds of a cascade, or of one for a year.
+
+    So apps that share a cascade declare the same streams, unless one has a `max_delay` beyond a year.
+    """
+    tick = cascade.tick.total_seconds()
+    a_year = math.ceil(math.log2(_YEAR / tick))
+    return math.ceil(tick * (1 << max(a_year, cascade.powers)))
 
 
-def journals(cascade: Cascade, max_delay: float = _TEN_YEARS) -> list[Stream]:
+def journals(cascade: Cascade, max_delay: float = math.inf) -> list[Stream]:
     """Return the journal's streams for delays up to `max_delay` seconds, the one for the shortest delays first."""
-    longest = next(number for number, (seconds, *_) in enumerate(_HORIZONS) if max_delay <= seconds)
-    return [_journal(cascade, horizon) for horizon in _HORIZONS[: longest + 1]]
+    streams = [_stream(cascade, f"journal.{seconds}", *kept) for seconds, *kept in _HORIZONS]
+    streams.append(_stream(cascade, "journal.max", _longest(cascade) + 7 * _DAY, _LARGE_SEGMENT))
+    shorter = sum(seconds < max_delay for seconds, *_ in _HORIZONS)
+    return streams[: shorter + 1]
 
 
 def journal_for(cascade: Cascade, delay: float) -> Stream:
     """Return the stream that a message with a delay in seconds is recorded in."""
-    return _journal(cascade, next(horizon for horizon in _HORIZONS if delay <= horizon[0]))
+    return journals(cascade, delay)[-1]
 
 
 def changes(cascade: Cascade) -> Stream:
-    """Return the stream of cancelled ids and moved messages."""
-    return _stream(cascade, "changes", _TEN_YEARS + 7 * _DAY, 2_000_000)
+    """Return the stream of cancelled ids and moved messages, which it keeps as long as one may wait."""
+    return _stream(cascade, "changes", _longest(cascade) + VOID_KEPT, 2_000_000)
 
 
 def keys(cascade: Cascade) -> Stream:

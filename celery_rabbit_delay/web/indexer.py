@@ -30,9 +30,11 @@ _BYTES, _MESSAGES, _SECONDS = 2_000_000, 2000, 1.0
 #: Seconds without a message until pending messages are stored, and until other work is done if none is pending.
 _PAUSE, _TURN = 0.02, 0.3
 
-#: Seconds between two checks for new streams (RabbitMQ logs each that is missing), between two attempts to connect,
-#: between two prunings.
-_LOOK, _AGAIN, _PRUNE = 30, 1, 5
+#: Seconds between two attempts to connect, and between two prunings.
+_AGAIN, _PRUNE = 1, 5
+
+#: Seconds between two checks for new streams, which double up to the most: RabbitMQ logs each stream that is missing.
+_LOOK, _LOOK_AT_MOST = 5, 60
 
 #: The most seconds between attempts that fail again and again.
 _AGAIN_AT_MOST = 60
@@ -157,14 +159,16 @@ class Indexer:
         self._ends, self._reached, self._first = {}, {}, {}
         lacking = streams.all_streams(cascade)
         look = prune = stored = time.monotonic()
+        pause = _LOOK
         while not self._stopping.is_set():
             if self._damage:
                 raise self._damage
             moment = time.monotonic()
             if lacking and (moment >= look or self._look.is_set()):
                 self._look.clear()
-                lacking = self._begin(follower, lacking)
-                look = moment + _LOOK
+                before, lacking = lacking, self._begin(follower, lacking)
+                pause = min(2 * pause, _LOOK_AT_MOST) if len(before) == len(lacking) else _LOOK
+                look = moment + pause
                 self._error, self._failed = None, 0
             came = follower.read(_PAUSE if self._pending else _TURN)
             if self._pending and (not came or self._is_much or time.monotonic() - stored > _SECONDS):

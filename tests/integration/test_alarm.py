@@ -79,11 +79,7 @@ def test_a_task_that_an_alarm_blocks_is_an_error_in_time(vhost: Vhost, make_app:
         app.send_task("t", countdown=30)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [("cancel", "x"), ("run-now", "x"), ("reschedule", "x", "--countdown", "9"), ("migrate", "--to-prefix", "new")],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", [("cancel", "x"), ("migrate", "--to-prefix", "new")], ids=" ".join)
 def test_a_command_ends_within_the_time_that_was_set(vhost: Vhost, command: tuple[str, ...]) -> None:
     with vhost.connection() as connection:
         cancel(connection, ["creates the stream"])
@@ -123,7 +119,8 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
             monkeypatch.setattr(reading_streams, "SILENCE", 2)
             unavailable = pytest.raises(StreamUnavailable, match="does an alarm block publishers")
             with soon(), reading_streams.StreamReader(reading, patience=0) as reader, unavailable:
-                next(reader.read(stream))
+                next(reader.read_exactly(stream))
+            assert list(reader.read(stream))  # which writes nothing
         for one in (connection, other):
             wait_until(partial(publishes, one, "after"), "it publishes again")
         bodies: list[str] = []

@@ -100,10 +100,18 @@ def test_nothing_in_a_stream_raises_another_error(kind: int, content: bytes) -> 
 
 @given(st.floats(0.001, 10 * YEAR))
 def test_a_message_is_recorded_where_it_is_kept_as_long_as_it_waits(delay: float) -> None:
-    stream = streams.journal_for(CASCADE, delay)
+    cascade = Options(max_delay=max(1, delay)).cascade
+    stream = streams.journal_for(cascade, delay)
     assert delay < stream.max_age
     if delay > 600:  # but not for much longer
-        assert stream.max_age < 7.5 * delay or stream.name.endswith(".max")
+        assert stream.max_age < 7.5 * delay
+    assert delay + streams.VOID_KEPT <= streams.changes(cascade).max_age < 2.1 * max(delay, YEAR) + streams.VOID_KEPT
+
+
+def test_apps_with_delays_of_up_to_a_year_share_their_streams() -> None:
+    short, usual, long = (Options(max_delay=delay).cascade for delay in (3600, YEAR, 3 * YEAR))
+    assert streams.all_streams(short) == streams.all_streams(usual)
+    assert streams.changes(usual) != streams.changes(long)
 
 
 def test_short_delays_need_few_streams() -> None:
