@@ -16,10 +16,12 @@ from celery import Celery
 from celery.schedules import crontab
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfiguration, beat
+from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.operate import BeatStatus, beat_status
 from testkit.broker import Vhost
 from testkit.commands import documented_permissions as documented
+from testkit.node import free_port
 from testkit.wait import wait_until
 
 QUEUE = "celery-rabbit-delay.beat.shop"
@@ -138,6 +140,13 @@ def test_the_holder_answers_who_asks_and_nobody_else(vhost: Vhost, make_lock: Ma
         lock.answer(b"{}")
         hold(lock)
         assert vhost.count("victim") == 0
+
+
+def test_the_third_host_of_a_url_is_reached_if_the_first_two_are_down(vhost: Vhost) -> None:
+    dead = [f"amqp://guest:guest@127.0.0.1:{free_port()}//" for _ in range(2)]
+    with kombu.Connection(";".join([*dead, vhost.url("amqp")])) as connection:
+        ensure_connection(connection)
+        assert connection.port == vhost.broker.node.port
 
 
 def test_other_brokers_and_other_queues_are_errors(vhost: Vhost, make_lock: MakeLock) -> None:
