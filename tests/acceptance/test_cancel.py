@@ -40,7 +40,7 @@ def cancel_one(shop: Shop, id_: str, how: str) -> None:
     elif how == "celery control revoke_by_stamped_headers":
         command("control", "revoke_by_stamped_headers", "name=cancelled", "customer=7")
     elif how == "celery delay cancel":
-        assert "1 cancelled" in command("delay", "cancel", id_).out
+        assert "1 id cancelled" in command("delay", "cancel", id_).out
     else:
         celery_rabbit_delay.cancel(shop.app, id_)
 
