@@ -287,6 +287,15 @@ def test_a_duration_has_the_number_of_its_unit(seconds: float, text: str) -> Non
     assert format_duration(int(seconds * 1000)) == text
 
 
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Have Python's own handler of SIGINT, which a shell has ignored for what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
 def test_what_is_interrupted_ends_after_the_item_in_hand_and_a_second_time_at_once() -> None:
     handled: list[int] = []
     closed: list[bool] = []
