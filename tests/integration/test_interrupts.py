@@ -7,10 +7,12 @@ import os
 import random
 import signal
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -134,6 +136,19 @@ def arrived(vhost: Vhost, stored: set[str]) -> Counter[str]:
     return came
 
 
+@pytest.fixture
+def new_locks() -> Iterator[None]:
+    """Replace the locks of cached properties, which an interrupt may have left taken for all other threads.
+
+    They belong to classes of Kombu and Celery, and so to all tests of this process.
+    """
+    yield
+    for one in gc.get_objects():
+        if issubclass(type(one), cached_property) and "lock" in vars(one):
+            one.lock = threading.RLock()
+
+
+@pytest.mark.usefixtures("new_locks")
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_call_that_is_interrupted_anywhere_hangs_neither_then_nor_later(
     vhost: Vhost, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, action: str
