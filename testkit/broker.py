@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ import kombu
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.plan import Plan
 from testkit.node import Node
 from testkit.wait import wait_until
 
@@ -200,5 +198,8 @@ def lead(connection: kombu.Connection, queue: str, priority: int | None = None, 
     """
     publisher, destination = connection.connection.publisher_for(priority), Destination("", (queue,))
     publisher.bind(destination)
-    for delay in (round(seconds * 1_000_000) for seconds in delays):
-        publisher.prepare(Plan(None, {}, destination, time.monotonic_ns() + delay * 1000, delay))
+    outboxes = publisher.routes.usable_outboxes(destination)
+    for seconds in delays:  # not as a message would: the machine may pause between its delay and its route
+        ticks = publisher.options.ticks(round(seconds * 1_000_000))
+        with publisher._exclusively():
+            publisher.routes.ensure(destination, publisher.options.route(publisher.cascade, ticks, 0, outboxes).outbox)
