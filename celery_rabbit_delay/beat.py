@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
@@ -22,6 +23,7 @@ from typing import Any
 
 from amqp.exceptions import AMQPError
 from celery import Celery, beat
+from celery.schedules import schedstate
 from celery.utils.time import maybe_make_aware
 from kombu.exceptions import OperationalError
 
@@ -103,6 +105,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             except NotSent as exc:
                 [entry] = exc.args
                 self.schedule[entry.name] = entry
+                self._paused[entry.name] = time.monotonic() + PAUSE
                 upstream.schedule_again(self, entry, PAUSE)
                 # RabbitMQ may still answer to this run, which py-amqp would take for the answer to the next one.
                 with suppress(AMQPError, OSError):
@@ -114,6 +117,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                     self._lock.abandon()
                 self._leave()
                 return SLEEP
+
+    def is_due(self, entry: Any) -> Any:
+        left = self._paused.get(entry.name, 0) - time.monotonic()
+        return schedstate(False, left) if left > 0 else super().is_due(entry)
 
     def _take_part(self) -> bool:
         """Return whether this process is the active one; become it if it can."""
