@@ -78,6 +78,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self.queue, self.heartbeat = queue_of(app), heartbeat_of(app)
         #: What is noted in RabbitMQ, or will be.
         self._runs: dict[str, Run] = {}
+        #: When entries that could not be sent are tried again, by `time.monotonic`.
+        self._paused: dict[str, float] = {}
         super().__init__(app, *args, **kwargs)
 
     @property
