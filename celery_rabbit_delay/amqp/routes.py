@@ -18,7 +18,7 @@ from .create import create_cascade
 _MAX_KNOWN = 10_000
 
 
-class Known(NamedTuple):
+class Outboxes(NamedTuple):
     """The outboxes with a delay of a destination, by their ticks."""
 
     existing: tuple[int, ...]
@@ -36,7 +36,7 @@ class Routes:
         #: Whether the cascade exists, as far as this connection knows.
         self.has_cascade = False
         #: By the destinations that the cascade leads to.
-        self.known: dict[Destination, Known] = {}
+        self.known: dict[Destination, Outboxes] = {}
 
     def usable_outboxes(self, destination: Destination) -> tuple[int, ...]:
         """Return the outboxes with a delay that a destination may have, before anything is known of it."""
@@ -50,7 +50,7 @@ class Routes:
         `create_cascade`, `declare.bind_destination` or `declare.require_route`.
         """
         known = self.known.get(destination)
-        existing, usable = known or Known((), self.usable_outboxes(destination))
+        existing, usable = known or Outboxes((), self.usable_outboxes(destination))
         with self._reset_on_error():
             if self._options.declare == "auto":
                 self._create(destination, [0] * (known is None) + [outbox] * (outbox > 0))
@@ -66,7 +66,7 @@ class Routes:
         self.has_cascade = True
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
-        self.known[destination] = Known(existing + ((outbox,) if outbox else ()), usable)
+        self.known[destination] = Outboxes(existing + ((outbox,) if outbox else ()), usable)
 
     def _create(self, destination: Destination, outboxes: list[int]) -> None:
         channel, cascade = self._channel.get_channel(), self._cascade
@@ -99,8 +99,10 @@ class Routes:
         With `declare="passive"`, do without their outboxes with a delay instead. Raises the errors of `create_cascade`.
         """
         if self._options.declare == "passive":
-            had_some = [one for one in destinations if self.known.get(one, Known((), self.usable_outboxes(one))).usable]
-            self.known.update(dict.fromkeys(had_some, Known((), ())))
+            had_some = [
+                one for one in destinations if self.known.get(one, Outboxes((), self.usable_outboxes(one))).usable
+            ]
+            self.known.update(dict.fromkeys(had_some, Outboxes((), ())))
             return bool(had_some)
         self.known.clear()
         with self._reset_on_error():

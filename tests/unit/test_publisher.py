@@ -18,7 +18,7 @@ from celery_rabbit_delay import CascadeMissing, NotRouted, Options, StreamUnavai
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.batch import Batch
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
-from celery_rabbit_delay.amqp.routes import Known
+from celery_rabbit_delay.amqp.routes import Outboxes
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
@@ -39,7 +39,7 @@ class Broker:
         self.failure: Exception | None = None
         self.publisher = DelayedPublisher(self, Options().cascade, Options())
         self.publisher._channel = self.publisher.routes._channel = self.publisher.streams = self  # type: ignore[assignment]
-        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = Known((), ()), True
+        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = Outboxes((), ()), True
 
     @contextmanager
     def exclusively(self, *args: Any) -> Iterator[None]:
@@ -79,7 +79,7 @@ class Broker:
 
     def reset(self) -> None:
         self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = (
-            Known((), ()),
+            Outboxes((), ()),
             True,
         )  # again at once
 
