@@ -293,20 +293,10 @@ def test_in_a_cluster_a_node_may_be_lost(three_nodes: Cluster, how: str) -> None
     other = shops[(victim + 1) % 3]
     wait_for_more(other, 3)
     node = nodes[victim]
-    if how == "killed":
-        node.kill()
-    elif how == "suspended":
-        node.suspend(True)
-    else:
-        part(node, nodes, True)
+    lose(how, node, nodes, True)
     wait_until(lambda: sum(beat.activations for beat in three_nodes.beats) >= 2, "another one is active")
     wait_for_more(other, 3)
-    if how == "killed":
-        node.start()
-    elif how == "suspended":
-        node.suspend(False)
-    else:
-        part(node, nodes, False)
+    lose(how, node, nodes, False)
     wait_until(lambda: all(one.is_ready() for one in nodes), "all nodes are back")
     wait_for_more(other, 5)
     for beat in three_nodes.beats:
@@ -316,6 +306,18 @@ def test_in_a_cluster_a_node_may_be_lost(three_nodes: Cluster, how: str) -> None
 
 def is_before_43(node: Node) -> bool:
     return Broker(node).version < (4, 3)
+
+
+def lose(how: str, node: Node, nodes: list[Node], away: bool) -> None:
+    """Let a cluster lose a node, or have it back."""
+    if how == "parted":
+        part(node, nodes, away)
+    elif how == "suspended":
+        node.suspend(away)
+    elif away:
+        node.kill()
+    else:
+        node.start()
 
 
 def part(node: Node, nodes: list[Node], away: bool) -> None:
