@@ -121,6 +121,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 return SLEEP
 
     def is_due(self, entry: Any) -> Any:
+        # Before 5.7, a tick of Celery does not look at the time in its heap, which `upstream.schedule_again` sets.
         left = self._paused.get(entry.name, 0) - time.monotonic()
         return schedstate(False, left) if left > 0 else super().is_due(entry)
 
