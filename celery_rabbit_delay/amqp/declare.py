@@ -31,6 +31,10 @@ PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/m
 #: `stat`). To trust that answer would mean to delete a queue that holds messages.
 _UNKNOWN_AFTER = 0.25
 
+#: Seconds until RabbitMQ has written the name of a new quorum queue to its disk. If it is killed before, it loses what
+#: the queue holds, although it has confirmed it (rabbitmq/ra, src/ra_directory.erl: `names.dets`, `auto_save`).
+SAVED_AFTER = 1.0
+
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
 
@@ -130,7 +134,9 @@ def _declare(channels: Sequence[Channel], cascade: Cascade) -> None:
     _declare_all(channels[:1], exchanges, declare_exchange)
     _declare_all(channels, list(cascade.queues()), declare_queue)
     _declare_all(channels, list(cascade.bindings()), bind)
-    declare_exchange(channels[0], marker)  # it shows that all others are there
+    if not exchange_exists(channels[0], marker.name):
+        time.sleep(SAVED_AFTER)
+        declare_exchange(channels[0], marker)  # it shows that all others are there, and are on the disk
 
 
 def _declare_all(channels: Sequence[Channel], parts: Sequence[Any], declare: Callable[..., None]) -> None:

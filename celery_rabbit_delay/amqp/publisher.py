@@ -214,7 +214,8 @@ class DelayedPublisher:
 
     def _outgoing(self, plan: Plan) -> Outgoing:
         known = self.routes.known.get(plan.destination)
-        exchange, key, addresses, _ = self._way(plan, known.existing if known else ())
+        outboxes = known.existing if known and known.safe_from <= time.monotonic() else ()
+        exchange, key, addresses, _ = self._way(plan, outboxes)
         message = with_headers(plan.message, headers_.addressed(plan.headers, addresses))
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
         return Outgoing(message, exchange, key)

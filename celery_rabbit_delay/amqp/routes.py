@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -24,6 +25,8 @@ class Outboxes(NamedTuple):
     existing: tuple[int, ...]
     #: With `declare="passive"`, those that are missing are not usable.
     usable: tuple[int, ...]
+    #: The moment by `time.monotonic` before which a broker that is killed may lose what they hold.
+    safe_from: float = 0
 
 
 class Routes:
@@ -50,23 +53,26 @@ class Routes:
         `create_cascade`, `declare.bind_destination` or `declare.require_route`.
         """
         known = self.known.get(destination)
-        existing, usable = known or Outboxes((), self.usable_outboxes(destination))
+        existing, usable, safe_from = known or Outboxes((), self.usable_outboxes(destination))
         with self._reset_on_error():
+            channel = self._channel.get_channel()
+            is_missing = outbox and not declare.outbox_exists(channel, self._cascade, destination, outbox)
             if self._options.declare == "auto":
                 self._create(destination, [0] * (known is None) + [outbox] * (outbox > 0))
             else:
-                channel = self._channel.get_channel()
                 if not self.has_cascade:
                     declare.require_cascade(channel, self._cascade)
                 if known is None:
                     declare.require_route(channel, self._cascade, destination)
-                if outbox and not declare.outbox_exists(channel, self._cascade, destination, outbox):
+                if is_missing:
                     usable = tuple(ticks for ticks in usable if ticks != outbox)
                     outbox = 0
         self.has_cascade = True
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
-        self.known[destination] = Outboxes(existing + ((outbox,) if outbox else ()), usable)
+        if outbox and is_missing:
+            safe_from = time.monotonic() + declare.SAVED_AFTER
+        self.known[destination] = Outboxes(existing + ((outbox,) if outbox else ()), usable, safe_from)
 
     def _create(self, destination: Destination, outboxes: list[int]) -> None:
         channel, cascade = self._channel.get_channel(), self._cascade

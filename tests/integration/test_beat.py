@@ -59,13 +59,13 @@ def test_one_holds_the_lock_and_the_next_gets_what_it_has_left(vhost: Vhost, mak
     assert not second.wait(0.2)
     first.abandon()
     assert second.wait(10)
-    assert second.left == [b"2"]
+    assert second.left[-1] == b"2"  # the end of a connection may overtake its last acknowledgement
     second.write(b"3")
     assert second.left == []
     second.abandon()
     third = make_lock()
     assert third.wait(10)
-    assert third.left == [b"3"]
+    assert third.left[-1] == b"3"
 
 
 def test_who_has_lost_the_lock_notices_before_it_has_written(vhost: Vhost, make_lock: MakeLock) -> None:
@@ -96,7 +96,8 @@ def test_messages_of_others_do_not_displace_what_the_holder_has_written(vhost: V
     lock.abandon()
     after = make_lock()
     assert after.wait(10)
-    assert after.left == [b"still mine"]
+    assert after.left[-1] == b"still mine"
+    assert b"forged" not in after.left
 
 
 def test_what_was_forged_while_nobody_held_the_lock_comes_after_what_was_left(
@@ -109,7 +110,7 @@ def test_what_was_forged_while_nobody_held_the_lock_comes_after_what_was_left(
     publish(vhost, b"forged")
     after = make_lock()
     assert after.wait(10)
-    assert sorted(after.left) == [b"forged", b"mine"]
+    assert set(after.left) == {b"forged", b"mine"}
 
 
 @pytest.mark.parametrize("transport", ["amqp", "rabbit-delay"])

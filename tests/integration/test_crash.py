@@ -8,10 +8,12 @@ from datetime import datetime, timedelta, timezone
 import kombu
 import pytest
 
-from testkit.broker import lead, take
+from celery_rabbit_delay.amqp import declare
+from testkit.broker import lead, own_node, take
 from testkit.frames import routing_keys
 from testkit.node import Node, dead_letters_again
 from testkit.wait import wait_until
+from tests import SAVED_AFTER
 
 AMOUNT = 200
 DELAY = 8  # seconds, one level
@@ -49,6 +51,31 @@ def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early(outbo
             assert arrived >= due.timestamp()
             while -1 not in payloads:
                 payloads += [message.payload for message in take(connection, "q", 1, timeout=120)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_set_up", [False, True], ids=["with the cascade", "with its outbox"])
+def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(
+    monkeypatch: pytest.MonkeyPatch, is_set_up: bool
+) -> None:
+    monkeypatch.setattr(declare, "SAVED_AFTER", SAVED_AFTER)
+    with own_node() as vhost:
+        node = vhost.broker.node
+        vhost.declare("q")
+
+        def publish(seconds: int) -> None:
+            with kombu.Connection(vhost.url()) as connection:  # which may not have to lead to the queue again
+                message = {"routing_key": "q", "headers": {"x-delay": seconds * 1000}}
+                connection.Producer().publish(seconds, **message)
+
+        if is_set_up:
+            publish(1_000)
+            wait_until(lambda: node.has_registered(".out.+q"), "the node has written down what it has")
+        for everyday in (60, 600):  # each with an outbox of its own
+            publish(everyday)
+            node.kill()
+            node.start()
+        wait_until(lambda: sum(vhost.waiting().values()) == 2 + is_set_up, "all that was confirmed is there")
 
 
 def test_a_publisher_with_retry_survives_a_restart_of_the_broker() -> None:
