@@ -51,6 +51,12 @@ def assert_no_connections(vhost: Vhost) -> None:
     )
 
 
+def assert_no_orphans(vhost: Vhost) -> None:
+    """Assert that no due message of a test has missed its destination without the test's expecting it."""
+    left = {name for name in vhost.names("queues") if name.endswith(".orphans") and vhost.count(name)}
+    assert not left, f"due messages are left in {left}: a fault, or mark the test with `leaves_orphans`"
+
+
 @pytest.fixture(scope="session")
 def shared_vhosts(broker: Broker) -> Iterator[list[SharedVhost]]:
     """Yield the virtual hosts that wait for the next test with `@pytest.mark.shared_vhost`: none or one."""
@@ -75,6 +81,8 @@ def vhost(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Vhost]:
             vhost = stack.enter_context(broker.vhost())
         yield vhost
         assert_no_connections(vhost)
+        if not marked("leaves_orphans"):
+            assert_no_orphans(vhost)
         if is_shared and one.reset():
             stack.pop_all()
             shared.append(one)

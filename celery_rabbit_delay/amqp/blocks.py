@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any
@@ -58,7 +59,7 @@ class Within:
 
 
 class Exclusively:
-    """A block of `Connection.exclusively`. What interrupts it gives the connection up.
+    """A block of `Connection.exclusively`, in one thread at a time. What interrupts it gives the connection up.
 
     Otherwise deliveries could be held for ever, and nobody would know whose answer comes next.
     """
@@ -69,16 +70,22 @@ class Exclusively:
         self._seconds = seconds
 
     def __enter__(self) -> None:
-        connection = self._connection
+        connection, is_mine = self._connection, False
         try:
-            self._outer = outer = connection.deadline.end
+            self._outer = end = connection.deadline.end
             if self._seconds is not None:
-                end = time.monotonic() + self._seconds
-                connection.deadline.end = end if outer is None else min(outer, end)
+                end = min(time.monotonic() + self._seconds, math.inf if end is None else end)
+            is_mine = connection.turns.acquire(timeout=-1 if end is None else max(end - time.monotonic(), 0))
+            if not is_mine:
+                raise RecoverableConnectionError("another thread has been publishing for too long")
+            connection.deadline.end = end
             connection.deliveries.holds += 1
             connection.exclusive.append(self._channel)
-        except BaseException:
-            connection.give_up()
+        except BaseException as exc:
+            if is_mine or not isinstance(exc, OWN_ERRORS):
+                connection.give_up()
+            if is_mine:
+                connection.turns.release()
             raise
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
@@ -92,6 +99,8 @@ class Exclusively:
         except BaseException:
             connection.give_up()
             raise
+        finally:
+            connection.turns.release()
         if connection.deliveries.waiting:
             connection.deliveries.flush()  # calls consumers
 

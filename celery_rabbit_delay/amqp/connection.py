@@ -45,6 +45,8 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self.frame_writer_cls: Any = partial(FrameWriter, self.frame_writer_cls)
         #: For writes: threads, also green ones, may share a connection, and no frame may come into another.
         self.write_lock = threading.Lock()  # looked up now: gevent and eventlet may have replaced it since the import
+        #: For blocks of `exclusively`: each waits for answers, which another thread must not read.
+        self.turns = threading.RLock()
         self._process = os.getpid()
         self.declarations = Declarations()
         #: Name of a stream -> the time (`time.monotonic`) of the next attempt to read it; infinite if this connection

@@ -56,6 +56,7 @@ def put(vhost: Vhost, queue: str) -> None:
     wait_until(lambda: vhost.count(queue) >= len(ODD), "all are there")
 
 
+@pytest.mark.leaves_orphans
 def test_orphans_that_nobody_understands_are_listed_and_stay(vhost: Vhost) -> None:
     vhost.declare("q")
     assert run(vhost.url("amqp"), "setup").code == 0
@@ -283,6 +284,7 @@ def test_what_nobody_can_read_in_a_queue_can_be_got_and_given_back(vhost: Vhost)
     wait_until(lambda: vhost.count("q") == amount, "all are there again")
 
 
+@pytest.mark.leaves_orphans
 def test_orphans_for_a_queue_that_refuses_them_stay_and_say_why(vhost: Vhost) -> None:
     make_orphans(vhost, 2)
     arguments = {"x-max-length": 0, "x-overflow": "reject-publish"}
@@ -293,6 +295,7 @@ def test_orphans_for_a_queue_that_refuses_them_stay_and_say_why(vhost: Vhost) ->
     wait_until(lambda: vhost.count(CASCADE.orphans) == 2, "both stay")
 
 
+@pytest.mark.leaves_orphans
 def test_what_nobody_can_read_stays_with_the_orphans_and_in_levels(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
     vhost.declare("gone")

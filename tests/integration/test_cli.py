@@ -272,6 +272,7 @@ def test_status_counts_what_waits(vhost: Vhost) -> None:
     assert text.startswith(summary)
 
 
+@pytest.mark.leaves_orphans
 def test_status_warns_of_orphans(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
     asked = run(vhost.url("amqp"), "status")
@@ -279,6 +280,7 @@ def test_status_warns_of_orphans(vhost: Vhost) -> None:
     assert "0 wait, 1 are orphans" in asked.out
 
 
+@pytest.mark.leaves_orphans
 def test_listing_orphans_leaves_them_in_place(vhost: Vhost) -> None:
     """RabbitMQ 4 drops what was put back into a quorum queue for the 21st time, unless the queue says otherwise."""
     make_orphans(vhost, 3)
@@ -312,6 +314,7 @@ def test_replayed_orphans_go_where_they_were_going_and_others_stay(vhost: Vhost)
         assert message.delivery_info["routing_key"] == "gone"
 
 
+@pytest.mark.leaves_orphans
 def test_an_orphan_whose_exchange_is_gone_stays_and_those_behind_it_go_on(vhost: Vhost) -> None:
     vhost.declare("q", "good", exchange="e")
     assert run(vhost.url("amqp"), "setup").code == 0
@@ -354,6 +357,7 @@ def test_a_replay_killed_in_between_loses_nothing(vhost: Vhost) -> None:
     assert len(found) <= amount + 1
 
 
+@pytest.mark.leaves_orphans
 def test_a_replay_that_is_interrupted_ends_between_two_orphans(vhost: Vhost) -> None:
     amount = 200
     with replaying(vhost, amount) as replay:
@@ -522,6 +526,7 @@ def test_a_command_whose_output_nobody_takes_ends_without_a_traceback(vhost: Vho
         assert len(done.stderr.splitlines()) <= full + command.startswith("migrate"), (command, done.stderr)
 
 
+@pytest.mark.leaves_orphans
 def test_no_command_prints_in_colours(vhost: Vhost) -> None:
     """So that nobody needs `NO_COLOR`, on a terminal either."""
     make_orphans(vhost, 1)

@@ -176,6 +176,7 @@ def test_without_confirm_a_lost_connection_is_an_error(vhost: Vhost) -> None:
                 producer.publish("second", routing_key="q", headers=DELAY)
 
 
+@pytest.mark.leaves_orphans
 @pytest.mark.parametrize("deleted", [["exit"], ["exit", "marker"]], ids=str)
 def test_what_is_sent_after_the_cascade_was_declared_again_is_confirmed(vhost: Vhost, deleted: list[str]) -> None:
     vhost.declare("q", "r")

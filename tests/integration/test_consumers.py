@@ -114,6 +114,7 @@ def test_a_connection_is_closed_although_messages_come_in_meanwhile(vhost: Vhost
     assert len(vhost.take("q", 200)) == 200
 
 
+@pytest.mark.leaves_orphans
 def test_a_consumer_looks_through_the_orphans_once_for_all_its_queues(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

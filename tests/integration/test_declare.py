@@ -328,6 +328,7 @@ def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_th
     assert vhost.names("exchanges") == []
 
 
+@pytest.mark.leaves_orphans
 @pytest.mark.parametrize("source", ["ingest", "behind_ingest", "done", "the longest level"])
 def test_the_probe_finds_a_binding_that_is_gone(vhost: Vhost, source: str) -> None:
     with vhost.connection() as connection:

@@ -109,6 +109,7 @@ def test_a_queue_that_is_full_stops_only_its_own_messages(vhost: Vhost, kind: st
             wait_until(lambda: stuck(vhost) == {outbox: rest}, "they are stuck where they waited")
 
 
+@pytest.mark.leaves_orphans
 @pytest.mark.parametrize("how", ["missing", "unbound", "moved to another exchange"])
 def test_a_destination_that_is_gone_stops_only_its_own_messages_in_outboxes_that_delay(vhost: Vhost, how: str) -> None:
     exchange = "" if how == "missing" else "orders"
@@ -151,6 +152,7 @@ def test_queues_behind_one_exchange_do_not_wait_for_each_other_if_they_are_known
         assert len(take(connection, "good", 1, timeout=20)) == 1
 
 
+@pytest.mark.leaves_orphans
 @pytest.mark.parametrize("forged_key", ["@.^3.^9", "@.^9.^8.^77", "@.^2.x"])
 def test_a_key_that_somebody_made_up_blocks_no_level(vhost: Vhost, forged_key: str) -> None:
     vhost.declare("q")
@@ -167,6 +169,7 @@ def test_a_key_that_somebody_made_up_blocks_no_level(vhost: Vhost, forged_key: s
         assert len(take(connection, "q", 6)) == 6
 
 
+@pytest.mark.leaves_orphans
 @pytest.mark.parametrize(
     ("entry", "forged_key", "cc"),
     [
@@ -191,6 +194,7 @@ def test_an_address_that_somebody_made_up_blocks_no_outbox(
         assert [message.payload for message in take(connection, "q", 1, timeout=20)] == ["x"]
 
 
+@pytest.mark.leaves_orphans
 def test_what_somebody_sends_an_exchange_by_way_of_short_lived_queues_does_not_stop_these(vhost: Vhost) -> None:
     vhost.declare("new", exchange="orders")
     vhost.declare(REPLY)

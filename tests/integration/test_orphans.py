@@ -181,6 +181,7 @@ def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
         assert vhost.count(vhost.cascade.orphans) == 0
 
 
+@pytest.mark.leaves_orphans
 def test_orphans_tell_why_they_would_not_be_replayed_and_stay_as_they_are(vhost: Vhost) -> None:
     make_orphans(vhost, 2)
     with vhost.connection() as connection:
@@ -212,6 +213,7 @@ def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost)
         assert (message.headers["id"], message.headers["x-delay-key"]) == ("first", "k")
 
 
+@pytest.mark.leaves_orphans
 @pytest.mark.parametrize(
     ("due", "says"),
     [

@@ -63,6 +63,30 @@ def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp, con
     assert payloads(vhost, 160) == [100 * thread + n for thread in range(8) for n in range(20)]
 
 
+@pytest.mark.parametrize("confirm", [True, False])
+def test_many_threads_share_a_connection(vhost: Vhost, confirm: bool) -> None:
+    vhost.declare("q")
+    errors: list[BaseException] = []
+    with vhost.connection(confirm=confirm) as connection:
+        producers = [connection.Producer(connection.channel()) for _ in range(8)]  # py-amqp opens one at a time
+
+        def work(thread: int) -> None:
+            try:
+                for n in range(50):
+                    producers[thread].publish(100 * thread + n, routing_key="q", headers={"x-delay": 300 + n})
+            except BaseException as exc:
+                errors.append(exc)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert errors == []
+    arrived = sorted(message.payload for message in vhost.take("q", 400))
+    assert arrived == [100 * thread + n for thread in range(8) for n in range(50)]
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["connected before", "not connected before"])
 def test_forked_children_publish_beside_their_parent(vhost: Vhost, make_app: MakeApp, before: bool) -> None:
     """As a pre-forking web server that has loaded the app does."""

@@ -302,6 +302,7 @@ def test_orphans_are_seen_sent_on_and_removed(vhost: Vhost, serve: Serve) -> Non
     assert {message.headers["id"] for message in vhost.take("gone", 1)} == {"id-2"}
 
 
+@pytest.mark.leaves_orphans
 def test_of_two_equal_orphans_one_can_be_removed(vhost: Vhost, serve: Serve) -> None:
     make_orphans(vhost, 1)
     with vhost.plain() as connection:
