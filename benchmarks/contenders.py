@@ -85,7 +85,7 @@ class Ours(Contender):
     scheme = "rabbit-delay"
 
     def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
-        return {"rabbit_delay": {"queue_type": self.queue_type, "confirm": confirm, **options}}
+        return {"rabbit_delay": {"queue_type": self.queue_type, "confirm": confirm, "journal": None, **options}}
 
     def prepare(self) -> None:
         self.publish(0.001, body="warm-up")
@@ -166,7 +166,7 @@ class OursHurried(Ours):
     """Ours, with levels and outboxes of a second at most."""
 
     def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
-        return {"rabbit_delay": HurriedOptions(confirm=confirm)}
+        return {"rabbit_delay": HurriedOptions(confirm=confirm, journal=None)}
 
 
 class Native(Contender):

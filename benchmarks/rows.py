@@ -237,7 +237,7 @@ def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> 
         app.conf.update(task_queues=[queue], task_default_exchange=QUEUE, task_default_exchange_type="topic")
         app.conf.task_default_routing_key = QUEUE
     if options is not None:
-        celery_rabbit_delay.install(app, **options)
+        celery_rabbit_delay.install(app, **{"journal": None, **options})  # rows of the journal set it
     return app
 
 
@@ -366,7 +366,7 @@ def declaring(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
     def run(outboxes: Sequence[float]) -> float:
         with vhost(node) as url:
             contender = Contender(url)
-            options = {"rabbit_delay": {"outboxes": outboxes}}
+            options = {"rabbit_delay": {"outboxes": outboxes, "journal": None}}
             with kombu.Connection(url.replace("amqp", "rabbit-delay", 1), transport_options=options) as connection:
                 producer = connection.Producer()
                 producer.publish("undelayed", routing_key=QUEUE)

@@ -17,7 +17,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     task_ignore_result=True,
 )
-celery_rabbit_delay.install(app)
+celery_rabbit_delay.install(app, journal=None)
 
 
 @app.task(name="bench.count")

@@ -23,6 +23,18 @@ def settings_so_far(app: Any) -> Any:
     return app.conf if app.configured else app._preconf
 
 
+def queues_routed_to(app: Any) -> set[str]:
+    """Return the names of queues that `task_routes` and the tasks of a Celery app name.
+
+    Those that a function chooses are not known (celery.app.routes.MapRoute).
+    """
+    maps = [router for router in app.amqp.routes if hasattr(router, "patterns")]
+    routes = [route for router in maps for route in (*router.map.values(), *router.patterns.values())]
+    routes += [{"queue": getattr(task, "queue", None)} for task in app.tasks.values()]
+    queues = [route if isinstance(route, str) else route.get("queue") for route in routes]
+    return {str(getattr(queue, "name", queue)) for queue in queues if queue}
+
+
 def forget_connections(app: Any) -> None:
     """Make a Celery app open new connections. Connections of its pools that are in use stay open."""
     app.amqp._producer_pool = None

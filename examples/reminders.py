@@ -13,7 +13,7 @@ from celery import Celery
 import celery_rabbit_delay
 
 app = Celery("reminders", broker="amqp://guest:guest@localhost//")
-celery_rabbit_delay.install(app, journal=60)
+celery_rabbit_delay.install(app)
 
 #: In place of a database: the start of each appointment, and the id of its reminder task.
 appointments: dict[str, tuple[datetime, str]] = {}

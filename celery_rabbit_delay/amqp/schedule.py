@@ -104,8 +104,9 @@ def scheduled(
     queues: QueueNames | None = None,
     progress: Progress | None = None,
     report: Report = logger.warning,
+    id_: str | None = None,
 ) -> Iterator[Scheduled]:
-    """Yield waiting messages of the journal, the soonest first: of a task, for a queue, due until a time.
+    """Yield waiting messages of the journal, the soonest first: of a task, for a queue, due until a time, of an id.
 
     Needs memory for `limit` messages. `until` is parsed like the eta of `reschedule`. Raises `StreamUnavailable`,
     `NotPermitted`, `InvalidDelay` for an invalid `until`, `ValueError` for a `limit` below 1.
@@ -126,7 +127,7 @@ def scheduled(
             return None
 
     def chosen(record: Record) -> bool:
-        if latest is not None and record.due > latest:
+        if (latest is not None and record.due > latest) or id_ not in (None, record.id):
             return False
         if task is None and queue is None and limit is None:
             return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from amqp.exceptions import AMQPError, InternalError, RecoverableConnectionError
 
 from .. import upstream
 from ..core import changes, journal, streams
-from ..core.errors import CascadeMissing, DelayError, StreamUnavailable
+from ..core.errors import CascadeMissing, DelayError, StreamUnavailable, UnsupportedConfiguration
 from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Plan
@@ -104,19 +105,20 @@ class StreamWriter:
         return paused_of[self._connection.client].get(stream.name, 0) > time.monotonic()
 
     def pause(self, records: Iterable[Any], reason: Exception) -> None:
-        """Stop writing to the streams of some records for a while, and log a warning the first time."""
+        """Stop writing to the streams of some records for a while; log a warning if it is the first one."""
         paused = paused_of[self._connection.client]
         for stream in {stream for stream, _ in records}:
             name = stream.name
-            is_first = name not in paused
-            if is_first:
+            if not paused:
                 logger.warning(
                     "Delayed messages are sent without being recorded, so they cannot be listed or moved: "
-                    "the stream %r does not work: %s",
+                    "the stream %r does not work: %s. To record none, set the option journal=None",
                     name,
                     reason,
                 )
-            paused[name] = time.monotonic() + (_FIRST_PAUSE if is_first else _PAUSE)
+            pause = _PAUSE if name in paused else _FIRST_PAUSE
+            # A broker without streams closes the connection at each attempt.
+            paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else pause)
 
     def prepare(self, plans: Iterable[Plan]) -> None:
         """Create the streams that some messages need, once. Raises the same errors as `write` for a key."""

@@ -108,7 +108,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.changes = WorkerChanges(time.time)
         self._warned = False
-        self._advised = False
+        self._has_begun = False
 
     def start(self, consumer: Any) -> None:
         connection = consumer.connection
@@ -117,14 +117,16 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         known = known_to[connection]
         known.changes = self.changes
         known.on_cancelled = revoke
-        if not self._advised and (advice := advice_on_release(connection.connection)):
-            logger.info("%s", advice)
-        self._advised = True
+        if not self._has_begun:  # each reconnect calls this again
+            logger.info("Delayed tasks wait in RabbitMQ: %s", connection.transport.delay_options.summary)
+            if advice := advice_on_release(connection.connection):
+                logger.info("%s", advice)
+        self._has_begun = True
         stream = streams.changes(connection.transport.delay_options.cascade)
         try:
             catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
-            if not self._warned:  # each reconnect calls this again
+            if not self._warned:
                 logger.warning(
                     "This worker does not know which tasks were cancelled or moved, and may run them, until the next "
                     "attempt to learn of them succeeds: %s",

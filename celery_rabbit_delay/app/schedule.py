@@ -43,6 +43,17 @@ def scheduled(
         return schedule.scheduled(connection, task, queue, until, limit, names)
 
 
+def find(app: Celery, id: str) -> Scheduled | None:  # noqa: A002
+    """Return the waiting task with an id, if it is in the journal: as `scheduled`, which has the errors.
+
+    Of several with the same id, return the soonest.
+    """
+    with closing(app.connection_for_write()) as connection:
+        _check(connection)
+        names = QueueNames(app.amqp.queues.values())
+        return next(schedule.scheduled(connection, limit=1, queues=names, id_=id), None)
+
+
 def cancel(app: Celery, *ids: str) -> None:
     """Cancel delayed tasks by their ids. Returns when the broker has stored the cancellation: one round trip.
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from . import migrate, orphans, schedule, status, topology, web
-from .options import cascade_options, check_names
+from .options import cascade_options, check_names, given
 from .output import Group, version_option
 from .target import BrokerTarget
 
@@ -72,5 +72,4 @@ class _Standalone(Group):
 )
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str | None, queues: tuple[str, ...], **options: Any) -> None:
-    given = {key: value for key, value in options.items() if value is not None}
-    ctx.obj = BrokerTarget(broker or "", given, queues)
+    ctx.obj = BrokerTarget(broker or "", given(options), queues)

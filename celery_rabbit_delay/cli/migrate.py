@@ -12,7 +12,7 @@ import click
 from .. import operate
 from ..core.options import OPTIONS
 from ..core.text import escape
-from .options import any_queue_option, cascade_options, management_option
+from .options import any_queue_option, cascade_options, given, management_option
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
 from .target import Target, connection_to, management_of, pass_target
 
@@ -46,7 +46,7 @@ def migrate(
 
     Exits with 3 if some messages stayed.
     """
-    changed = {name.removeprefix("to_"): value for name, value in changes.items() if value is not None}
+    changed = given({name.removeprefix("to_"): value for name, value in changes.items()})
     with origin.connected() as source:
         current = source.transport.delay_options
         options = replace(current, declare="auto", confirm=True, **changed)

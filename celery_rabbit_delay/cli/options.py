@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
 import click
@@ -15,6 +15,9 @@ from .target import MANAGEMENT_CA
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: What --journal takes for None.
+_NONE = "none"
+
 
 def parse_seconds(text: str) -> tuple[float, ...]:
     """Return the comma-separated numbers of a command-line option."""
@@ -22,6 +25,20 @@ def parse_seconds(text: str) -> tuple[float, ...]:
         return tuple(map(float, filter(None, text.split(","))))
     except ValueError as exc:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 60,3600") from exc
+
+
+def parse_journal(text: str) -> float | str:
+    """Return the value of --journal: 'none' stands for None, as which an option that was not given is passed."""
+    try:
+        return text if text == _NONE else float(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"{text!r} is neither a number of seconds nor '{_NONE}'") from exc
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `install` that were given on the command line."""
+    wanted = {name: value for name, value in options.items() if value is not None}
+    return {name: None if name == "journal" and value == _NONE else value for name, value in wanted.items()}
 
 
 def check_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -56,7 +73,12 @@ def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
         click.option(
             f"--{to}queue-type", type=click.Choice(get_args(QueueType)), help=f"Set the {new}type of the level queues."
         ),
-        click.option(f"--{to}journal", **seconds, help=f"Set the {new}shortest delay that is recorded."),
+        click.option(
+            f"--{to}journal",
+            metavar="SECONDS",
+            type=parse_journal,
+            help=f"Set the {new}shortest delay that is recorded, or 'none'.",
+        ),
     )
 
     def add(command: F) -> F:

@@ -79,7 +79,9 @@ def _as_data(found: Status) -> dict[str, Any]:
 def _as_text(found: Status, has_journal: bool, levels: bool) -> str:
     lines = [f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans")]
     if found.waiting and not has_journal:
-        lines.append("no task is recorded: `list`, `reschedule` and `run-now` need the option `journal`")
+        lines.append(
+            "no task is recorded: `list`, `reschedule` and `run-now` know those with the delay of the option `journal`"
+        )
     lines += [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
     missing = [level.queue for level in found.levels if level.ready is None]

@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -16,7 +16,7 @@ import kombu
 from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
-from .. import operate
+from .. import operate, upstream
 from ..core.destination import Destination
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
@@ -99,6 +99,9 @@ class AppTarget(Target):
         return connection
 
     def queues(self) -> list[kombu.Queue]:
+        for queue in upstream.queues_routed_to(self.app):
+            with suppress(KeyError):  # no such queue, and the app creates none
+                self.app.amqp.queues[queue]  # adds it
         return list(self.app.amqp.queues.values())
 
 

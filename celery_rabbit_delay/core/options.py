@@ -72,7 +72,7 @@ class Options:
     #: Let workers send tasks that reach them before they are due into the cascade, instead of holding them.
     hand_on: bool = True
     #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
-    journal: float | None = None
+    journal: float | None = 60
     #: The time zone of a naive `eta`: a name, or "local". `install` uses the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
@@ -149,6 +149,12 @@ class Options:
         """The delays of outboxes, in ticks, in the order of the option."""
         wanted = (outbox for outbox in self.outboxes if outbox <= self.max_delay)
         return tuple(dict.fromkeys(-(-timedelta(seconds=outbox) // self.cascade.tick) for outbox in wanted))
+
+    @property
+    def summary(self) -> str:
+        """What a worker says of the options when it starts."""
+        recorded = "none is recorded" if self.journal is None else f"recorded from {self.journal:g} s"
+        return f"prefix {self.prefix}, tick {self.tick:g} s, at most {self.max_delay / 86400:g} days, {recorded}"
 
     @cached_property
     def streams(self) -> list[Stream]:

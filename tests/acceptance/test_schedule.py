@@ -45,6 +45,21 @@ def test_a_task_runs_when_it_was_moved_to_and_only_then(make_shop: MakeShop) -> 
     assert run["at"] >= began + 55
 
 
+def test_with_the_default_options_what_waits_is_seen_found_moved_and_cancelled(make_shop: MakeShop) -> None:
+    shop = make_shop({}, task_routes={"note": {"queue": "mail"}})
+    worker = shop.worker("-Q", "celery,mail")
+    assert "prefix celery-rabbit-delay, tick 0.125 s, at most 365 days, recorded from 60 s" in worker.output()
+    moved, cancelled = (shop.send("note", name, countdown=3600) for name in ("moved", "cancelled"))
+    listed = celery("-A", "tests.acceptance.shop", "delay", "list", **shop.environment)
+    assert listed.code == 0
+    assert all(id_ in listed.out for id_ in (moved, cancelled))
+    assert celery("-A", "tests.acceptance.shop", "delay", "cancel", cancelled, **shop.environment).code == 0
+    ran = celery("-A", "tests.acceptance.shop", "delay", "run-now", moved, **shop.environment)
+    assert ran.code == 0, ran.err
+    shop.wait_for(1, "moved")
+    assert celery_rabbit_delay.find(shop.app, cancelled) is None
+
+
 @pytest.mark.parametrize(
     ("when", "says"),
     [

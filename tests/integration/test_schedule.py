@@ -79,6 +79,10 @@ def test_tasks_are_listed_the_soonest_first_with_all_that_tells_them_apart(vhost
     assert [w.id for w in celery_rabbit_delay.scheduled(app, queue="mail")] == [soon.id]
     assert [w.id for w in celery_rabbit_delay.scheduled(app, until=first.due)] == [soon.id]
     assert [w.id for w in celery_rabbit_delay.scheduled(app, limit=1)] == [soon.id]
+    assert celery_rabbit_delay.find(app, late.id) == second
+    assert celery_rabbit_delay.find(app, "unknown") is None
+    celery_rabbit_delay.cancel(app, late.id)
+    assert celery_rabbit_delay.find(app, late.id) is None
 
 
 def test_listing_leaves_what_waits_alone(vhost: Vhost) -> None:

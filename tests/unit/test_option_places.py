@@ -14,6 +14,7 @@ import pytest
 
 from celery_rabbit_delay import InvalidOption, Options
 from celery_rabbit_delay.cli import groups, migrate
+from celery_rabbit_delay.cli.options import given
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
 from celery_rabbit_delay.core.topology import QueueType
 
@@ -33,7 +34,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "confirm_timeout": (None, 0),
     "declare": ("passive", "never"),
     "hand_on": (False, "no"),
-    "journal": (60.0, -1),
+    "journal": (None, -1),
     "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }
 
@@ -91,8 +92,10 @@ def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -
     if isinstance(flag.type, click.Choice):
         assert tuple(flag.type.choices) == get_args(QueueType)
     else:
-        text = ",".join(map(str, other)) if isinstance(other, list) else str(other)
-        assert flag.type.convert(text, None, None) == (tuple(other) if isinstance(other, list) else other)
+        text = ",".join(map(str, other)) if isinstance(other, list) else "none" if other is None else str(other)
+        written = given({name: flag.type.convert(text, None, None)})
+        assert written == {name: tuple(other) if isinstance(other, list) else other}
+        assert flag.type.convert("10", None, None) in (10.0, (10.0,), "10")
 
 
 def rows() -> list[tuple[str, str, str]]:

@@ -30,7 +30,7 @@ def new(headers: Any = (), delay: int = MINUTE, options: Any = (), **properties:
 
 
 def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
-    planned = new({"task": "t"}, priority=3)
+    planned = new({"task": "t"}, options={"journal": None}, priority=3)
     state = read_state(planned.headers)
     assert state is not None
     assert (planned.due, planned.delay) == (NOW.monotonic + 60_000_000_000, MINUTE)
@@ -96,7 +96,7 @@ def test_a_received_message_returns_to_its_queue_alone_and_is_recorded_without_a
     assert planned.headers["CC"] == ["q"]
     assert (planned.stream is not None) is recorded
     assert unwrap(Delivery(f"{Options().cascade.root}.exit", "@.=+q", planned.headers)).routing_key == "@.=+q"
-    assert plan.of_received(message(), received, queue, due, NOW, Options()).stream is None
+    assert plan.of_received(message(), received, queue, due, NOW, Options(journal=None)).stream is None
 
 
 @pytest.mark.parametrize("returns", [False, True])

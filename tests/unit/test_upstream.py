@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from contextlib import nullcontext
 from datetime import datetime, timezone
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import amqp
+import kombu
 import pytest
 from amqp import spec
 from amqp.exceptions import NotFound
@@ -37,6 +39,31 @@ def test_forgotten_connections_stay_with_whoever_holds_them() -> None:
     assert app.pool.connection.hostname == "after"
     assert app.amqp.producer_pool.connections.connection.hostname == "after"
     assert pool.connection.hostname == producers.connections.connection.hostname == "before"
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*The 'queue' task attribute is deprecated")
+@pytest.mark.parametrize(
+    ("routes", "names"),
+    [
+        (None, set()),
+        ("tests.unit.test_upstream.route", set()),
+        (
+            {"shop.mail": "mail", "shop.*": {"queue": "rest", "priority": 3}, "shop.x": {"exchange": "x"}},
+            {"mail", "rest"},
+        ),
+        ([[(re.compile("feed.*"), {"queue": kombu.Queue("feeds")}), ("feed.y", "y")]], {"feeds", "y"}),
+        ([{"a": "one"}, {"b.*": "two"}], {"one", "two"}),
+    ],
+)
+def test_the_queues_that_an_app_routes_to_are_known(routes: Any, names: set[str]) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.task_routes = routes
+    app.task(name="own", queue="of the task", shared=False)(route)
+    assert upstream.queues_routed_to(app) == {*names, "of the task"}
+
+
+def route(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("a function that chooses is not called")
 
 
 def test_a_mixin_comes_before_the_class_that_an_object_has() -> None:
