@@ -188,14 +188,14 @@ def waiting(
                 try:
                     known.apply(message.body)
                     keys.apply(message.body)
-                    records = [one for one in journal.unpack_records(message.body) if _waits(one, known, keys)]
+                    records = [one for one in journal.unpack_records(message.body) if waits(one, known, keys)]
                 except Unreadable as exc:
                     report(f"Message {message.offset} of the stream {stream.name!r} is skipped: {exc}")
                     continue
                 yield from records
 
 
-def _waits(record: Record, known: Changes, keys: Keys) -> bool:
+def waits(record: Record, known: Changes, keys: Keys) -> bool:
     if record.due <= utc_ms() or known.voids(record.number):
         return False
     if keys.replaces(record.number):

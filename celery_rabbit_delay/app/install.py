@@ -27,6 +27,7 @@ from .consumers import DelayedConsumer
 from .control import DelayedControl, FollowChanges
 from .green import FullSpeed
 from .handing_on import Report
+from .inspecting import InspectedNode
 from .signals import connect
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def install(app: Celery, **options: Any) -> None:
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
     app.control_cls = partial(_make_control, base=app.control_cls)
     if "control" in app.__dict__:
-        upstream.mix_in(app.control, DelayedControl)
+        _upgrade_control(app.control)
     app.steps["consumer"].add(FollowChanges)
     if "amqp" in app.__dict__:  # the app was used before: keep its queues and routes, drop its plain connections
         upgrade_amqp(app.amqp, wanted)
@@ -88,8 +89,13 @@ def _make_amqp(app: Celery, *, base: Any, options: Options) -> Any:
 
 def _make_control(app: Celery, *, base: Any) -> Any:
     control = symbol_by_name(base)(app=app)
-    upstream.mix_in(control, DelayedControl)
+    _upgrade_control(control)
     return control
+
+
+def _upgrade_control(control: Any) -> None:
+    upstream.mix_in(control, DelayedControl)
+    control.mailbox.node_cls = InspectedNode
 
 
 def upgrade_amqp(amqp: Any, options: Options) -> None:

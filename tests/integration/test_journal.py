@@ -30,12 +30,16 @@ def records(vhost: Vhost) -> list[Record]:
 
 
 @pytest.mark.own_vhost
-def test_by_default_nothing_is_recorded(vhost: Vhost) -> None:
+def test_by_default_a_delay_of_a_minute_is_recorded_and_without_the_option_none(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection() as connection:
+    with vhost.connection(journal=None) as connection:
         publish(connection, 60)
     assert not [name for name in vhost.names("queues") if "journal" in name]
     assert records(vhost) == []
+    with vhost.connection() as connection:
+        publish(connection, 59)
+        publish(connection, 60)
+    assert len(records(vhost)) == 1
 
 
 @pytest.mark.own_vhost

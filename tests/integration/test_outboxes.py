@@ -93,7 +93,7 @@ def test_an_outbox_is_looked_for_and_created_in_a_round_trip_each(vhost: Vhost) 
     with vhost.connection() as connection:
         lead(connection, "q")
     assert outboxes(vhost) == [outbox(vhost)]
-    with vhost.connection() as connection:
+    with vhost.connection(journal=None) as connection:
         connection.default_channel  # noqa: B018  opened as without a delay
         with frames(connection) as (sent, received):
             send(connection, 60_000)
@@ -108,7 +108,7 @@ def test_an_outbox_is_looked_for_and_created_in_a_round_trip_each(vhost: Vhost) 
             send(connection, 30_000)
         assert received == [*is_missing, spec.Queue.BindOk, spec.Basic.Ack]
         assert sent.count(spec.Queue.Declare) == 2
-    with vhost.connection() as connection, frames(connection) as (_, received):
+    with vhost.connection(journal=None) as connection, frames(connection) as (_, received):
         send(connection, 60_000)
     assert received[-3:] == [spec.Queue.DeclareOk, spec.Queue.BindOk, spec.Basic.Ack]
     assert vhost.waiting() == {outbox(vhost, "60s."): 3, outbox(vhost, "30s."): 1}

@@ -1,0 +1,105 @@
+"""What waits, as the streams tell it while they grow: kept in memory for as long as somebody asks."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Collection, Iterator
+
+import kombu
+
+from ..core import journal, streams
+from ..core.changes import Changes, Keys
+from ..core.journal import Record
+from ..core.streams import Unreadable
+from ..core.topology import Stream
+from .clocks import utc_ms
+from .destinations import QueueNames
+from .following import Follower
+from .schedule import Scheduled, describe, to_message, waits
+from .streams import StreamMessage
+
+logger = logging.getLogger(__name__)
+
+#: The records that are kept: those that are due first. When half of them are left, the streams are read again.
+MOST = 100_000
+
+
+class Outlook:
+    """The messages that wait in a cascade and are recorded, as far as `read` has come."""
+
+    def __init__(self, follower: Follower, connection: kombu.Connection) -> None:
+        self._follower = follower
+        self._changes, self._keys = Changes(time.time), Keys(time.monotonic)
+        self._records: dict[int, Record] = {}  # by number, without bodies
+        self._elsewhere: set[int] = set()  # numbers of those that go to queues which nobody has asked for
+        self._reached: dict[str, int] = {}
+        self._has_dropped = False
+        self._lacking: Collection[Stream] = streams.all_streams(connection.transport.delay_options.cascade)
+
+    def look(self) -> None:
+        """Follow those streams that have appeared. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`."""
+        self._lacking = self._follower.follow(dict.fromkeys(self._lacking), self._apply)
+
+    def read(self, timeout: float) -> bool:
+        """Read what comes within some seconds; return whether anything did. Raises py-amqp's errors, `OSError`."""
+        return self._follower.read(timeout)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all is read that the streams had when following them began."""
+        return all(self._reached.get(name, -1) >= last for name, last in self._follower.streams.items())
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether so many messages became due that those which were not kept are among the first ones now."""
+        return self._has_dropped and sum(record.due > utc_ms() for record in self._records.values()) < MOST // 2
+
+    def soonest(self, queues: Collection[str], names: QueueNames, limit: int) -> Iterator[tuple[Scheduled, int | None]]:
+        """Yield the messages for some queues that are due first, each with its priority."""
+        heap = [(record.due, number) for number, record in self._records.items() if number not in self._elsewhere]
+        heapq.heapify(heap)
+        while heap and limit:
+            record = self._records[heapq.heappop(heap)[1]]
+            if found := self._shown(record, names):
+                if found[0].queue in queues:
+                    limit -= 1
+                    yield found
+                else:
+                    self._elsewhere.add(record.number)
+
+    def find(self, ids: Collection[str], names: QueueNames) -> Iterator[tuple[Scheduled, int | None]]:
+        """Yield the messages with some ids, each with its priority."""
+        found = (self._shown(record, names) for record in list(self._records.values()) if record.id in ids)
+        return filter(None, found)
+
+    def _shown(self, record: Record, names: QueueNames) -> tuple[Scheduled, int | None] | None:
+        try:
+            if not waits(record, self._changes, self._keys):
+                return None
+            message = to_message(record)
+            return describe(record, message.headers, names), message.properties.get("priority")
+        except Unreadable:  # `list` names it
+            return None
+
+    def _apply(self, stream: str, message: StreamMessage) -> None:
+        self._reached[stream] = message.offset
+        try:
+            self._changes.apply(message.body)
+            self._keys.apply(message.body)
+            records = journal.unpack_records(message.body)
+        except Unreadable:
+            return
+        now = utc_ms()
+        self._records.update({one.number: one._replace(body=b"") for one in records if one.due > now})
+        if len(self._records) > MOST + MOST // 10:
+            self._drop(now)
+
+    def _drop(self, now: int) -> None:
+        """Keep the records that are due first."""
+        left = [record for record in self._records.values() if record.due > now]
+        kept = heapq.nsmallest(MOST, left, key=lambda record: record.due)
+        self._has_dropped = self._has_dropped or len(kept) < len(left)
+        self._records = {record.number: record for record in kept}
+        self._elsewhere &= self._records.keys()

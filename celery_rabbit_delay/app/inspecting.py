@@ -1,0 +1,159 @@
+"""`celery inspect scheduled` and `query_task`, which see the tasks that wait in RabbitMQ as well."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import kombu
+from amqp.exceptions import AMQPError
+from celery.utils.functional import maybe_list
+from kombu.exceptions import OperationalError
+from kombu.pidbox import Node
+
+from ..amqp.destinations import QueueNames
+from ..amqp.following import Follower, StreamReplaced
+from ..amqp.outlook import Outlook
+from ..amqp.schedule import Scheduled
+from ..core.errors import DelayError
+from ..core.options import DRIVER_TYPE
+
+logger = logging.getLogger(__name__)
+
+#: The most waiting tasks in an answer.
+LIMIT = 1000
+
+#: Seconds: after which the reading ends if nobody asks; between looks for new streams; and for which an answer waits
+#: for the streams to be read, which is less than the second that Celery's clients wait for answers by default.
+IDLE, LOOK, PATIENCE = 600.0, 10.0, 0.7
+
+#: Seconds to wait for messages of the streams before questions are looked at.
+_TURN = 0.05
+
+#: Is called with what waits, or with None if that cannot be read.
+Answer = Callable[[Outlook | None], None]
+
+
+class InspectedNode(Node):  # type: ignore[misc]
+    """A worker's mailbox, which completes some answers of Celery's in a thread of its own: no task waits for that."""
+
+    _reading: Reading | None = None
+
+    def dispatch(
+        self, method: str, arguments: Any = None, reply_to: Any = None, ticket: Any = None, **kwargs: Any
+    ) -> Any:
+        consumer = self.state.consumer
+        connection = getattr(consumer, "connection", None)
+        is_ours = connection is not None and connection.transport.driver_type == DRIVER_TYPE
+        if not is_ours or not reply_to or method not in ("scheduled", "dump_schedule", "query_task"):
+            return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
+        held = self.handle_call(method, arguments)
+        ids = maybe_list((arguments or {}).get("ids"))
+        names = QueueNames(self.state.app.amqp.queues.values())
+        queues = {one.name for one in consumer.task_consumer.queues}
+
+        def answer(outlook: Outlook | None) -> None:
+            if outlook is not None and method == "query_task":
+                found = {one.id: ("scheduled", self._info(one, priority)) for one, priority in outlook.find(ids, names)}
+                reply: Any = {**found, **held}
+            elif outlook is not None:
+                reply = held + [
+                    {"eta": one.due.isoformat(), "priority": priority, "request": self._info(one, priority)}
+                    for one, priority in outlook.soonest(queues, names, LIMIT)
+                ]
+            else:
+                reply = held
+            self.reply({self.hostname: reply}, reply_to["exchange"], reply_to["routing_key"], ticket)
+
+        if self._reading is None or not self._reading.ask(answer):
+            self._reading = Reading(connection)
+            self._reading.ask(answer)
+            self._reading.start()
+        return held
+
+    def _info(self, one: Scheduled, priority: int | None) -> dict[str, Any]:
+        """Return what `celery.worker.request.Request.info` returns."""
+        return {
+            "id": one.id,
+            "name": one.task,
+            "type": one.task,
+            "args": one.args,
+            "kwargs": one.kwargs,
+            "hostname": self.hostname,
+            "time_start": None,
+            "acknowledged": False,
+            "delivery_info": {
+                "exchange": one.exchange,
+                "routing_key": one.routing_key,
+                "priority": priority,
+                "redelivered": False,
+            },
+            "worker_pid": None,
+        }
+
+
+class Reading(threading.Thread):
+    """Reads the streams as they grow, until nobody asks any more."""
+
+    def __init__(self, connection: kombu.Connection) -> None:
+        super().__init__(name="inspect", daemon=True)
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._questions: deque[tuple[float, Answer]] = deque()  # each with the time when it was asked
+        self._asked = time.monotonic()
+        self._is_over = False
+
+    def ask(self, answer: Answer) -> bool:
+        """Have a question answered soon; return False if this has ended."""
+        with self._lock:
+            if not self._is_over:
+                self._asked = time.monotonic()
+                self._questions.append((self._asked, answer))
+            return not self._is_over
+
+    def run(self) -> None:
+        try:
+            while self._is_wanted():
+                with Follower(self._connection) as follower:
+                    self._read(Outlook(follower, self._connection))
+        except StreamReplaced:
+            logger.info("A stream of delayed tasks was replaced: the next `celery inspect` reads it again")
+        except (AMQPError, DelayError, OperationalError, OSError) as exc:
+            logger.warning("`celery inspect` does not show the tasks that wait in RabbitMQ: %s", exc)
+        finally:
+            with self._lock:
+                self._is_over = True
+            self._answer(None)
+
+    def _read(self, outlook: Outlook) -> None:
+        """Follow the streams, and answer once all is read, or at the latest when the client may not wait longer."""
+        looked = -math.inf
+        while self._is_wanted() and not outlook.is_exhausted:
+            now = time.monotonic()
+            if now > looked + LOOK:
+                outlook.look()
+                looked = now
+            is_idle = not outlook.read(_TURN)
+            is_read = is_idle and outlook.is_complete
+            if self._questions and (is_read or now > self._questions[0][0] + PATIENCE):
+                if not is_read:
+                    logger.warning("`celery inspect` shows only a part of what waits: ask again when all is read")
+                self._answer(outlook)
+
+    def _is_wanted(self) -> bool:
+        with self._lock:
+            self._is_over = not self._questions and time.monotonic() > self._asked + IDLE
+            return not self._is_over
+
+    def _answer(self, outlook: Outlook | None) -> None:
+        while self._questions:
+            _, answer = self._questions.popleft()
+            try:
+                answer(outlook)
+            except (AMQPError, DelayError, OperationalError, OSError) as exc:
+                logger.warning("An answer to `celery inspect` is lost: %s", exc)

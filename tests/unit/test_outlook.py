@@ -1,0 +1,99 @@
+"""What waits, as streams tell it while they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from amqp import Message
+
+from celery_rabbit_delay import Options, upstream
+from celery_rabbit_delay.amqp import outlook
+from celery_rabbit_delay.amqp.destinations import QueueNames
+from celery_rabbit_delay.amqp.outlook import Outlook
+from celery_rabbit_delay.amqp.streams import StreamMessage
+from celery_rabbit_delay.core import changes
+from celery_rabbit_delay.core.headers import wrap
+from celery_rabbit_delay.core.journal import Record, pack_records
+
+ROOT = Options().cascade.root
+
+
+class Followed:
+    """Takes the place of a follower: streams are what a test says."""
+
+    def __init__(self) -> None:
+        self.streams = {"journal": 3}
+
+    def follow(self, places: Any, callback: Callable[[str, StreamMessage], None]) -> list[Any]:
+        self.callback, self.offset = callback, -1
+        return []
+
+    def say(self, body: bytes) -> None:
+        self.offset += 1
+        self.callback("journal", StreamMessage(self.offset, body))
+
+
+def record(number: int, seconds: float, queue: str = "q", **properties: Any) -> Record:
+    due = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    headers = wrap({"task": f"t{number}", "id": str(number)}, ROOT, "", queue, due, number)
+    message = Message(b"x" * 1000, application_headers=headers, **properties)
+    return Record(int(due.timestamp() * 1000), number, str(number), "", *upstream.serialize(message))
+
+
+@pytest.fixture
+def followed() -> Followed:
+    return Followed()
+
+
+@pytest.fixture
+def waits(followed: Followed) -> Outlook:
+    transport = SimpleNamespace(delay_options=Options())
+    waits = Outlook(followed, SimpleNamespace(transport=transport))  # type: ignore[arg-type]
+    waits.look()
+    return waits
+
+
+def soonest(waits: Outlook, *queues: str, limit: int = 10) -> list[str]:
+    return [one.id for one, _ in waits.soonest(queues, QueueNames(), limit)]
+
+
+def test_what_waits_for_some_queues_is_there_the_soonest_first(followed: Followed, waits: Outlook) -> None:
+    followed.say(pack_records([record(1, 50), record(2, 40, "r"), record(3, 30, priority=7), record(4, -1)], 0))
+    assert soonest(waits, "q") == ["3", "1"]
+    assert soonest(waits, "q", "s", limit=1) == ["3"]
+    assert [(one.id, one.task, priority) for one, priority in waits.find({"3", "2", "9"}, QueueNames())] == [
+        ("2", "t2", None),
+        ("3", "t3", 7),
+    ]
+    followed.say(next(iter(changes.cancelled(["3"]))))
+    assert soonest(waits, "q") == ["1"]
+
+
+def test_it_is_complete_when_all_is_read_whatever_is_malformed(
+    followed: Followed, waits: Outlook
+) -> None:
+    followed.say(pack_records([record(1, 50)], 0)[:-1])
+    followed.say(pack_records([record(2, 50)._replace(properties=b"\xff\xff")], 0))
+    followed.say(pack_records([record(3, 50)], 0))
+    assert not waits.is_complete
+    followed.say(b"")
+    assert waits.is_complete
+    assert soonest(waits, "q") == ["3"]
+
+
+def test_the_soonest_are_kept_until_too_few_are_left(
+    followed: Followed, waits: Outlook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlook, "MOST", 20)
+    followed.say(pack_records([record(n, 100 - n) for n in range(22)], 0))
+    assert len(soonest(waits, "q", limit=100)) == 22
+    followed.say(pack_records([record(22, 50)], 0))
+    assert soonest(waits, "q", limit=100) == ["22", *(str(n) for n in range(21, 2, -1))]
+    assert not waits.is_exhausted
+    later = int((datetime.now(timezone.utc) + timedelta(seconds=91)).timestamp() * 1000)
+    monkeypatch.setattr(outlook, "utc_ms", lambda: later)
+    assert waits.is_exhausted
