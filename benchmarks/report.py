@@ -189,7 +189,7 @@ GOALS = [
         both(0.1),
     ),
     Goal(
-        "Round trips for declaring when the cascade exists",
+        "Round trips for declaring when cascade and outbox exist",
         lambda rows: float(rows["declare"]["declaring"]),
         both(1),
         form="{:.0f}",

@@ -344,10 +344,14 @@ def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
 
 
 def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Count the answers that a process waits for before its first message is sent, if the cascade is there."""
+    """Count the answers that a process waits for before its first message is sent, if all that it needs is there."""
     with vhost(node) as url:
         Ours(url, confirm=True).close()
-        with kombu.Connection(url.replace("amqp", "rabbit-delay", 1)) as connection:
+        options = {"rabbit_delay": {"journal": None}}
+        url = url.replace("amqp", "rabbit-delay", 1)
+        with kombu.Connection(url, transport_options=options) as connection:  # creates the outbox
+            connection.Producer().publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
+        with kombu.Connection(url, transport_options=options) as connection:
             producer = connection.Producer()
             producer.publish("undelayed", routing_key=QUEUE)
             with frames(connection) as (_, answers):

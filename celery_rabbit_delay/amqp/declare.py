@@ -6,7 +6,7 @@ Each function takes a channel. The broker may close it in its answer; py-amqp th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..core.errors import (
     InvalidDestination,
     LayoutMismatch,
     NotPermitted,
+    OutboxMissing,
     UnsupportedConfiguration,
 )
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
@@ -103,18 +104,6 @@ def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
     return found
 
 
-def ensure_route(
-    channel: Channel, cascade: Cascade, destination: Destination, outboxes: Iterable[int], check: bool
-) -> None:
-    """Lead to a destination, and with `check` also check that the cascade exists, in one round trip.
-
-    Raises the same errors as `bind_destination`.
-    """
-    if check:  # the broker answers only if it fails, and before it answers to the binding
-        passive_declare(channel, cascade.marker, nowait=True)
-    bind_destination(channel, cascade, destination, outboxes)
-
-
 def declare_cascade(channels: Sequence[Channel], cascade: Cascade) -> None:
     """Declare all parts of a cascade, including parts that exist already.
 
@@ -151,12 +140,21 @@ def _declare_all(channels: Sequence[Channel], parts: Sequence[Any], declare: Cal
 
 
 def bind_destination(
-    channel: Channel, cascade: Cascade, destination: Destination, outboxes: Iterable[int] = (0,)
+    channel: Channel,
+    cascade: Cascade,
+    destination: Destination,
+    outboxes: Sequence[int] = (0,),
+    check: bool = False,
 ) -> None:
     """Create outboxes of a destination, with delays in ticks, and lead through them to it: one round trip.
 
-    Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
+    With `check`, raises `CascadeMissing` or `OutboxMissing` if the cascade, or an outbox with a delay, does not exist
+    before. Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
     """
+    if check:  # the broker answers only if it fails, and before it answers to the binding
+        passive_declare(channel, cascade.marker, nowait=True)
+        for ticks in filter(None, outboxes):
+            passive_declare_queue(channel, cascade.outbox_name(destination, ticks), nowait=True)
     # If the destination does not exist, no outbox is created: after an error the broker ignores the rest.
     parts: list[tuple[Callable[..., None], Any]] = [(bind, one) for one in cascade.exit_bindings(destination)]
     for ticks in outboxes if not destination.short_lived else ():
@@ -248,8 +246,8 @@ def message_count(channel: Channel, name: str) -> int | None:
     return count
 
 
-def passive_declare_queue(channel: Channel, name: str) -> Any:
-    return channel.queue_declare(name, passive=True)
+def passive_declare_queue(channel: Channel, name: str, nowait: bool = False) -> Any:
+    return channel.queue_declare(name, passive=True, nowait=nowait)
 
 
 def declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False) -> None:
@@ -290,6 +288,8 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
             "bind it to your own exchange, and send the message there"
         ) from exc
     except NotFound as exc:
+        if f"no queue '{cascade.outbox_prefix}" in exc.reply_text:
+            raise OutboxMissing(f"an outbox is gone ({exc.reply_text}): the next publish creates it") from exc
         if f"'{cascade.root}." in exc.reply_text or f"'{cascade.root}'" in exc.reply_text:
             raise CascadeMissing(
                 f"a part of the cascade is gone ({exc.reply_text}): run `celery -A APP delay setup`"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..core.destination import Destination
-from ..core.errors import CascadeMissing
+from ..core.errors import CascadeMissing, OutboxMissing
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
@@ -55,32 +55,34 @@ class Routes:
         known = self.known.get(destination)
         existing, usable, safe_from = known or Outboxes((), self.usable_outboxes(destination))
         with self._reset_on_error():
-            channel = self._channel.get_channel()
-            is_missing = outbox and not declare.outbox_exists(channel, self._cascade, destination, outbox)
             if self._options.declare == "auto":
-                self._create(destination, [0] * (known is None) + [outbox] * (outbox > 0))
+                if self._create(destination, [0] * (known is None) + [outbox] * (outbox > 0)):
+                    safe_from = time.monotonic() + declare.SAVED_AFTER
             else:
+                channel = self._channel.get_channel()
                 if not self.has_cascade:
                     declare.require_cascade(channel, self._cascade)
                 if known is None:
                     declare.require_route(channel, self._cascade, destination)
-                if is_missing:
+                if outbox and not declare.outbox_exists(channel, self._cascade, destination, outbox):
                     usable = tuple(ticks for ticks in usable if ticks != outbox)
                     outbox = 0
         self.has_cascade = True
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
-        if outbox and is_missing:
-            safe_from = time.monotonic() + declare.SAVED_AFTER
         self.known[destination] = Outboxes(existing + ((outbox,) if outbox else ()), usable, safe_from)
 
-    def _create(self, destination: Destination, outboxes: list[int]) -> None:
+    def _create(self, destination: Destination, outboxes: list[int]) -> bool:
+        """Lead to a destination, and create what is missing; return whether an outbox with a delay was."""
         channel, cascade = self._channel.get_channel(), self._cascade
         try:
-            declare.ensure_route(channel, cascade, destination, outboxes, check=not self.has_cascade)
-        except CascadeMissing:
-            create_cascade(self._channel, cascade)
+            declare.bind_destination(channel, cascade, destination, outboxes, check=True)
+        except CascadeMissing as exc:
+            if not isinstance(exc, OutboxMissing):
+                create_cascade(self._channel, cascade)
             declare.bind_destination(channel, cascade, destination, outboxes)
+            return any(outboxes)
+        return False
 
     def lead_back(self, destination: Destination) -> None:
         """Bind a destination again that may have been deleted with its bindings, for the messages that wait for it.

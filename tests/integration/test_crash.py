@@ -64,7 +64,8 @@ def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(
         vhost.declare("q")
 
         def publish(seconds: int) -> None:
-            with kombu.Connection(vhost.url()) as connection:  # which may not have to lead to the queue again
+            options = {"rabbit_delay": {"journal": None}}
+            with kombu.Connection(vhost.url(), transport_options=options) as connection:
                 message = {"routing_key": "q", "headers": {"x-delay": seconds * 1000}}
                 connection.Producer().publish(seconds, **message)
 

@@ -73,9 +73,7 @@ def test_what_waits_for_some_queues_is_there_the_soonest_first(followed: Followe
     assert soonest(waits, "q") == ["1"]
 
 
-def test_it_is_complete_when_all_is_read_whatever_is_malformed(
-    followed: Followed, waits: Outlook
-) -> None:
+def test_it_is_complete_when_all_is_read_whatever_is_malformed(followed: Followed, waits: Outlook) -> None:
     followed.say(pack_records([record(1, 50)], 0)[:-1])
     followed.say(pack_records([record(2, 50)._replace(properties=b"\xff\xff")], 0))
     followed.say(pack_records([record(3, 50)], 0))

@@ -20,6 +20,7 @@ from celery_rabbit_delay.amqp.batch import Batch
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.amqp.routes import Outboxes
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.errors import OutboxMissing
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
 
@@ -185,14 +186,14 @@ class Parts:
     """Takes the place of the functions that declare, and of a connection; it is told which outboxes are missing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, options: Options, high: bool = False) -> None:
-        self.declared: list[tuple[Destination, list[int], bool]] = []
+        self.declared: list[tuple[Destination, list[int]]] = []
         self.asked: list[int] = []
         self.sent: list[str] = []
         self.missing: set[int] = set()
         self.cascade = options.high_cascade if high else options.cascade
         self.publisher = DelayedPublisher(self, self.cascade, options)
         self.publisher._channel = self.publisher.routes._channel = self  # type: ignore[assignment]
-        for name in ("ensure_route", "require_cascade", "require_route", "outbox_exists"):
+        for name in ("bind_destination", "require_cascade", "require_route", "outbox_exists"):
             monkeypatch.setattr(declare, name, getattr(self, name))
 
     @contextmanager
@@ -205,8 +206,12 @@ class Parts:
     def reset(self) -> None:
         pass
 
-    def ensure_route(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool) -> None:
-        self.declared.append((destination, list(outboxes), check))
+    def bind_destination(
+        self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool = False
+    ) -> None:
+        if check and self.missing.intersection(outboxes):
+            raise OutboxMissing("an outbox is gone")
+        self.declared.append((destination, list(outboxes)))
         self.missing -= set(outboxes)
 
     def require_cascade(self, channel: Any, cascade: Any) -> None:
@@ -240,14 +245,28 @@ class Parts:
 def test_an_outbox_is_created_with_the_route_to_its_destination_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts(monkeypatch, Options())
     assert parts.send(60) == parts.send(60) == "@.60s.+q"
-    assert parts.declared == [(DESTINATION, [0, MINUTE], True)]
+    assert parts.declared == [(DESTINATION, [0, MINUTE])]
     assert parts.send(300) == "@.300s.+q"
-    assert parts.declared[1:] == [(DESTINATION, [5 * MINUTE], False)]
+    assert parts.declared[1:] == [(DESTINATION, [5 * MINUTE])]
     assert parts.send(64.125) == "@.^9.^0", "powers alone are as short"
     assert len(parts.declared) == 2
     parts.publisher.routes.forget("q")
     assert parts.send(300) == "@.300s.+q"
-    assert parts.declared[2:] == [(DESTINATION, [0, 5 * MINUTE], False)]
+    assert parts.declared[2:] == [(DESTINATION, [0, 5 * MINUTE])]
+
+
+def test_an_outbox_that_is_new_is_used_only_when_the_broker_has_written_it_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(declare, "SAVED_AFTER", 60)
+    parts = Parts(monkeypatch, Options())
+    parts.missing = {MINUTE}
+    assert parts.send(60) == parts.send(60) == "@.^8.^7.^6.^5"
+    assert parts.declared == [(DESTINATION, [0, MINUTE])]
+    known = parts.publisher.routes.known
+    known[DESTINATION] = known[DESTINATION]._replace(safe_from=time.monotonic())
+    assert parts.send(60) == "@.60s.+q"
+    assert parts.send(300) == "@.300s.+q", "this one was there"
 
 
 def test_a_destination_is_led_to_without_an_outbox_that_delays_if_none_is_needed(
@@ -256,7 +275,7 @@ def test_a_destination_is_led_to_without_an_outbox_that_delays_if_none_is_needed
     parts = Parts(monkeypatch, Options())
     parts.publisher.bind(DESTINATION)
     assert parts.send(64) == "@.^9"
-    assert parts.declared == [(DESTINATION, [0], True)]
+    assert parts.declared == [(DESTINATION, [0])]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +292,7 @@ def test_who_may_use_no_outboxes_that_delay_needs_levels_alone(
 ) -> None:
     parts = Parts(monkeypatch, options, high)
     assert parts.send(60, destination) == "@.^8.^7.^6.^5"
-    assert [outboxes for _, outboxes, _ in parts.declared] == [[0]] * (options.declare == "auto")
+    assert [outboxes for _, outboxes in parts.declared] == [[0]] * (options.declare == "auto")
     assert parts.asked == []
 
 
@@ -285,7 +304,7 @@ def test_a_deleted_outbox_is_created_again_and_the_message_sent_again(monkeypatc
     parts.missing = {MINUTE}
     assert parts.send(60) == "@.60s.+q"
     assert len(repaired) == 1
-    assert [outboxes for _, outboxes, _ in parts.declared] == [[0, MINUTE], [0, MINUTE]]
+    assert [outboxes for _, outboxes in parts.declared] == [[0, MINUTE], [0, MINUTE]]
 
 
 def test_a_passive_publisher_uses_the_outboxes_that_exist_and_asks_for_each_once(
