@@ -17,7 +17,7 @@ from ..core.topology import Stream
 from .clocks import utc_ms
 from .destinations import QueueNames
 from .following import Follower
-from .schedule import Scheduled, describe, to_message, waits
+from .schedule import Scheduled, describe, is_cancelled, is_due_later, to_message
 from .streams import StreamMessage
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Outlook:
 
     def _shown(self, record: Record, names: QueueNames) -> tuple[Scheduled, int | None] | None:
         try:
-            if not waits(record, self._changes, self._keys):
+            if not is_due_later(record, self._changes, self._keys) or is_cancelled(record, self._changes):
                 return None
             message = to_message(record)
             return describe(record, message.headers, names), message.properties.get("priority")

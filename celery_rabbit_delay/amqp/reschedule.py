@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -30,6 +30,11 @@ TOO_LATE = 2000
 #: Seconds that a move waits for others to end.
 PATIENCE = 60
 
+
+class DifferentMessages(DelayError):
+    """Messages with the same id differ in more than their due times."""
+
+
 Move = Callable[[Sequence[Record], datetime], None]
 
 
@@ -43,15 +48,36 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: A
     `NotPermitted`, `DelayError` if messages with the same id differ in more than their due times, and the errors of
     publishing.
     """
+    for _, refused in reschedule_all(connection, [id_], (), due, allowed):
+        if refused:
+            raise refused
+
+
+def reschedule_all(
+    connection: kombu.Connection, ids: Iterable[str], numbers: Container[int], due: datetime, allowed: Allowed
+) -> Iterator[tuple[str, DelayError | None]]:
+    """Give messages with some ids, or numbers, another due time; yield the id of each, and why it was not moved.
+
+    Raises what `reschedule` raises of a message, only of the broker.
+    """
     with moving(connection, allowed) as move:
-        records = {record.number: record for record in waiting(connection) if record.id == id_}
-        if not records:
-            raise NotWaiting(
-                f"the journal has no waiting message with the id {id_!r}: it is due, was cancelled or replaced, waits "
-                "in a cascade of other options, or has a shorter delay than the option `journal` of its publisher: see "
-                "`list`"
-            )
-        move(list(records.values()), due)
+        found: dict[str | int, dict[int, Record]] = {id_: {} for id_ in ids}
+        for record in waiting(connection):
+            if record.id in found or record.number in numbers:
+                found.setdefault(record.id or record.number, {})[record.number] = record
+        for name, records in found.items():
+            try:
+                if not records:
+                    raise NotWaiting(
+                        f"the journal has no waiting message with the id {name!r}: it is due, was cancelled or "
+                        "replaced, waits in a cascade of other options, or has a shorter delay than the option "
+                        "`journal` of its publisher: see `list`"
+                    )
+                move(list(records.values()), due)
+                refused = None
+            except (NotWaiting, TooLate, InvalidDelay, InvalidDestination, DifferentMessages) as exc:
+                refused = exc
+            yield str(name), refused
 
 
 @contextmanager
@@ -87,7 +113,7 @@ def _moving(connection: kombu.Connection, allowed: Allowed, options: Options) ->
             copy = _copy(first, due, moment)
             # Copies are equal if a message was published again after an error, or if its move was interrupted.
             if any(_content(_copy(record, due, moment)) != _content(copy) for record in records):
-                raise DelayError(
+                raise DifferentMessages(
                     f"{len(records)} different messages with the id {first.id!r} wait, and a move would keep only one "
                     "of them: none was moved; send each with its own id, or cancel them all"
                 )
@@ -109,7 +135,7 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
     if state is None:
         raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: its message has no delay")
     if state.routing_key is not None and "task" not in message.headers:
-        raise DelayError(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
+        raise InvalidDelay(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
     delivery = resent(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
     headers[headers_.X_DELAY] = x_delay_until(due, moment)  # "at once" is one tick, so that it is confirmed

@@ -134,14 +134,14 @@ def scheduled(
         one = shown(record)
         return one is not None and task in (None, one.task) and queue in (None, one.queue)
 
-    soonest = _Soonest(limit)
+    soonest = Soonest(limit)
     for record in waiting(connection, progress, report):
         if soonest.wants(record) and chosen(record):
             soonest.add(record)
     return filter(None, map(shown, soonest.records()))
 
 
-class _Soonest:
+class Soonest:
     """The records that are due first, without duplicates: a message that was published again after an error has two."""
 
     def __init__(self, limit: int | None) -> None:
@@ -172,6 +172,13 @@ def waiting(
     connection: kombu.Connection, progress: Progress | None = None, report: Report = logger.warning
 ) -> Iterator[Record]:
     """Yield the journal's records of waiting messages, in no order; two of a message that was published again."""
+    return (record for record, is_cancelled in recorded(connection, progress, report) if not is_cancelled)
+
+
+def recorded(
+    connection: kombu.Connection, progress: Progress | None = None, report: Report = logger.warning
+) -> Iterator[tuple[Record, bool]]:
+    """Yield the same, each with whether it was cancelled, and those that were."""
     cascade = connection.transport.delay_options.cascade
     known, keys = Changes(time.time), Keys(time.monotonic)
     done = 0
@@ -188,20 +195,26 @@ def waiting(
                 try:
                     known.apply(message.body)
                     keys.apply(message.body)
-                    records = [one for one in journal.unpack_records(message.body) if waits(one, known, keys)]
+                    records = [
+                        (one, is_cancelled(one, known))
+                        for one in journal.unpack_records(message.body)
+                        if is_due_later(one, known, keys)
+                    ]
                 except Unreadable as exc:
                     report(f"Message {message.offset} of the stream {stream.name!r} is skipped: {exc}")
                     continue
                 yield from records
 
 
-def waits(record: Record, known: Changes, keys: Keys) -> bool:
-    if record.due <= utc_ms() or known.voids(record.number):
-        return False
-    if keys.replaces(record.number):
-        return False
+def is_due_later(record: Record, known: Changes, keys: Keys) -> bool:
+    """Return whether a message waits, unless it was cancelled."""
+    return record.due > utc_ms() and not known.voids(record.number) and not keys.replaces(record.number)
+
+
+def is_cancelled(record: Record, known: Changes) -> bool:
+    """Return whether a message was cancelled by its id or a stamp. Raises `Unreadable`."""
     headers: Mapping[str, Any] = to_message(record).headers if known.has_stamps else {}
-    return not known.cancels(record.id, headers)
+    return known.cancels(record.id, headers)
 
 
 def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tuple[int, int]] = ()) -> None:

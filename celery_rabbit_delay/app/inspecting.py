@@ -59,11 +59,11 @@ class InspectedNode(Node):  # type: ignore[misc]
 
         def answer(outlook: Outlook | None) -> None:
             if outlook is not None and method == "query_task":
-                found = {one.id: ("scheduled", self._info(one, priority)) for one, priority in outlook.find(ids, names)}
+                found = {one.id: ("scheduled", _info(one, priority)) for one, priority in outlook.find(ids, names)}
                 reply: Any = {**found, **held}
             elif outlook is not None:
                 reply = held + [
-                    {"eta": one.due.isoformat(), "priority": priority, "request": self._info(one, priority)}
+                    {"eta": one.due.isoformat(), "priority": priority, "request": _info(one, priority)}
                     for one, priority in outlook.soonest(queues, names, LIMIT)
                 ]
             else:
@@ -75,26 +75,6 @@ class InspectedNode(Node):  # type: ignore[misc]
             self._reading.ask(answer)
             self._reading.start()
         return held
-
-    def _info(self, one: Scheduled, priority: int | None) -> dict[str, Any]:
-        """Return what `celery.worker.request.Request.info` returns."""
-        return {
-            "id": one.id,
-            "name": one.task,
-            "type": one.task,
-            "args": one.args,
-            "kwargs": one.kwargs,
-            "hostname": self.hostname,
-            "time_start": None,
-            "acknowledged": False,
-            "delivery_info": {
-                "exchange": one.exchange,
-                "routing_key": one.routing_key,
-                "priority": priority,
-                "redelivered": False,
-            },
-            "worker_pid": None,
-        }
 
 
 class Reading(threading.Thread):
@@ -157,3 +137,24 @@ class Reading(threading.Thread):
                 answer(outlook)
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 logger.warning("An answer to `celery inspect` is lost: %s", exc)
+
+
+def _info(one: Scheduled, priority: int | None) -> dict[str, Any]:
+    """Return what `celery.worker.request.Request.info` returns."""
+    return {
+        "id": one.id,
+        "name": one.task,
+        "type": one.task,
+        "args": one.args,
+        "kwargs": one.kwargs,
+        "hostname": None,  # no worker holds it
+        "time_start": None,
+        "acknowledged": False,
+        "delivery_info": {
+            "exchange": one.exchange,
+            "routing_key": one.routing_key,
+            "priority": priority,
+            "redelivered": False,
+        },
+        "worker_pid": None,
+    }

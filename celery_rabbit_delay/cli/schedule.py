@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import kombu
@@ -23,6 +23,8 @@ from ..operate import Scheduled
 from .options import any_queue_option, check_names, json_option
 from .output import EXIT_PROBLEMS
 from .target import Target, pass_target
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -38,7 +40,7 @@ def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value
 
 
-def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
+def _filters(command: F) -> F:
     for option in (
         click.option(
             "--until",
@@ -51,6 +53,17 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def _chosen(all_help: str) -> Callable[[F], F]:
+    """Add what names tasks: ids, or the filters of `list`."""
+
+    def add(command: F) -> F:
+        command = click.option("--all", "everything", is_flag=True, help=all_help)(command)
+        command = _filters(command)
+        return click.argument("ids", nargs=-1, metavar="ID...", callback=check_names)(command)
+
+    return add
 
 
 @click.command("list")
@@ -73,15 +86,17 @@ def list_scheduled(target: Target, /, limit: int | None, as_json: bool, **filter
             is_empty = False
             click.echo("\n".join(many))
         if is_empty:
-            reason = _reason(operate.has_journal(connection), any(filters.values()))
-            click.echo(f"nothing is listed: {reason}", err=True)
+            waits = "matches" if any(filters.values()) else "waits"
+            click.echo(
+                f"nothing is listed: no task in the journal {waits}. It has those with at least the delay of the "
+                "option `journal` of install(), 60 s by default",
+                err=True,
+            )
     _report(problems)
 
 
 @click.command(short_help="Cancel waiting tasks.")
-@click.argument("ids", nargs=-1, metavar="ID...", callback=check_names)
-@_filters
-@click.option("--all", "everything", is_flag=True, help="Cancel all tasks that `list` shows.")
+@_chosen("Cancel all tasks that `list` shows.")
 @pass_target
 def cancel(target: Target, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
     """Cancel tasks by their ids, or all tasks that `list` shows with the same options.
@@ -89,10 +104,8 @@ def cancel(target: Target, /, ids: tuple[str, ...], everything: bool, **filters:
     A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. An id stays
     cancelled.
     """
-    chosen = everything or any(filters.values())
+    _check_chosen(ids, everything, filters)
     problems: list[str] = []
-    if bool(ids) == bool(chosen):
-        raise click.UsageError("name either ids or --task, --queue, --until or --all")
     with target.connected() as connection:
         operate.require(connection)
         found = [] if ids else list(_found(target, connection, problems.append, **filters))
@@ -103,45 +116,67 @@ def cancel(target: Target, /, ids: tuple[str, ...], everything: bool, **filters:
     _report(problems)
 
 
-@click.command(short_help="Change the due time of a task.")
-@click.argument("id_", metavar="ID", callback=check_names)
+@click.command(short_help="Change the due time of tasks.")
+@_chosen("Move all tasks that `list` shows.")
 @click.option("--eta", metavar="TIME", callback=_check_time, help="Set the new due time: 2030-01-31T12:00:00+01:00.")
 @click.option("--countdown", metavar="SECONDS", callback=_check_time, help="Set the new due time, in seconds from now.")
 @any_queue_option
 @pass_target
-def reschedule(target: Target, /, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
-    """Give a task in the journal another due time, earlier or later."""
+def reschedule(target: Target, /, eta: str | None, countdown: str | None, any_queue: bool, **chosen: Any) -> None:
+    """Give tasks in the journal another due time, earlier or later: by their ids, or as `list` shows them.
+
+    Exits with 3 if some of several were not moved.
+    """
     if (eta is None) == (countdown is None):
         raise click.UsageError("name the new due time with either --eta or --countdown")
-    _move(target, id_, eta, countdown, any_queue)
+    _move(target, eta, countdown, any_queue, **chosen)
 
 
-@click.command("run-now")
-@click.argument("id_", metavar="ID", callback=check_names)
+@click.command("run-now", short_help="Make tasks due at once.")
+@_chosen("Run all tasks that `list` shows.")
 @any_queue_option
 @pass_target
-def run_now(target: Target, /, id_: str, any_queue: bool) -> None:
-    """Make a task in the journal due at once."""
-    _move(target, id_, None, "0", any_queue)
+def run_now(target: Target, /, any_queue: bool, **chosen: Any) -> None:
+    """Make tasks in the journal due at once: by their ids, or as `list` shows them.
+
+    Exits with 3 if some of several were not moved.
+    """
+    _move(target, None, "0", any_queue, **chosen)
 
 
-def _move(target: Target, id_: str, eta: str | None, countdown: str | None, any_queue: bool) -> None:
+def _move(
+    target: Target,
+    eta: str | None,
+    countdown: str | None,
+    any_queue: bool,
+    ids: tuple[str, ...],
+    everything: bool,
+    **filters: Any,
+) -> None:
+    _check_chosen(ids, everything, filters)
+    problems: list[str] = []
     with target.connected() as connection:
         zone = connection.transport.delay_options.naive_timezone
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         operate.require(connection)
-        operate.reschedule(connection, id_, due, target.allowed(any_queue))
-        click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
+        allowed = target.allowed(any_queue)
+        if len(ids) == 1:
+            operate.reschedule(connection, ids[0], due, allowed)
+            click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
+            return
+        found = set() if ids else {one.number for one in _found(target, connection, problems.append, **filters)}
+        moved = 0
+        for _, refused in operate.reschedule_all(connection, ids, found, due, allowed):
+            moved += refused is None
+            if refused:
+                problems.append(str(refused))
+        click.echo(f"{moved:,} due {due:%Y-%m-%d %H:%M:%S}Z")
+    _report(problems)
 
 
-def _reason(has_journal: bool, has_filters: bool) -> str:
-    """Return why nothing is listed."""
-    if has_journal:
-        return "no waiting task in the journal matches" if has_filters else "no task in the journal waits"
-    return (
-        "no such task waits, or it has no record. The journal records only tasks that are sent after the option "
-        "`journal` of install() is set, and that have at least this delay"
-    )
+def _check_chosen(ids: tuple[str, ...], everything: bool, filters: dict[str, Any]) -> None:
+    if bool(ids) == bool(everything or any(filters.values())):
+        raise click.UsageError("name either ids or --task, --queue, --until or --all")
 
 
 def _report(problems: list[str]) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
+import kombu
 
 from .. import operate
+from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape
-from ..operate import HeldUp, Status
+from ..operate import HeldUp, Recorded, Status
 from .beat import as_data, as_lines, beat_of
 from .options import management_option, priorities_option
 from .output import EXIT_PROBLEMS, format_duration
@@ -28,7 +30,10 @@ from .target import Target, pass_target, snapshot_of
 def status(
     target: Target, priorities: bool | None, management_url: str | None, levels: bool, as_json: bool, watch: bool
 ) -> None:
-    """Show how many messages wait, in levels and in outboxes with a delay, and how many could not be delivered.
+    """Show how many messages wait, what is due when, and how many could not be delivered.
+
+    What is due when comes from the journal: each task and queue with the time of the first and the number, among the
+    1,000 soonest.
 
     --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
 
@@ -47,13 +52,22 @@ def status(
             if as_json:
                 click.echo(json.dumps({**_as_data(found), "beat": beat and as_data(beat)}))
             else:
-                lines = [_as_text(found, operate.has_journal(connection), levels)]
+                lines = [_as_text(found, _recorded(target, connection, found), levels)]
                 click.echo("\n".join([*lines, *(map(escape, as_lines(beat)) if beat else ())]))
             if not watch:
                 break
             time.sleep(2)
     if found.has_problems or (beat and beat.process is None):
         raise SystemExit(EXIT_PROBLEMS)
+
+
+def _recorded(target: Target, connection: kombu.Connection, found: Status) -> Recorded | None:
+    """Return what the journal says, if messages wait and this user may read it; otherwise say why not."""
+    try:
+        return operate.recorded(connection, operate.QueueNames(target.queues())) if found.waiting else None
+    except (NotPermitted, StreamUnavailable) as exc:
+        click.echo(escape(f"the journal cannot be read: {exc}"), err=True)
+        return None
 
 
 def held_up_data(held_up: HeldUp) -> dict[str, Any]:
@@ -76,12 +90,21 @@ def _as_data(found: Status) -> dict[str, Any]:
     }
 
 
-def _as_text(found: Status, has_journal: bool, levels: bool) -> str:
-    lines = [f"{found.waiting:,} wait" + ("" if found.orphans is None else f", {found.orphans:,} are orphans")]
-    if found.waiting and not has_journal:
+def _as_text(found: Status, recorded: Recorded | None, levels: bool) -> str:
+    counts = [f"{found.waiting:,} wait"]
+    if recorded:
+        counts.append(f"{recorded.amount:,} recorded")
+        if recorded.cancelled:
+            counts.append(f"{recorded.cancelled:,} cancelled")
+    if found.orphans is not None:
+        counts.append(f"{found.orphans:,} are orphans")
+    lines = [", ".join(counts)]
+    if recorded and not recorded.amount:
         lines.append(
             "no task is recorded: `list`, `reschedule` and `run-now` know those with the delay of the option `journal`"
         )
+    for one in recorded.groups if recorded else ():
+        lines.append(f"{one.due:%Y-%m-%d %H:%M:%S}Z  {one.amount:>6,}  {one.queue}  {one.task or 'messages'}")
     lines += [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
     missing = [level.queue for level in found.levels if level.ready is None]

@@ -9,7 +9,7 @@ from ..amqp.connection import advice_on_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.following import Follower, Place, StreamReplaced, message_at
-from ..amqp.reschedule import moving, reschedule
+from ..amqp.reschedule import moving, reschedule, reschedule_all
 from ..amqp.schedule import Scheduled, cancel, describe, scheduled, to_message
 from ..amqp.schemes import delay_url
 from ..amqp.streams import StreamMessage, StreamReader
@@ -24,7 +24,7 @@ from .migrate import is_same, migrate
 from .orphans import Orphan, orphans, purge, remove, replay
 from .pruning import prune
 from .setup import setup, teardown
-from .status import Status, has_journal, status
+from .status import Recorded, Status, recorded, status
 from .verify import Finding, can_try_out, compare, try_out
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Place",
     "QueueNames",
     "Record",
+    "Recorded",
     "Scheduled",
     "Snapshot",
     "Status",
@@ -58,7 +59,6 @@ __all__ = [
     "describe",
     "destinations_of",
     "export",
-    "has_journal",
     "held_up",
     "is_same",
     "message_at",
@@ -68,10 +68,12 @@ __all__ = [
     "outbox_names",
     "prune",
     "purge",
+    "recorded",
     "remove",
     "replay",
     "require",
     "reschedule",
+    "reschedule_all",
     "scheduled",
     "setup",
     "status",

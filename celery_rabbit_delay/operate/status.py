@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
 from typing import NamedTuple
 
 import kombu
 
-from ..amqp import declare
+from ..amqp import declare, schedule
+from ..amqp.destinations import QueueNames
+from ..amqp.schedule import Soonest
 from ..core import streams
 from ..core.destination import Destination
+from ..core.streams import Unreadable
 from .cascades import existing, existing_outboxes
 from .held_up import LONG_NAME, HeldUp, held_up, unsettled
 from .management import Snapshot
+
+#: The number of messages that `recorded` groups.
+SOONEST = 1000
 
 
 class LevelStatus(NamedTuple):
@@ -122,7 +130,40 @@ def status(
     return Status(levels, outboxes, orphans, sorted(led_to - {wanted[0].discard}), stuck, beside, all_orphans)
 
 
-def has_journal(connection: kombu.Connection) -> bool:
-    """Return whether an app records its tasks: the first record creates a stream, unless `setup` has."""
-    journals = streams.journals(connection.transport.delay_options.cascade)
-    return any(declare.message_count(connection.default_channel, stream.name) is not None for stream in journals)
+class Group(NamedTuple):
+    """Recorded messages of one task for one queue."""
+
+    task: str  # "" for messages that are no tasks
+    queue: str
+    amount: int
+    due: datetime  # of the first one
+
+
+class Recorded(NamedTuple):
+    """The messages in the journal that are not due yet."""
+
+    amount: int
+    cancelled: int  # of them
+    #: The others, at most the `SOONEST` ones, the group with the first one first.
+    groups: list[Group]
+
+
+def recorded(connection: kombu.Connection, names: QueueNames) -> Recorded:
+    """Return what the journal says of the messages that wait. Raises `StreamUnavailable`, `NotPermitted`."""
+    numbers: set[int] = set()
+    cancelled: set[int] = set()
+    soonest = Soonest(SOONEST)
+    for record, is_cancelled in schedule.recorded(connection):
+        numbers.add(record.number)
+        if is_cancelled:
+            cancelled.add(record.number)
+        elif soonest.wants(record):
+            soonest.add(record)
+    groups: dict[tuple[str, str], Group] = {}
+    for record in soonest.records():
+        with suppress(Unreadable):  # `list` names it
+            one = schedule.describe(record, schedule.to_message(record).headers, names)
+            name = one.task or "", one.queue
+            known = groups.get(name, Group(*name, 0, one.due))
+            groups[name] = known._replace(amount=known.amount + 1)
+    return Recorded(len(numbers), len(cancelled), list(groups.values()))

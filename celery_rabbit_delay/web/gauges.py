@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,7 +20,7 @@ class Measured(NamedTuple):
 
     queues: list[Share]
     cancelled: int
-    next_due: float | None  # seconds; None if nothing waits
+    next_due: float | None  # seconds since 1970; None if nothing waits
     progress: Progress
     status: Status | None  # None: the broker does not answer
     management: bool  # whether the management API was asked
@@ -30,6 +31,9 @@ class _Collector(Collector):
         self._measured = measured
 
     def collect(self) -> Iterator[Gauge]:
+        build = Gauge(_named("build_info"), "The release that measures.", labels=["version"])
+        build.add_metric([version("celery-rabbit-delay")], 1)
+        yield build
         yield from _of_the_index(self._measured)
         yield _gauge("broker_up", "Whether the broker answered.", int(self._measured.status is not None))
         if self._measured.status is not None:
@@ -50,17 +54,19 @@ def _of_the_index(measured: Measured) -> Iterator[Gauge]:
     yield waiting
     yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", measured.cancelled)
     if measured.next_due is not None:
-        yield _gauge("next_due_seconds", "Seconds until the next message in the journal is due.", measured.next_due)
+        yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", measured.next_due)
     behind = measured.progress
     yield _gauge("index_behind_seconds", "Seconds since the index last held all of the journal.", behind.behind)
     yield _gauge("index_behind_messages", "Messages of streams that the index has not read yet.", behind.left)
 
 
 def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
-    levels = Gauge(_named("level_messages"), "Waiting messages in a level.", labels=["level", "ttl_seconds"])
+    levels = Gauge(
+        _named("level_messages"), "Waiting messages in a level, if there are any.", labels=["level", "ttl_seconds"]
+    )
     for level in status.levels:
-        held = (level.ready or 0) + (level.unsettled or 0)
-        levels.add_metric([level.queue, f"{level.ttl / 1000:g}"], held)
+        if held := (level.ready or 0) + (level.unsettled or 0):
+            levels.add_metric([level.queue, _seconds(level.ttl)], held)
     yield levels
     outboxes = Gauge(
         _named("outbox_messages"),
@@ -68,7 +74,7 @@ def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
         labels=["outbox", "destination", "delay_seconds"],
     )
     for outbox in status.outboxes:
-        outboxes.add_metric([outbox.queue, outbox.destination, f"{outbox.delay / 1000:g}"], outbox.ready)
+        outboxes.add_metric([outbox.queue, outbox.destination, _seconds(outbox.delay)], outbox.ready)
     yield outboxes
     missing = sum(level.ready is None for level in status.levels)
     yield _gauge("missing_levels", "Levels that do not exist.", missing)
@@ -76,6 +82,10 @@ def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
     if management:  # AMQP does not show this
         yield _gauge("blocked_levels", "Levels that cannot forward their due messages.", len(status.blocked))
         yield _gauge("stuck", "Due messages that their destinations have not accepted.", status.stuck)
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.13g}"
 
 
 def _named(name: str) -> str:

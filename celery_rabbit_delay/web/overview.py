@@ -84,7 +84,7 @@ class Overview:
     def measured(self, management: bool) -> Measured:
         """Return the values of the metrics."""
         summary, status = self.summary(), self.status()
-        next_due = None if summary.soonest is None else max(0.0, (summary.soonest - utc_ms()) / 1000)
+        next_due = None if summary.soonest is None else summary.soonest / 1000
         known = None if isinstance(status, str) else status
         return Measured(summary.queues, summary.cancelled, next_due, self._indexer.progress, known, management)
 

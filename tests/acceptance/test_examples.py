@@ -94,7 +94,7 @@ def test_the_monitoring_example_exports_metrics(
     for file in ("alerts.yml", "dashboard.json"):
         used = set(re.findall(r"celery_rabbit_delay_\w+", (ROOT / "examples" / "monitoring" / file).read_text()))
         assert used, file
-        assert used <= known | {"celery_rabbit_delay_next_due_seconds"}, file
+        assert used <= known | {"celery_rabbit_delay_next_due_timestamp_seconds"}, file
 
 
 def test_the_rules_of_monitoring_are_sound() -> None:

@@ -102,6 +102,7 @@ def test_every_command_of_the_page_exists(vhost: Vhost, command: str) -> None:
     assert "Usage: " in done.stdout
 
 
+@pytest.mark.leaves_orphans
 def test_a_task_that_did_not_run_shows_as_documented(vhost: Vhost) -> None:
     vhost.declare("celery", "gone")
     with vhost.plain() as plain:
@@ -132,6 +133,7 @@ def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
     assert re.search(r"^(\d+) of \1 checks passed", ask(vhost, "celery -A shop delay plan"))
 
 
+@pytest.mark.leaves_orphans
 def test_orphans_are_listed_with_their_queue_and_task(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
     assert vhost.count(QUICK_CASCADE.orphans) == 1

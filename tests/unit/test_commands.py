@@ -215,7 +215,6 @@ def test_the_management_api_is_that_of_the_environment(away: None, monkeypatch: 
         return SimpleNamespace(snapshot=lambda: None)
 
     monkeypatch.setattr(operate, "Management", make)
-    monkeypatch.setattr(operate, "has_journal", lambda connection: False)
     monkeypatch.setattr(operate, "status", lambda *arguments: Status([], [], 0, None, None, []))
     url = "http://me:s3cret@127.0.0.1:15672"
     environment = {"CELERY_RABBIT_DELAY_MANAGEMENT_URL": url, "CELERY_RABBIT_DELAY_MANAGEMENT_CA": "/ca.pem"}
@@ -232,7 +231,7 @@ def test_status_tells_a_missing_level_from_a_missing_cascade(
 ) -> None:
     levels = [LevelStatus(name, 1000, count, None) for name, count in zip("ab", ready, strict=True)]
     monkeypatch.setattr(operate, "status", lambda *arguments: Status(levels, [], None, None, None, []))
-    monkeypatch.setattr(operate, "has_journal", lambda connection: True)
+    monkeypatch.setattr(operate, "recorded", lambda *arguments: None)
     shown = run("status")
     assert (shown.exit_code, shown.stdout) == (3, f"{ready[0] or 0} wait\n{told}\n")
 

@@ -17,6 +17,7 @@ import pytest
 from amqp import Message
 from kombu.utils import functional
 
+import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.streams import StreamMessage
@@ -238,14 +239,16 @@ def test_nobody_serves_others_without_a_password() -> None:
 
 
 def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
-    levels = [LevelStatus("l1", 125, 3, 40), LevelStatus("l2", 250, None, None)]
+    levels = [LevelStatus("l1", 125, 3, 40), LevelStatus("l2", 250, None, None), LevelStatus("l3", 1_048_576_125, 1, 0)]
     outboxes = [OutboxStatus("o1", "queue 'q'", 60_000, 5, 1)]
     status = Status(levels, outboxes, 2, [], [], [])
     known = Measured([Share('a"\n', 3, 0)], 4, 1.5, Progress(0.5, 7, 9, None), status, True)
     lines = exposition(known).decode().splitlines()
     for line in (
         'celery_rabbit_delay_waiting{queue="a\\"\\n"} 3.0',
-        "celery_rabbit_delay_next_due_seconds 1.5",
+        "celery_rabbit_delay_next_due_timestamp_seconds 1.5",
+        f'celery_rabbit_delay_build_info{{version="{celery_rabbit_delay.__version__}"}} 1.0',
+        'celery_rabbit_delay_level_messages{level="l3",ttl_seconds="1048576.125"} 1.0',
         "celery_rabbit_delay_index_behind_messages 7.0",
         "celery_rabbit_delay_missing_levels 1.0",
         "celery_rabbit_delay_blocked_levels 1.0",
@@ -254,6 +257,7 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
         "celery_rabbit_delay_orphans 2.0",
     ):
         assert line in lines
+    assert not [line for line in lines if '"l2"' in line]
     less = exposition(known._replace(next_due=None, management=False)).decode()
     assert "next_due" not in less
     assert "blocked" not in less
