@@ -18,6 +18,7 @@ from ..core.errors import DelayError, InvalidDelay, InvalidDestination, NotWaiti
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import OPTIONS, Options
+from ..core.streams import Unreadable
 from ..core.unwrap import resent
 from .connecting import closing, copy_of
 from .only_reader import only_reader
@@ -58,7 +59,7 @@ def reschedule_all(
 ) -> Iterator[tuple[str, DelayError | None]]:
     """Give messages with some ids, or numbers, another due time; yield the id of each, and why it was not moved.
 
-    Raises what `reschedule` raises of a message, only of the broker.
+    Raises the errors of the broker as `reschedule` does.
     """
     with moving(connection, allowed) as move:
         found: dict[str | int, dict[int, Record]] = {id_: {} for id_ in ids}
@@ -74,8 +75,8 @@ def reschedule_all(
                         "`journal` of its publisher: see `list`"
                     )
                 move(list(records.values()), due)
-                refused = None
-            except (NotWaiting, TooLate, InvalidDelay, InvalidDestination, DifferentMessages) as exc:
+                refused: DelayError | None = None
+            except (NotWaiting, TooLate, InvalidDelay, InvalidDestination, DifferentMessages, Unreadable) as exc:
                 refused = exc
             yield str(name), refused
 

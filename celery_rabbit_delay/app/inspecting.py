@@ -52,8 +52,11 @@ class InspectedNode(Node):  # type: ignore[misc]
         is_ours = connection is not None and connection.transport.driver_type == DRIVER_TYPE
         if not is_ours or not reply_to or method not in ("scheduled", "dump_schedule", "query_task"):
             return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
-        held = self.handle_call(method, arguments)
-        ids = maybe_list((arguments or {}).get("ids"))
+        try:
+            held = self.handle_call(method, arguments)
+        except Exception:
+            return super().dispatch(method, arguments, reply_to, ticket, **kwargs)  # which answers with the error
+        ids = set(map(str, maybe_list((arguments or {}).get("ids")) or ()))
         names = QueueNames(self.state.app.amqp.queues.values())
         queues = {one.name for one in consumer.task_consumer.queues}
 

@@ -85,6 +85,9 @@ def test_celerys_own_commands_see_what_waits_for_the_queues_of_a_worker(make_sho
     [found] = inspect.query_task([later, elsewhere, cancelled, "unknown"]).values()
     assert {id_: state for id_, (state, _) in found.items()} == {later: "scheduled", elsewhere: "scheduled"}
 
+    [refused] = shop.app.control.broadcast("query_task", reply=True, timeout=5, limit=1)[0].values()
+    assert "ids" in refused["error"]
+
     after = shop.send("note", "after", countdown=200)  # what comes and goes is followed
     celery_rabbit_delay.cancel(shop.app, later)
     wait_until(
