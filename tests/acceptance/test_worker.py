@@ -155,6 +155,7 @@ def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: 
     assert "40 delayed tasks that were due while their queue did not exist are in it now" in worker.output()
 
 
+@pytest.mark.leaves_orphans
 @pytest.mark.long
 def test_a_worker_starts_beside_orphans_that_nothing_takes(make_shop: MakeShop) -> None:
     shop = make_shop()
