@@ -75,8 +75,10 @@ class Routes:
     def _create(self, destination: Destination, outboxes: list[int]) -> bool:
         """Lead to a destination, and create what is missing; return whether an outbox with a delay was."""
         channel, cascade = self._channel.get_channel(), self._cascade
+        # A check that fails closes the channel, and with it what quorum queues were sent without a confirm may be lost.
+        check = self._options.confirm or not self.has_cascade
         try:
-            declare.bind_destination(channel, cascade, destination, outboxes, check=True)
+            declare.bind_destination(channel, cascade, destination, outboxes, check)
         except CascadeMissing as exc:
             if not isinstance(exc, OutboxMissing):
                 create_cascade(self._channel, cascade)

@@ -115,6 +115,18 @@ def test_an_outbox_is_created_in_a_second_round_trip_and_found_in_that_of_its_de
     assert vhost.waiting() == {outbox(vhost, "60s."): 3, outbox(vhost, "30s."): 1}
 
 
+def test_without_confirm_no_new_outbox_closes_the_channel_of_messages_under_way(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**SHORT, **EASY, confirm=False) as connection:
+        send(connection, 30)
+        channel = connection.connection.publisher_for(None).routes._channel.current
+        send(connection, 70)
+        send(connection, 250)
+        assert connection.connection.publisher_for(None).routes._channel.current is channel
+        assert {outbox(vhost, delay) for delay in ("70ms.", "250ms.")} <= set(outboxes(vhost))
+        arrive(vhost, 3)
+
+
 def test_delays_that_are_not_round_pass_levels_and_end_in_few_outboxes(vhost: Vhost) -> None:
     vhost.declare("q")
     chosen = random.Random(3)

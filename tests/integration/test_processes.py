@@ -82,8 +82,8 @@ def test_many_threads_share_a_connection(vhost: Vhost, confirm: bool) -> None:
             one.start()
         for one in threads:
             one.join()
-    assert errors == []
-    arrived = sorted(message.payload for message in vhost.take("q", 400))
+        assert errors == []
+        arrived = sorted(message.payload for message in vhost.take("q", 400))  # before closing: see the option confirm
     assert arrived == [100 * thread + n for thread in range(8) for n in range(50)]
 
 
