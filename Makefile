@@ -85,18 +85,18 @@ upstream: $(VENV)/ready broker browser
 	$(BIN)/tox run -e upstream-suites
 
 bench: $(VENV)/ready-to-measure
-	$(BIN)/python -m benchmarks $(ARGS)
-	$(BIN)/python -m benchmarks.report
-	$(BIN)/python -m pytest benchmarks/micro
+	$(BIN)/python -m evidence.benchmarks $(ARGS)
+	$(BIN)/python -m evidence.benchmarks.report
+	$(BIN)/python -m pytest evidence/benchmarks/micro
 
 sizing: $(VENV)/ready-to-measure
-	$(BIN)/python -m benchmarks.sizing
-	$(BIN)/python -m benchmarks.at_length
+	$(BIN)/python -m evidence.benchmarks.sizing
+	$(BIN)/python -m evidence.benchmarks.at_length
 
 battle: $(VENV)/ready-to-measure
-	$(BIN)/python -m battle $(if $(LONG),--long) $(ARGS)
-	$(BIN)/python -m battle.beats $(if $(LONG),--minutes 10)
-	$(if $(LONG),$(BIN)/python -m battle.load && $(BIN)/python -m battle.report)
+	$(BIN)/python -m evidence.battle $(if $(LONG),--long) $(ARGS)
+	$(BIN)/python -m evidence.battle.beats $(if $(LONG),--minutes 10)
+	$(if $(LONG),$(BIN)/python -m evidence.battle.load && $(BIN)/python -m evidence.battle.report)
 
 docs: $(VENV)/ready-for-docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs .docs/html

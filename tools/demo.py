@@ -29,8 +29,8 @@ from rich.text import Text
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
-from testkit import background, ledger
-from testkit.node import Node, NodeFailed, find_server
+from tests.kit import background, ledger
+from tests.kit.node import Node, NodeFailed, find_server
 
 ROOT = Path(__file__).parents[1]
 SIDES = ("without", "with")

@@ -6,7 +6,7 @@ import time
 from celery import Celery
 
 import celery_rabbit_delay
-from testkit import ledger
+from tests.kit import ledger
 
 side = os.environ["DEMO_SIDE"]
 app = Celery("demo", broker=os.environ["DEMO_BROKER"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-#: Seconds: delays of outboxes. Each everyday delay of benchmarks/rows.py is among them.
+#: Seconds: delays of outboxes. Each everyday delay of evidence/benchmarks/rows.py is among them.
 DEFAULT_OUTBOXES: tuple[float, ...] = (
     # The first `MOST_COMBINED` are those which leave the fewest levels to delays spread evenly up to 15 s, a minute,
     # 10 minutes, an hour, a day and a month (docs/benchmarks.md).

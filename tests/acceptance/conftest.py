@@ -16,9 +16,9 @@ import pytest
 from celery import Celery
 
 import celery_rabbit_delay
-from testkit import background, forks, ledger
-from testkit.broker import QUICK, Vhost
-from testkit.wait import wait_until
+from tests.kit import background, forks, ledger
+from tests.kit.broker import QUICK, Vhost
+from tests.kit.wait import wait_until
 
 from .queues import KINDS
 

@@ -17,8 +17,8 @@ from typing import Any
 from celery import Celery, Task
 
 import celery_rabbit_delay
-from testkit import ledger
 from tests.acceptance.queues import KINDS
+from tests.kit import ledger
 
 app = Celery("shop")
 conf = json.loads(os.environ["SHOP_CONF"])

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from celery_rabbit_delay import operate
-from testkit.beats import Beat, Sent, entry
-from testkit.broker import QUICK, Broker, Vhost, own_node
-from testkit.commands import Result, celery
-from testkit.node import Node, cluster
-from testkit.proxy import proxy
-from testkit.wait import wait_until
+from tests.kit.beats import Beat, Sent, entry
+from tests.kit.broker import QUICK, Broker, Vhost, own_node
+from tests.kit.commands import Result, celery
+from tests.kit.node import Node, cluster
+from tests.kit.proxy import proxy
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from testkit import background
-from testkit.broker import QUICK, Vhost
-from testkit.node import free_port
-from testkit.wait import wait_until
+from tests.kit import background
+from tests.kit.broker import QUICK, Vhost
+from tests.kit.node import free_port
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, waiting
 

@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import celery_rabbit_delay
-from testkit import browser
-from testkit.broker import QUICK, take
-from testkit.site import Site, serving
-from testkit.wait import wait_until
+from tests.kit import browser
+from tests.kit.broker import QUICK, take
+from tests.kit.site import Site, serving
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 

@@ -14,11 +14,11 @@ from celery import group
 from celery.result import AsyncResult
 
 import celery_rabbit_delay
-from testkit import background
-from testkit.broker import QUICK, own_node
-from testkit.commands import celery
-from testkit.node import Node, dead_letters_again
-from testkit.wait import wait_until
+from tests.kit import background
+from tests.kit.broker import QUICK, own_node
+from tests.kit.commands import celery
+from tests.kit.node import Node, dead_letters_again
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 

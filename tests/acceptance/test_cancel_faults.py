@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from testkit import background, ledger
-from testkit.broker import QUICK, Broker
-from testkit.node import Node, cluster, dead_letters_again
-from testkit.wait import wait_until
+from tests.kit import background, ledger
+from tests.kit.broker import QUICK, Broker
+from tests.kit.node import Node, cluster, dead_letters_again
+from tests.kit.wait import wait_until
 
 from .conftest import ROOT, Shop
 
@@ -27,7 +27,7 @@ CANCELLER = """
 import sys
 import time
 import celery_rabbit_delay
-from testkit import ledger
+from tests.kit import ledger
 from tests.acceptance.shop import app
 for id_ in sys.argv[2:]:
     ledger.append(sys.argv[1], {"tried": id_})

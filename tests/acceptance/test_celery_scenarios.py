@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from celery import chain, chord
 
-from testkit.broker import QUICK, own_node
-from testkit.node import dead_letters_again
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, own_node
+from tests.kit.node import dead_letters_again
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, signature
 

@@ -10,9 +10,9 @@ import celery
 import pytest
 
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import Vhost
-from testkit.reader import Reader
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost
+from tests.kit.reader import Reader
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 

@@ -12,10 +12,10 @@ from urllib.parse import quote
 import celery
 import pytest
 
-from testkit.broker import QUICK, Broker
-from testkit.node import Node, dead_letters_again, free_port
-from testkit.proxy import proxy
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Broker
+from tests.kit.node import Node, dead_letters_again, free_port
+from tests.kit.proxy import proxy
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import kombu
 import pytest
 
-from testkit import background
-from testkit.broker import Vhost
-from testkit.commands import management, run
-from testkit.node import free_port
-from testkit.wait import wait_until
+from tests.kit import background
+from tests.kit.broker import Vhost
+from tests.kit.commands import management, run
+from tests.kit.node import free_port
+from tests.kit.wait import wait_until
 
 from .conftest import ROOT, Worker
 

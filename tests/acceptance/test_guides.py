@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from testkit import background
-from testkit.broker import Vhost
-from testkit.node import free_port
-from testkit.pages import commands
-from testkit.reader import ROOT, UUID, Reader
-from testkit.wait import wait_until
+from tests.kit import background
+from tests.kit.broker import Vhost
+from tests.kit.node import free_port
+from tests.kit.pages import commands
+from tests.kit.reader import ROOT, UUID, Reader
+from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.more
 

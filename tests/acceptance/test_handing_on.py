@@ -13,9 +13,9 @@ import pytest
 import celery_rabbit_delay
 from celery_rabbit_delay import DelayError
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import QUICK, own_node
-from testkit.node import dead_letters_again
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, own_node
+from tests.kit.node import dead_letters_again
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, plain_celery_url, waiting
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from celery import chain, chord
 
-from testkit.broker import QUICK, Broker
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Broker
+from tests.kit.wait import wait_until
 
 from .conftest import Shop, assert_nothing_went_wrong, signature
 

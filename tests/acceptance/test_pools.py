@@ -9,8 +9,8 @@ from typing import Any
 import celery
 import pytest
 
-from testkit.broker import QUICK
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, assert_nothing_went_wrong
 

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from celery_rabbit_delay import InvalidDestination
-from testkit.wait import wait_until
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, assert_nothing_went_wrong
 from .queues import KINDS, NAMES

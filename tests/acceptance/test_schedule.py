@@ -11,9 +11,9 @@ from celery import Celery
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidDelay
-from testkit.broker import QUICK
-from testkit.commands import Result, celery
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK
+from tests.kit.commands import Result, celery
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop
 

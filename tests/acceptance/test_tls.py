@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trustme
 
-from testkit.broker import QUICK
-from testkit.node import Node, free_port
+from tests.kit.broker import QUICK
+from tests.kit.node import Node, free_port
 
 from .conftest import Shop
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from testkit.broker import QUICK, Broker
-from testkit.commands import run
-from testkit.node import Node, find_server
+from tests.kit.broker import QUICK, Broker
+from tests.kit.commands import run
+from tests.kit.node import Node, find_server
 
 from .conftest import Shop
 

@@ -12,10 +12,10 @@ from celery import chain, chord, group
 
 from celery_rabbit_delay.app.consumers import DelayedConsumer
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import QUICK
-from testkit.commands import documented_permissions as documented
-from testkit.proxy import proxy
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK
+from tests.kit.commands import documented_permissions as documented
+from tests.kit.proxy import proxy
+from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, Worker, plain_celery_url, signature
 

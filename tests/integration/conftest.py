@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_rabbit_delay import install
-from testkit.broker import QUICK, Vhost
+from tests.kit.broker import QUICK, Vhost
 
 MakeApp = Callable[..., Celery]
 

@@ -18,10 +18,10 @@ from celery_rabbit_delay.amqp import streams as reading_streams
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
-from testkit.broker import QUICK, Vhost, lead, own_node, take
-from testkit.commands import run
-from testkit.node import Node
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost, lead, own_node, take
+from tests.kit.commands import run
+from tests.kit.node import Node
+from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 

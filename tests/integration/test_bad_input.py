@@ -26,10 +26,10 @@ from celery_rabbit_delay.amqp.streams import StreamMessage, StreamReader
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import QUICK, Vhost, publish, take
-from testkit.commands import CASCADE, celery, make_orphans, management, run
-from testkit.frames import has_input
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost, publish, take
+from tests.kit.commands import CASCADE, celery, make_orphans, management, run
+from tests.kit.frames import has_input
+from tests.kit.wait import wait_until
 
 ODD: list[dict[str, Any]] = [
     {},

@@ -14,8 +14,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 import celery_rabbit_delay
 from celery_rabbit_delay import BatchFailed, NotPermitted, UnsupportedConfiguration
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
-from testkit.broker import Vhost, take
-from testkit.proxy import proxy
+from tests.kit.broker import Vhost, take
+from tests.kit.proxy import proxy
 
 from .conftest import MakeApp
 

@@ -19,10 +19,10 @@ from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfig
 from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.operate import BeatStatus, beat_status
-from testkit.broker import Vhost
-from testkit.commands import documented_permissions as documented
-from testkit.node import free_port
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost
+from tests.kit.commands import documented_permissions as documented
+from tests.kit.node import free_port
+from tests.kit.wait import wait_until
 
 QUEUE = "celery-rabbit-delay.beat.shop"
 

@@ -24,9 +24,9 @@ from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.core.destination import read
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import Vhost, lead, take
-from testkit.node import free_port
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, lead, take
+from tests.kit.node import free_port
+from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 

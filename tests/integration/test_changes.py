@@ -18,7 +18,7 @@ from celery_rabbit_delay.amqp.streams import StreamMessage, StreamReader
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.topology import Stream
-from testkit.broker import Vhost, publish, take
+from tests.kit.broker import Vhost, publish, take
 
 pytestmark = pytest.mark.shared_vhost
 

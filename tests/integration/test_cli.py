@@ -26,9 +26,9 @@ from celery_rabbit_delay.core import faults
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from celery_rabbit_delay.operate import Management, pruning
-from testkit.broker import QUICK, Vhost
-from testkit.commands import CASCADE, PROGRAM, QUICKLY, celery, closed_pipe, make_orphans, management, run
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost
+from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, celery, closed_pipe, make_orphans, management, run
+from tests.kit.wait import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
 

@@ -14,10 +14,10 @@ import celery_rabbit_delay
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import confirms, publisher
 from celery_rabbit_delay.core.destination import Destination
-from testkit.broker import QUICK, Vhost, lead, take
-from testkit.frames import has_input
-from testkit.proxy import proxy
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost, lead, take
+from tests.kit.frames import has_input
+from tests.kit.proxy import proxy
+from tests.kit.wait import wait_until
 
 DELAY = {"x-delay": 30}
 LONG_DELAY = {"x-delay": 20_000}  # what still waits when the next is published

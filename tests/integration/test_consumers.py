@@ -13,8 +13,8 @@ from celery_rabbit_delay.amqp.only_reader import only_reader
 from celery_rabbit_delay.amqp.waiting import Allowed, replay
 from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.app.consumers import DelayedConsumer
-from testkit.broker import Vhost, lead, take
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, lead, take
+from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 

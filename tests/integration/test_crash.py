@@ -9,11 +9,11 @@ import kombu
 import pytest
 
 from celery_rabbit_delay.amqp import declare
-from testkit.broker import lead, own_node, take
-from testkit.frames import routing_keys
-from testkit.node import Node, dead_letters_again
-from testkit.wait import wait_until
-from tests import SAVED_AFTER
+from tests.conftest import SAVED_AFTER
+from tests.kit.broker import lead, own_node, take
+from tests.kit.frames import routing_keys
+from tests.kit.node import Node, dead_letters_again
+from tests.kit.wait import wait_until
 
 AMOUNT = 200
 DELAY = 8  # seconds, one level

@@ -10,9 +10,9 @@ from contextlib import closing, suppress
 import kombu
 import pytest
 
-from testkit.broker import QUICK, Vhost
-from testkit.proxy import Proxy
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost
+from tests.kit.proxy import Proxy
+from tests.kit.wait import wait_until
 
 pytestmark = [pytest.mark.shared_vhost, pytest.mark.long]
 

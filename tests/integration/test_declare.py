@@ -15,9 +15,9 @@ from celery_rabbit_delay.amqp import declare, publisher
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate.verify import probe
-from testkit.broker import QUICK, Vhost, own_node, publish, take
-from testkit.frames import frames
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost, own_node, publish, take
+from tests.kit.frames import frames
+from tests.kit.wait import wait_until
 
 Q = Destination("", ("q",))
 

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_rabbit_delay import UnsupportedConfiguration, install
-from testkit.broker import QUICK, Vhost, take
+from tests.kit.broker import QUICK, Vhost, take
 
 pytestmark = pytest.mark.shared_vhost
 

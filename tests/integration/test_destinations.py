@@ -9,9 +9,9 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
-from testkit.broker import Vhost, take
-from testkit.frames import routing_keys
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, take
+from tests.kit.frames import routing_keys
+from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 

@@ -14,8 +14,8 @@ import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
-from testkit.broker import Vhost
-from testkit.pages import commands
+from tests.kit.broker import Vhost
+from tests.kit.pages import commands
 from tools import diagrams
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from celery_rabbit_delay.amqp.following import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
-from testkit.broker import Vhost, own_node, publish
+from tests.kit.broker import Vhost, own_node, publish
 
 pytestmark = pytest.mark.more
 

@@ -20,8 +20,8 @@ from celery import Celery
 from celery.exceptions import Retry
 
 import celery_rabbit_delay
-from testkit.broker import Vhost
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost
+from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 

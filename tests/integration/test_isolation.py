@@ -14,10 +14,10 @@ from amqp.exceptions import NotFound, PreconditionFailed
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
-from testkit.broker import QUICK, Vhost, lead, take
-from testkit.commands import management, run
-from testkit.proxy import proxy
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost, lead, take
+from tests.kit.commands import management, run
+from tests.kit.proxy import proxy
+from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 

@@ -12,8 +12,8 @@ from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from celery_rabbit_delay.core.journal import Record
-from testkit.broker import Vhost, publish, take
-from testkit.frames import routing_keys
+from tests.kit.broker import Vhost, publish, take
+from tests.kit.frames import routing_keys
 
 from .conftest import MakeApp
 

@@ -17,7 +17,7 @@ from celery_rabbit_delay.amqp.stream_writer import StreamWriter
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from celery_rabbit_delay.core.plan import Plan
-from testkit.broker import Vhost, lead, take
+from tests.kit.broker import Vhost, lead, take
 
 from .conftest import MakeApp
 

@@ -9,9 +9,9 @@ import pytest
 
 from celery_rabbit_delay import DestinationNotFound
 from celery_rabbit_delay.app.consumers import DelayedConsumer
-from testkit.broker import Vhost, take
-from testkit.commands import run
-from testkit.frames import frames
+from tests.kit.broker import Vhost, take
+from tests.kit.commands import run
+from tests.kit.frames import frames
 
 UUID = "550e8400-e29b-41d4-a716-446655440000"
 SOON = {"x-delay": 200}

@@ -24,9 +24,9 @@ from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade
 from celery_rabbit_delay.operate import Management
 from celery_rabbit_delay.operate.cascades import outbox_named
-from testkit.broker import QUICK, Vhost, lead, publish, take
-from testkit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost, lead, publish, take
+from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
+from tests.kit.wait import wait_until
 
 Q = Destination("", ("q",))
 NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}

@@ -16,8 +16,8 @@ import pytest
 from kombu.common import Broadcast
 
 from celery_rabbit_delay import Options
-from testkit.broker import Vhost, lead, take
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, lead, take
+from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 

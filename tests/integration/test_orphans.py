@@ -16,9 +16,9 @@ from celery_rabbit_delay.core.destination import Destination, decode
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.operate import Management, pruning
 from celery_rabbit_delay.operate import management as management_module
-from testkit.broker import Vhost, publish, take
-from testkit.commands import make_orphans, management, run
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, publish, take
+from tests.kit.commands import make_orphans, management, run
+from tests.kit.wait import wait_until
 
 SLOW = {"x-delay": 8000}  # long enough to delete something meanwhile
 

@@ -22,10 +22,10 @@ from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.options import Options
 from celery_rabbit_delay.core.topology import Topology
-from testkit.broker import QUICK, Vhost, lead, take
-from testkit.frames import frames, has_input, routing_keys
-from testkit.node import cluster
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK, Vhost, lead, take
+from tests.kit.frames import frames, has_input, routing_keys
+from tests.kit.node import cluster
+from tests.kit.wait import wait_until
 
 #: Outboxes of 0.03 to 1.1 s, for ticks of 10 ms.
 SHORT: dict[str, Any] = {"outboxes": [0.03, 0.07, 0.25, 0.61, 1.1], "max_delay": 20}

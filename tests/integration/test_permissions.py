@@ -12,10 +12,10 @@ from celery_rabbit_delay.amqp.receiving import catch_up, known_to, learn
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
-from testkit.broker import Vhost, publish
-from testkit.commands import documented_permissions as documented
-from testkit.commands import make_orphans, run
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, publish
+from tests.kit.commands import documented_permissions as documented
+from tests.kit.commands import make_orphans, run
+from tests.kit.wait import wait_until
 
 NOTHING = "^$"
 

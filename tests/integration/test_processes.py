@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testkit.broker import Vhost
+from tests.kit.broker import Vhost
 
 from .conftest import MakeApp
 

@@ -9,7 +9,7 @@ import pytest
 from celery_rabbit_delay import CascadeConflict, NotPermitted, operate
 from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import streams
-from testkit.broker import Vhost, publish
+from tests.kit.broker import Vhost, publish
 
 pytestmark = pytest.mark.own_vhost
 

@@ -32,10 +32,10 @@ from celery_rabbit_delay.amqp.streams import StreamReader
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
-from testkit.broker import Vhost, publish, take
-from testkit.commands import management, run
-from testkit.frames import frames
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, publish, take
+from tests.kit.commands import management, run
+from tests.kit.frames import frames
+from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 

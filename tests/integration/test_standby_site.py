@@ -9,11 +9,11 @@ import pytest
 
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.receiving import learn
-from testkit.broker import Broker, Vhost, publish, take
-from testkit.commands import CASCADE, QUICKLY, run
-from testkit.node import Node
-from testkit.pages import DOCS
-from testkit.wait import wait_until
+from tests.kit.broker import Broker, Vhost, publish, take
+from tests.kit.commands import CASCADE, QUICKLY, run
+from tests.kit.node import Node
+from tests.kit.pages import DOCS
+from tests.kit.wait import wait_until
 
 PLUGINS = ("rabbitmq_management", "rabbitmq_federation")
 

@@ -11,9 +11,9 @@ from amqp.exceptions import AMQPError
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.operate.verify import probe_streams
-from testkit.broker import QUICK
-from testkit.node import Node
-from testkit.wait import wait_until
+from tests.kit.broker import QUICK
+from tests.kit.node import Node
+from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.more
 

@@ -15,8 +15,8 @@ import pytest
 
 from celery_rabbit_delay import InvalidDelay
 from celery_rabbit_delay.amqp import transport
-from testkit.broker import Vhost, lead, take
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, lead, take
+from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 

@@ -15,12 +15,12 @@ import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, Options
 from celery_rabbit_delay.core.options import OPTIONS
-from testkit import background
-from testkit.broker import Vhost, lead
-from testkit.commands import CASCADE as QUICK_CASCADE
-from testkit.commands import PROGRAM, make_orphans, run
-from testkit.pages import commands
-from testkit.wait import wait_until
+from tests.kit import background
+from tests.kit.broker import Vhost, lead
+from tests.kit.commands import CASCADE as QUICK_CASCADE
+from tests.kit.commands import PROGRAM, make_orphans, run
+from tests.kit.pages import commands
+from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.more
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import kombu
 import pytest
 
-from testkit.broker import Vhost, take
-from testkit.proxy import proxy
+from tests.kit.broker import Vhost, take
+from tests.kit.proxy import proxy
 
 
 @pytest.mark.parametrize("confirm_publish", [False, True])

@@ -11,7 +11,7 @@ import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay.amqp.transport import Channel
-from testkit.broker import Vhost
+from tests.kit.broker import Vhost
 
 from .conftest import MakeApp
 

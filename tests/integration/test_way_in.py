@@ -9,7 +9,7 @@ from typing import Any
 import kombu
 
 import celery_rabbit_delay
-from testkit.broker import Vhost, publish
+from tests.kit.broker import Vhost, publish
 
 PACKAGE = str(Path(celery_rabbit_delay.__file__).parent)
 

@@ -24,10 +24,10 @@ from amqp import Message
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.core import journal, streams
-from testkit.broker import Vhost, take
-from testkit.commands import CASCADE, QUICKLY, make_orphans, management, run
-from testkit.site import Site, serving
-from testkit.wait import wait_until
+from tests.kit.broker import Vhost, take
+from tests.kit.commands import CASCADE, QUICKLY, make_orphans, management, run
+from tests.kit.site import Site, serving
+from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 

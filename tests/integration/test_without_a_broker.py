@@ -18,7 +18,7 @@ from celery.exceptions import TaskRevokedError
 
 import celery_rabbit_delay
 from celery_rabbit_delay import UnsupportedConfiguration, install
-from testkit.node import free_port
+from tests.kit.node import free_port
 
 ROOT = Path(__file__).parents[2]
 TOLD = "has no broker: Celery runs its delayed tasks; celery-rabbit-delay does nothing"

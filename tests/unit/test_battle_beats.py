@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from battle.beats import Verdict, judge
-from testkit.beats import Sent
+from evidence.battle.beats import Verdict, judge
+from tests.kit.beats import Sent
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report, sizing, worker_settings
-from benchmarks.__main__ import add
 from celery_rabbit_delay.core.topology import LAYOUT
-from testkit import meter
-from testkit.page import drawn, machine
+from evidence.benchmarks import report, sizing, worker_settings
+from evidence.benchmarks.__main__ import add
+from tests.kit import meter
+from tests.kit.page import drawn, machine
 
 ABOUT: dict[str, Any] = {
     "rabbitmq": "4.3.6",

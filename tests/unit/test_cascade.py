@@ -17,7 +17,7 @@ from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination, is_ma
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, fewest_set_bits
 from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
-from testkit.broker_model import BrokerModel
+from tests.kit.broker_model import BrokerModel
 
 TICK = 10  # milliseconds
 CASCADE = Cascade("t", timedelta(milliseconds=TICK), powers=11)

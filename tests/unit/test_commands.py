@@ -24,7 +24,7 @@ from celery_rabbit_delay.cli.output import format_duration, until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
 from celery_rabbit_delay.operate.status import LevelStatus
-from testkit.commands import PROGRAM, closed_pipe
+from tests.kit.commands import PROGRAM, closed_pipe
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import streams
-from testkit.commands import documented_permissions
+from tests.kit.commands import documented_permissions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "for-operators.md").read_text()
 CASCADE = Options().cascade

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from battle import report
-from battle.verdict import Fault, judge
-from testkit.page import drawn
+from evidence.battle import report
+from evidence.battle.verdict import Fault, judge
+from tests.kit.page import drawn
 
 PUBLISHED: list[dict[str, Any]] = [
     {"id": "a", "sent": 0.0, "due": 10.0},

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay.web import listening
-from testkit.wait import wait_until
+from tests.kit.wait import wait_until
 
 
 def hello(environ: Any, start_response: Callable[..., Any]) -> list[bytes]:

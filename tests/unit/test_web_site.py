@@ -35,7 +35,7 @@ from celery_rabbit_delay.web.search import Row, Share
 from celery_rabbit_delay.web.serve import check
 from celery_rabbit_delay.web.setting import Setting
 from celery_rabbit_delay.web.site import create
-from testkit.wait import wait_until
+from tests.kit.wait import wait_until
 
 
 def away() -> kombu.Connection:

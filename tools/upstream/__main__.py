@@ -26,9 +26,9 @@ from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
 
-from testkit import background
-from testkit.node import Node, free_port
-from testkit.wait import wait_until
+from tests.kit import background
+from tests.kit.node import Node, free_port
+from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 DIFFERENCES = Path(__file__).with_name("differences.json")

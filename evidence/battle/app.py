@@ -1,0 +1,74 @@
+"""The Celery app of a battle, set up by environment variables, for workers and publishers alike.
+
+BATTLE_BROKER: URLs. BATTLE_CONTENDER: a name in `CONTENDERS`. BATTLE_OPTIONS: more options of ours, as JSON.
+BATTLE_RAN: the ledger of runs. BATTLE_WORK: seconds that a task takes. BATTLE_CLOCK: seconds that this process's clock
+is ahead. The ledgers have the true time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import freezegun.api
+import kombu
+from celery import Celery
+from freezegun import freeze_time
+
+import celery_rabbit_delay
+from tests.kit import ledger
+
+QUEUE = "battle"
+
+OURS = "celery-rabbit-delay"
+
+#: Options of `install`, None for Celery alone.
+CONTENDERS: dict[str, dict[str, Any] | None] = {
+    OURS: {},
+    "celery-rabbit-delay, classic": {"queue_type": "classic"},
+    "native delayed delivery": None,
+    "plain eta": None,
+}
+
+
+def make_app(broker: str, contender: str) -> Celery:
+    options = CONTENDERS[contender]
+    # Native delayed delivery is on where a quorum queue is, and works with topic exchanges only.
+    kind = "topic" if contender == "native delayed delivery" else "direct"
+    queue_type = "classic" if contender in ("plain eta", "celery-rabbit-delay, classic") else "quorum"
+    exchange = kombu.Exchange(QUEUE, type=kind)
+    app = Celery("battle", broker=broker, set_as_current=False)
+    app.conf.update(
+        task_queues=[kombu.Queue(QUEUE, exchange, QUEUE, queue_arguments={"x-queue-type": queue_type})],
+        task_default_queue=QUEUE,
+        task_default_exchange=QUEUE,
+        task_default_exchange_type=kind,
+        task_default_routing_key=QUEUE,
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        task_publish_retry_policy={"max_retries": 600, "interval_start": 0.1, "interval_step": 0.1, "interval_max": 1},
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={"confirm_publish": True},
+        worker_cancel_long_running_tasks_on_connection_loss=True,
+    )
+    if options is not None:
+        celery_rabbit_delay.install(app, **options, **json.loads(os.environ.get("BATTLE_OPTIONS", "{}")))
+    return app
+
+
+CONTENDER = os.environ.get("BATTLE_CONTENDER", OURS)
+
+if "BATTLE_BROKER" in os.environ:
+    if ahead := float(os.environ["BATTLE_CLOCK"]):
+        freeze_time(datetime.now(timezone.utc) + timedelta(seconds=ahead), tick=True).start()
+    app = make_app(os.environ["BATTLE_BROKER"], CONTENDER)
+
+    @app.task(name="evidence.battle.run")
+    def run(name: str) -> None:
+        ledger.append(os.environ["BATTLE_RAN"], {"id": name, "at": freezegun.api.real_time()})
+        time.sleep(float(os.environ["BATTLE_WORK"]))

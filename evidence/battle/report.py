@@ -1,0 +1,238 @@
+"""Draws `results.json` and `load.json` into docs/battle.md, docs/contributing/battle.md and docs/battle/*.svg.
+
+A test checks that the pages are current.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from celery_rabbit_delay.core.topology import LAYOUT
+from tests.kit.page import fill, machine, markdown
+
+from .app import CONTENDERS, OURS
+from .scenarios import SCENARIOS
+
+RESULTS = Path(__file__).with_name("results.json")
+LOAD = Path(__file__).with_name("load.json")
+_DOCS = Path(__file__).parents[2] / "docs"
+#: Two for users, and one for contributors.
+PAGES = _DOCS / "battle.md", _DOCS / "trust.md", _DOCS / "contributing" / "battle.md"
+
+COUNTS = {
+    "confirmed": "confirmed",
+    "lost": "lost",
+    "early": "early",
+    "expired": "ran after expiry",
+    "duplicated": "ran twice, by a fault",
+    "unexplained": "other duplicates",
+    "cancelled": "cancelled",
+    "revoked": "ran anyway",
+    "moved": "moved",
+}
+LATENESS = ("p50", "p99", "p100")
+TITLES = [*COUNTS.values(), "seconds late: half, 99 %, all"]
+
+NATIVE, PLAIN, CLASSIC = "native delayed delivery", "plain eta", f"{OURS}, classic"
+
+#: The scenario and the load that the page begins with.
+CRASH, MOST = "broker killed, RabbitMQ's own settings", "1,000,000 wait"
+
+#: RabbitMQ -> scenario, or kind of load -> contender -> figures.
+Results = dict[str, dict[str, dict[str, dict[str, Any]]]]
+
+
+def read(path: Path = RESULTS) -> Results:
+    found: Results = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def add(path: Path, broker: str, row: str, contender: str, figures: dict[str, Any]) -> None:
+    results = read(path)
+    results.setdefault(broker, {}).setdefault(row, {})[contender] = figures
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def cells(figures: dict[str, Any]) -> list[str]:
+    """Return the cells of a battle, under `TITLES`."""
+    return [*(f"{figures.get(name, 0):,}" for name in COUNTS), ", ".join(f"{figures[name]:.1f}" for name in LATENESS)]
+
+
+def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Yield each scenario, or kind of load, with a RabbitMQ, a contender and the figures."""
+    for broker, found in results.items():
+        for row, contenders in found.items():
+            for contender, figures in contenders.items():
+                yield row, broker, contender, figures
+
+
+def brokers(results: Results) -> list[dict[str, Any]]:
+    """Return the figures of one battle on each RabbitMQ."""
+    return list({broker: figures for _, broker, _, figures in rows(results)}.values())
+
+
+def total(results: Results, contender: str, figure: str) -> int:
+    return sum(figures[figure] for *_, who, figures in rows(results) if who == contender)
+
+
+def lost(results: Results, contender: str) -> str:
+    of = f"of {total(results, contender, 'confirmed'):,} tasks {total(results, contender, 'lost'):,} were lost"
+    return f"{of}, and {total(results, contender, 'early'):,} ran early"
+
+
+def first(results: Results) -> str:
+    """Return how many tasks of this package were lost or early."""
+    battles = sum(who == OURS for *_, who, _ in rows(results))
+    return f"In {battles} battles, {lost(results, OURS)}."
+
+
+def answers(results: Results, loads: Results) -> str:
+    """Return what a reader wants to know first."""
+
+    def late(broker: str, contender: str) -> str:
+        figures = results[broker][CRASH][contender]
+        return f"{figures['p50']:.0f} s and {figures['p100']:.0f} s"
+
+    twice, unexplained = (total(results, OURS, name) for name in ("duplicated", "unexplained"))
+    share = 100 * twice / total(results, OURS, "confirmed")
+    crashes = ", ".join(f"{late(broker, OURS)} on RabbitMQ {broker} ({late(broker, NATIVE)})" for broker in results)
+    waiting = [
+        f"{figures['beside'][0]:.0f} ms on RabbitMQ {broker} ({figures['alone'][0]:.0f})"
+        for broker in loads
+        for figures in [loads[broker][MOST].get(OURS)]
+        if figures
+    ]
+    return "\n".join(
+        [
+            f"- **Is anything lost, or early?** {first(results)}",
+            f"- **Does a task run twice?** {twice:,} of them did ({share:.1f} %), each because a fault struck "
+            f"while it was on its way; {unexplained:,} without a fault.",
+            "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
+            f"The median and the maximum: {crashes}; in parentheses native delayed delivery.",
+            f"- **And the others?** Native delayed delivery: {lost(results, NATIVE)}. Plain `eta`: "
+            f"{lost(results, PLAIN)}, mostly because two scenarios delete the queue in which all of them wait, and "
+            "because the worker's clock decides when they run. This package with classic queues: "
+            f"{lost(results, CLASSIC)}.",
+            f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, the median of tasks without a "
+            f"delay is {', '.join(waiting)}; in parentheses when none waits.",
+        ]
+    )
+
+
+def totals(results: Results) -> str:
+    lines = []
+    for contender, broker in product(CONTENDERS, results):
+        mine = [figures for _, *who, figures in rows(results) if who == [broker, contender]]
+        sums = [f"{sum(figures.get(name, 0) for figures in mine):,}" for name in COUNTS]
+        lines.append([contender, broker, str(len(mine)), *sums])
+    return markdown(["", "RabbitMQ", "battles", *COUNTS.values()], lines)
+
+
+def verdicts(results: Results) -> str:
+    order = list(SCENARIOS)
+    lines = [[*who, *cells(figures)] for *who, figures in sorted(rows(results), key=lambda row: order.index(row[0]))]
+    return markdown(["scenario", "RabbitMQ", "contender", *TITLES], lines)
+
+
+def scenarios() -> str:
+    return markdown(["scenario", "what is done"], [[name, s.play.__doc__ or ""] for name, s in SCENARIOS.items()])
+
+
+def load(results: Results) -> str:
+    """Return the table of what waiting tasks cost."""
+    lines = []
+    for *who, figures in rows(results):
+        if "broker" in figures:
+            latency = [", ".join(map(milliseconds, figures[name])) for name in ("alone", "beside")]
+            counts = [f"{figures[name]:,.0f}" for name in ("broker", "worker", "rate of one", "rate of eight")]
+            lines.append([*who, *counts[:2], *latency, *counts[2:]])
+    titles = ["broker's memory, bytes a task", "worker's", "immediate tasks alone, ms, half and 99 %", "beside them"]
+    rates = ["sent per second by one process", "by eight"]
+    return markdown(["", "RabbitMQ", "contender", *titles, *rates], lines)
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else "not in 3 s"
+
+
+def bursts(results: Results) -> str:
+    lines = [[*who, f"{figures['seconds']:,.0f}"] for *who, figures in rows(results) if "seconds" in figures]
+    return markdown(["", "RabbitMQ", "contender", "seconds until the last has run"], lines)
+
+
+def earlier(results: Results) -> str:
+    """Return of which layout the battles of this package are."""
+    layouts = {figures.get("layout", 2) for *_, who, figures in rows(results) if who == OURS}
+    if layouts == {LAYOUT}:
+        return f"The battles of this package were fought with layout {LAYOUT} of the queues on the broker."
+    return (
+        "**The battles of this package are not those of this release**, but of an earlier layout of the queues on the "
+        "broker, which was not published. Battles with the present layout will replace them."
+    )
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "earlier": lambda: earlier(read()),
+    "machine": lambda: machine("Run", brokers(read())),
+    "first": lambda: f"{earlier(read())}\n\n{first(read())}",
+    "answers": lambda: answers(read(), read(LOAD)),
+    "totals": lambda: totals(read()),
+    "scenarios": scenarios,
+    "verdicts": lambda: verdicts(read()),
+    "load": lambda: load(read(LOAD)),
+    "bursts": lambda: bursts(read(LOAD)),
+}
+
+
+def page(text: str) -> str:
+    return fill(text, SECTIONS)
+
+
+def draw(results: Results, file: Path) -> None:
+    """Plot how late tasks were: half of them, and the last; and how many were lost or early. Needs matplotlib."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.rcParams.update({"svg.hashsalt": "celery-rabbit-delay", "font.size": 8, "figure.constrained_layout.use": True})
+    names = [name for name in SCENARIOS if any(name in found for found in results.values())]
+    shown = {name for found in results.values() for contenders in found.values() for name in contenders}
+    contenders = [name for name in CONTENDERS if name in shown]
+    height = 1 + 0.14 * len(names) * (1 + len(contenders))
+    figure, [axes] = plt.subplots(1, len(results), figsize=(10, height), sharey=True, sharex=True, squeeze=False)
+    for axis, (broker, found) in zip(axes, results.items(), strict=True):
+        for number, contender in enumerate(contenders):
+            rows = [(n, found[name][contender]) for n, name in enumerate(names) if contender in found.get(name, {})]
+            offset = (number - (len(contenders) - 1) / 2) / (1 + len(contenders))
+            places = [n + offset for n, _ in rows]
+            color = "tab:green" if contender == OURS else f"C{number + 3}"
+            # No logarithm of 0; and nan where none has run.
+            half, most = ([max(0.01, figures[key]) for _, figures in rows] for key in ("p50", "p100"))
+            axis.hlines(places, half, most, color=color, label=contender)
+            axis.plot(half, places, "|", color=color)
+            for place, late, (_, figures) in zip(places, most, rows, strict=True):
+                wrong = [f"{figures[key]} {key}" for key in ("lost", "early") if figures[key]]
+                axis.text(late * 1.2, place, ", ".join(wrong), color="tab:red", va="center", fontsize=6)
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xscale("log")
+        axis.set_xlim(0.01, 1000)
+        axis.set_title(f"RabbitMQ {broker}")
+        axis.set_xlabel("seconds late: half of the tasks, and the last")
+    axes[0].invert_yaxis()
+    axes[0].legend(fontsize=6, loc="lower right")
+    file.parent.mkdir(exist_ok=True)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    for one in PAGES:
+        one.write_text(page(one.read_text()))
+    draw(read(), _DOCS / "battle" / "lateness.svg")
+
+
+if __name__ == "__main__":
+    main()

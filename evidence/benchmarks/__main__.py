@@ -1,0 +1,73 @@
+"""Runs the measurements and writes `results.json`; `make bench` then draws docs/benchmarks.md.
+
+python -m evidence.benchmarks                       on RabbitMQ 3.10 and 4.3, an hour on two CPUs
+python -m evidence.benchmarks --schedule            what the schedule costs, into `schedule.json`: a quarter of an hour
+python -m evidence.benchmarks --rabbitmq 4.3 --row publish_rate --scale 0.1 --out /tmp/results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from celery_rabbit_delay.core.topology import LAYOUT
+from tests.kit import meter
+from tests.kit.node import Node, find_server
+
+from . import schedule
+from .report import RESULTS, SCHEDULE
+from .rows import AMOUNTS, ROWS
+
+#: Where the results of each row go.
+FILES = dict.fromkeys(ROWS, RESULTS) | dict.fromkeys(schedule.ROWS, SCHEDULE)
+
+#: The management plug-in makes the vhosts; counting messages for its pages would be measured as well.
+CONF = "management_agent.disable_metrics_collector = true"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m evidence.benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--rabbitmq", nargs="+", default=["3.10", "4.3"], help="names for tools/get-rabbitmq")
+    parser.add_argument("--row", nargs="+", choices=list(FILES), metavar="ROW", help=f"any of {', '.join(FILES)}")
+    parser.add_argument("--schedule", action="store_true", help="all rows of what the schedule costs, instead")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much of it: 0.01 is quick and means nothing")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each row; a few rows take more, by themselves")
+    parser.add_argument("--note", help="what the page is to say beside these figures, such as: on a busy machine")
+    parser.add_argument("--out", type=Path, help="instead of the files that the docs are drawn from")
+    arguments = parser.parse_args()
+    rows = {**ROWS, **schedule.ROWS}
+    for name in arguments.rabbitmq:
+        with Node(find_server(name), ("rabbitmq_management",), CONF) as node:
+            for row in arguments.row or (schedule.ROWS if arguments.schedule else ROWS):
+                log(f"RabbitMQ {name}: {row}")
+                started = time.monotonic()
+                measured = rows[row](node, arguments.scale, arguments.repeats, log)
+                about: dict[str, Any] = meter.about(node)
+                about |= {"scale": arguments.scale, "repeats": arguments.repeats, "layout": LAYOUT}
+                about |= {"seconds": round(time.monotonic() - started)}
+                if row in AMOUNTS:
+                    about["messages"] = int(AMOUNTS[row] * arguments.scale)
+                if arguments.note:
+                    about["note"] = arguments.note
+                add(arguments.out or FILES[row], name, row, measured, about)
+
+
+def add(path: Path, broker: str, row: str, measured: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write a row, and when and how it was measured, into a file of results, beside those that it has."""
+    results = json.loads(path.read_text()) if path.exists() else {}
+    found = results.setdefault(broker, {"rows": {}, "about": {}})
+    found["rows"][row] = measured
+    found["about"][row] = about
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

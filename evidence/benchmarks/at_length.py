@@ -1,0 +1,190 @@
+"""What takes long: a million messages that wait, spread over a month, and 100,000 due in one minute in a cluster.
+
+    python -m evidence.benchmarks.at_length                    on RabbitMQ 4.3; about ten minutes for each on two CPUs
+    python -m evidence.benchmarks.at_length --month 10000 --minute 0 --out /tmp/at_length.json
+
+Writes `at_length.json`, which `evidence.benchmarks.sizing` draws into docs/sizing.md, and draws it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import kombu
+
+from celery_rabbit_delay import batch, operate
+from tests.kit import meter
+from tests.kit.node import Node, cluster, find_server
+
+from . import sizing
+from .contenders import QUEUE, Contender, Ours
+
+RESULTS = sizing.AT_LENGTH
+
+MONTH = 30 * 86400
+
+
+class Quiet(Ours):
+    """Takes nothing from the queue, where others wait for it."""
+
+    def prepare(self) -> None:
+        pass
+
+
+def send(url: str, dues: Sequence[float], size: int) -> None:
+    """Publish confirmed, in batches, in a process of its own. A body begins with the moment when it is due."""
+    contender = Quiet(url)
+    with batch(contender.producer, max_size=500):
+        for due in dues:
+            contender.publish(due - time.time(), body=f"{due!r} ".ljust(size, "x"))
+    contender.close()
+
+
+def send_all(url: str, dues: Sequence[float], processes: int = 3, size: int = 200) -> None:
+    """Publish from some processes side by side."""
+    context = multiprocessing.get_context("spawn")
+    senders = [context.Process(target=send, args=(url, dues[number::processes], size)) for number in range(processes)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+        assert not sender.exitcode
+
+
+def receive(url: str, amount: int, lateness: Any) -> None:
+    """Measure, in a process of its own, how late messages are whose bodies begin with when they are due."""
+    late: list[float] = []
+    with kombu.Connection(url) as connection:
+        channel = connection.default_channel
+
+        def on_message(message: Any) -> None:
+            late.append(time.time() - float(message.body.split()[0]))
+
+        channel.basic_consume(QUEUE, callback=on_message, no_ack=True)
+        while len(late) < amount:
+            connection.drain_events(timeout=300)
+    lateness.send(late)
+
+
+def lateness(url: str, dues: Sequence[float], processes: int = 3) -> list[float]:
+    """Publish messages that are due at some `time.time()`, and return how late they come."""
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    consumer = multiprocessing.get_context("spawn").Process(target=receive, args=(url, len(dues), sending))
+    consumer.start()
+    send_all(url, dues, processes)
+    log(f"all sent {min(dues) - time.time():.0f} s before the first is due")
+    late: list[float] = receiving.recv()
+    consumer.join()
+    return late
+
+
+def spread(late: Sequence[float]) -> dict[str, float]:
+    half, nearly = (meter.percentile(late, percent) for percent in (50, 99))
+    return {"p50": half, "p99": nearly, "most": max(late), "early": sum(one < 0 for one in late)}
+
+
+def others(node: Node) -> dict[str, float]:
+    """Return how late other messages are, 4,000 that are due within 20 seconds."""
+    chosen, soon = random.Random(2), time.time() + 15
+    return spread(lateness(node.url(), [soon + chosen.uniform(0, 20) for _ in range(4000)], processes=1))
+
+
+def fill(url: str, amount: int) -> tuple[int, float]:
+    """Let so many messages wait, spread over a month, as fast as py-amqp sends.
+
+    Returns how many wait in the end, and after how many seconds.
+    """
+    started = reached = time.monotonic()
+    chosen = random.Random(1)
+    delays = [chosen.uniform(3600, MONTH) for _ in range(5000)]  # what each costs Python is not measured
+    contender = Ours(url)
+    for start in range(0, amount, 50_000):
+        contender.burst(chosen.choices(delays, k=min(50_000, amount - start)))
+    waits, waited = 0, -1
+    while waits != waited:  # until no more come
+        time.sleep(5)
+        waited, waits = waits, operate.status(contender.connection).waiting
+        reached = time.monotonic() if waits != waited else reached
+    contender.close()
+    return waits, reached - started
+
+
+def a_month(server: Path, amount: int) -> dict[str, Any]:
+    """Let a million wait, and measure what that takes: memory, disk, what others notice of it, and a restart."""
+    with Node(server) as node:
+        Ours(node.url()).close()
+        before, used = meter.memory(meter.pid(node)), meter.cpu(meter.pid(node))
+        waiting, seconds = fill(node.url(), amount)
+        found: dict[str, Any] = {"amount": amount, "waiting": waiting, "seconds": seconds}
+        while meter.is_busy(meter.pid(node)):
+            pass
+        found["cpu"] = meter.cpu(meter.pid(node)) - used
+        found["memory"] = meter.memory(meter.pid(node)) - before
+        found["disk"] = sum(file.stat().st_size for file in node.data.rglob("*") if file.is_file())
+        log(str(found))
+        used = meter.cpu(meter.pid(node))
+        time.sleep(20)
+        found["idle"] = (meter.cpu(meter.pid(node)) - used) / 20
+        found["others"] = others(node)
+        started = time.monotonic()
+        node.kill()
+        node.start(timeout=600)
+        contender = Contender(node.url())
+        found["restart"] = time.monotonic() - started
+        contender.close()
+        found["others after"] = others(node)
+        log(str(found))
+        return {**found, "about": meter.about(node)}
+
+
+def a_minute(server: Path, amount: int) -> dict[str, Any]:
+    """Let 100,000 be due in one minute in a cluster of three nodes, and measure how late they are."""
+    chosen = random.Random(1)
+    with cluster(3, server=server) as nodes:
+        time.sleep(5)
+        Ours(nodes[0].url()).close()
+        before = [meter.cpu(meter.pid(node)) for node in nodes]
+        first = time.time() + 20 + amount / 700
+        late = lateness(nodes[0].url(), [first + chosen.uniform(0, 60) for _ in range(amount)])
+        used = sum(meter.cpu(meter.pid(node)) - earlier for node, earlier in zip(nodes, before, strict=True))
+        found = {"amount": amount, "cpu": used, "late": spread(late)}
+        log(str(found))
+        return {**found, "about": meter.about(nodes[0])}
+
+
+def log(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m evidence.benchmarks.at_length", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--rabbitmq", default="4.3", help="a name for tools/get-rabbitmq")
+    parser.add_argument("--month", type=int, default=1_000_000, help="messages; 0 leaves it out")
+    parser.add_argument("--minute", type=int, default=100_000, help="the same")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--note", help="what the page is to say beside the figures, such as: on a busy machine")
+    arguments = parser.parse_args()
+    server = find_server(arguments.rabbitmq)
+    for name, measure, amount in (("minute", a_minute, arguments.minute), ("month", a_month, arguments.month)):
+        if amount:
+            found = measure(server, amount)
+            if arguments.note:
+                found["about"]["note"] = arguments.note
+            results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+            results[name] = found
+            arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+    if arguments.out == RESULTS:
+        sizing.draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,810 @@
+"""The measurements, each a function of a node that returns plain numbers for the results file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import kombu
+import kombu.pools
+from celery import Celery, group
+
+import celery_rabbit_delay
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
+from tests.kit import meter
+from tests.kit.background import kill, start
+from tests.kit.broker import Broker
+from tests.kit.frames import frames
+from tests.kit.node import Node, cluster
+from tests.kit.proxy import proxy
+
+from .contenders import (
+    QUEUE,
+    Contender,
+    HurriedQueuePerDelay,
+    HurriedQueuePerDelayAndHeader,
+    HurriedQueuePerDelayAndOutbox,
+    MessageTTL,
+    Native,
+    Ours,
+    OursHurried,
+    OursWithoutOutbox,
+    QueuePerDelay,
+    QueuePerDelayAndOutbox,
+    take,
+    vhost,
+)
+
+Log = Callable[[str], None]
+
+#: Messages of each run at the scale 1, with which all rows on two RabbitMQs take about an hour on two CPUs.
+AMOUNTS = {
+    "broker_cpu": 4000,
+    "broker_cpu_confirmed": 800,
+    "everyday_cpu": 8000,
+    "hops_cpu": 1200,
+    "publish_rate": 4000,
+    "client_cpu": 40,
+    "batch_rate": 5000,
+    "after_a_kill": 600,
+    "due_at_once": 50_000,
+    "due_at_once_in_a_cluster": 6000,
+    "lateness": 1600,
+    "lateness_fast": 40_000,
+    "worker": 1500,
+    "prefetch": 300,
+    "memory": 10_000,
+}
+
+
+def amount_of(row: str, scale: float, least: int = 50) -> int:
+    return max(least, int(AMOUNTS[row] * scale))
+
+
+# --- the broker's CPU
+
+
+def transit(
+    node: Node,
+    make: type[Contender],
+    amount: int,
+    delays: Sequence[float],
+    queue_type: str = "quorum",
+    confirm: bool = False,
+    **options: Any,
+) -> float:
+    """Return the broker's CPU microseconds for a message, from the first publish until the last is delivered."""
+    chosen = random.Random(1)
+    with vhost(node) as url:
+        contender = make(url, queue_type, confirm, **options)
+        contender.prepare_for(sorted(set(delays)))
+        before = meter.cpu(meter.pid(node))
+        if confirm:
+            for delay in chosen.choices(delays, k=amount):
+                contender.publish(delay)
+        else:
+            contender.burst(chosen.choices(delays, k=amount))
+        came = take(contender.connection, amount)
+        used = meter.cpu(meter.pid(node)) - before
+        contender.close()
+    if came < amount:
+        print(f"  {make.name}: {amount - came} of {amount} never came", file=sys.stderr)
+    return 1e6 * used / came
+
+
+WHOLE_SECONDS = range(1, 16)
+
+
+def broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure the broker's CPU for delays of 1 to 15 whole seconds, sent as fast as they can be."""
+    amount = amount_of("broker_cpu", scale)
+    runs: dict[str, Callable[[], float]] = {}
+    for queue_type in ("quorum", "classic"):
+        for make in (Contender, Ours, Native, QueuePerDelay)[: 4 if queue_type == "quorum" else 2]:
+            runs[f"{make.name}, {queue_type}"] = partial(transit, node, make, amount, WHOLE_SECONDS, queue_type)
+    return meter.interleaved(runs, repeats, log)
+
+
+def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure the same, each message confirmed before the next is sent."""
+    amount = amount_of("broker_cpu_confirmed", scale)
+    runs = {
+        make.name: partial(transit, node, make, amount, WHOLE_SECONDS, confirm=True)
+        for make in (Contender, Ours, Native, QueuePerDelay, QueuePerDelayAndOutbox)
+    }
+    return meter.interleaved(runs, repeats, log)
+
+
+def everyday_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure it for everyday delays, sent as fast as they can be; no queue holds them for more than a second.
+
+    Also for one queue per delay with an outbox, which tells what a second queue costs, and with a header as long as
+    ours, which tells what headers cost.
+    """
+    amount = amount_of("everyday_cpu", scale, 62)
+    runs = {
+        make.name: partial(transit, node, make, amount, EVERYDAY)
+        for make in (
+            OursHurried,
+            HurriedQueuePerDelay,
+            HurriedQueuePerDelayAndOutbox,
+            HurriedQueuePerDelayAndHeader,
+        )
+    }
+    return meter.interleaved(runs, repeats, log, HurriedQueuePerDelay.name)
+
+
+# --- hops
+
+#: Seconds.
+EVERYDAY = [1, 2, 3, 5, 10, 15, 20, 30, 45]
+EVERYDAY += [60 * minutes for minutes in EVERYDAY] + [3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12)]
+EVERYDAY += [86400 * days for days in (1, 2, 3, 7, 14, 30)]
+
+HORIZONS = {
+    "15 s": 15,
+    "a minute": 60,
+    "10 min": 600,
+    "an hour": 3600,
+    "a day": 86400,
+    "a month": 30 * 86400,
+    "a year": 365 * 86400,
+}
+
+#: Options that decide how many levels a delay takes.
+ROUTES: dict[str, dict[str, Any]] = {
+    "no slack": {"slack": 0.0},
+    "default": {},
+    "default, `outboxes=()`": {"outboxes": ()},
+    "slack of 1 %, at most 1 s": {"slack": (0.01, 1.0)},
+    "slack of 1 %": {"slack": 0.01},
+}
+
+
+def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Compute the mean levels of everyday delays, and of delays spread evenly up to a horizon, besides the outbox."""
+    found: dict[str, Any] = {}
+    for name, chosen_options in ROUTES.items():
+        options = Options(**chosen_options)
+        delays = {"everyday": [seconds * 1_000_000 for seconds in EVERYDAY]}
+        for horizon, seconds in HORIZONS.items():
+            chosen = random.Random(1)
+            delays[horizon] = [chosen.randint(1, seconds * 1_000_000) for _ in range(int(20_000 * scale) or 1)]
+        for horizon, each in delays.items():
+            counts = [len(options.route(options.cascade, options.ticks(delay)).levels) for delay in each]
+            found[f"{name}, {horizon}"] = {"mean": sum(counts) / len(counts), "most": max(counts)}
+            log(f"  {name}, {horizon}: {found[f'{name}, {horizon}']}")
+    return found
+
+
+def hops_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure the hops of delays up to an hour, at 1/125 of the time: ticks of 1 ms, the slack's cap of 8 ms."""
+    amount, limit = amount_of("hops_cpu", scale), 3600 // 125 * 1000
+    slacks: dict[str, Any] = {"default": (0.001, 0.008), "1 %, no cap": 0.01}  # each run takes half a minute
+    runs = {
+        name: partial(transit, node, Ours, amount, [n / 1000 for n in range(10, limit)], tick=0.001, slack=slack)
+        for name, slack in slacks.items()
+    }
+    return meter.interleaved(runs, repeats, log)
+
+
+# --- publishing
+
+
+def publish_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure messages a second with a delay of 64 s, unconfirmed, until the broker has the last one in its queue."""
+    amount = amount_of("publish_rate", scale)
+    waits_in = {Contender: QUEUE, Ours: Options().cascade.levels[9].queue, Native: "celery_delayed_6"}
+
+    def run(make: type[Contender], through_kombu: bool) -> float:
+        with vhost(node) as url:
+            contender = make(url)
+            channel = contender.connection.channel()
+            started = time.perf_counter()
+            if through_kombu:
+                for _ in range(amount):
+                    contender.publish(64)
+            else:
+                contender.burst([64] * amount)
+            while channel.queue_declare(waits_in[make], passive=True).message_count < amount:
+                time.sleep(0.002)
+            rate = amount / (time.perf_counter() - started)
+            contender.close()
+        return rate
+
+    runs = {make.name: partial(run, make, False) for make in waits_in}
+    runs |= {f"{make.name}, through Kombu": partial(run, make, True) for make in waits_in}
+    return meter.interleaved(runs, repeats, log)
+
+
+def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> Celery:
+    """Return an app, installed with `options` if there are any. `native`: set up for native delayed delivery."""
+    app = Celery("bench", broker=url, set_as_current=False)
+    app.conf.update(task_default_queue=QUEUE, task_ignore_result=True)
+    if native:
+        exchange = kombu.Exchange(QUEUE, type="topic")
+        queue = kombu.Queue(QUEUE, exchange, QUEUE, queue_arguments={"x-queue-type": "quorum"})
+        app.conf.update(task_queues=[queue], task_default_exchange=QUEUE, task_default_exchange_type="topic")
+        app.conf.task_default_routing_key = QUEUE
+    if options is not None:
+        celery_rabbit_delay.install(app, **{"journal": None, **options})  # rows of the journal set it
+    return app
+
+
+@contextmanager
+def running_app(url: str, options: dict[str, Any] | None, native: bool = False) -> Iterator[Celery]:
+    """Yield what `make_app` makes, and close it afterwards with all of its connections."""
+    app = make_app(url, options, native)
+    try:
+        yield app
+    finally:
+        app.close()
+        kombu.pools.reset()
+
+
+def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure CPU microseconds of the publishing process for each call of `apply_async`.
+
+    Where no answer is waited for, RabbitMQ is suspended meanwhile: its processes would take the CPU's caches. What is
+    sent in one turn has room in the socket's buffers.
+    """
+    amount = amount_of("client_cpu", scale, 5)  # in small turns, for the machine's speed changes
+    with (
+        vhost(node) as url,
+        running_app(url, None) as plain,
+        running_app(url, None) as plain_confirmed,
+        running_app(url, {"confirm": False}) as ours,
+        running_app(url, {}) as confirmed,
+    ):
+        plain_confirmed.conf.broker_transport_options = {"confirm_publish": True}
+        made = {"plain": plain, "plain confirmed": plain_confirmed, "ours": ours, "confirmed": confirmed}
+        tasks = {name: app.task(name="bench.nothing", shared=False)(_nothing) for name, app in made.items()}
+        calls: dict[str, Callable[[], Any]] = {
+            "no delay": tasks["plain"].apply_async,
+            "no delay, confirmed": tasks["plain confirmed"].apply_async,
+            "plain eta": partial(tasks["plain"].apply_async, countdown=3600),
+            "plain eta, confirmed": partial(tasks["plain confirmed"].apply_async, countdown=3600),
+            "celery-rabbit-delay, no delay": tasks["ours"].apply_async,
+            "celery-rabbit-delay, unconfirmed": partial(tasks["ours"].apply_async, countdown=3600),
+            "celery-rabbit-delay": partial(tasks["confirmed"].apply_async, countdown=3600),
+        }
+
+        confirming = {"no delay, confirmed", "plain eta, confirmed", "celery-rabbit-delay"}
+
+        def run(name: str) -> float:
+            for _ in range(8):  # the first ones after another contender cost up to three times as much
+                calls[name]()
+            node.suspend(name not in confirming)
+            try:
+                before = time.process_time()
+                for _ in range(amount):
+                    calls[name]()
+                return 1e6 * (time.process_time() - before) / amount
+            finally:
+                node.suspend(False)
+
+        for call in calls.values():
+            call()
+        runs = {name: partial(run, name) for name in calls}
+        return meter.interleaved(runs, 20 * repeats, quiet, "no delay")
+
+
+def _nothing() -> None:
+    pass
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure confirmed tasks a second from one process: a group, sent one by one and as a batch."""
+    amount = amount_of("batch_rate", scale)
+    with vhost(node) as url, running_app(url, {}) as app:
+        app.send_task("bench.nothing", countdown=3600)
+
+        def rate(number: int, batched: bool = False, **options: Any) -> float:
+            tasks = group(app.signature("bench.nothing") for _ in range(number))
+            started = time.perf_counter()
+            with celery_rabbit_delay.batch(app) if batched else nullcontext() as producer:
+                tasks.apply_async(producer=producer, **options)
+            return number / (time.perf_counter() - started)
+
+        runs: dict[str, Callable[[], float]] = {
+            "one by one": partial(rate, amount // 5, countdown=3600),
+            "batch": partial(rate, amount, batched=True, countdown=3600),
+            "no delay, unconfirmed": partial(rate, amount),
+        }
+        found = meter.interleaved(runs, repeats, log)
+
+    def kombu_rate(batched: bool) -> float:
+        with vhost(node) as url:
+            contender = Ours(url, confirm=True)
+            number = amount if batched else amount // 5
+            started = time.perf_counter()
+            with _batch(contender) if batched else nullcontext():
+                for _ in range(number):
+                    contender.publish(3600)
+            rate = number / (time.perf_counter() - started)
+            contender.close()
+        return rate
+
+    runs = {"Kombu, one by one": partial(kombu_rate, False), "Kombu, batch": partial(kombu_rate, True)}
+    return found | meter.interleaved(runs, repeats, log)
+
+
+def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Count the answers that a process waits for before its first message is sent, if all that it needs is there."""
+    with vhost(node) as url:
+        Ours(url, confirm=True).close()
+        options = {"rabbit_delay": {"journal": None}}
+        url = url.replace("amqp", "rabbit-delay", 1)
+        with kombu.Connection(url, transport_options=options) as connection:  # creates the outbox
+            connection.Producer().publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
+        with kombu.Connection(url, transport_options=options) as connection:
+            producer = connection.Producer()
+            producer.publish("undelayed", routing_key=QUEUE)
+            with frames(connection) as (_, answers):
+                producer.publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
+    declaring = sum(method[0] in (40, 50) for method in answers)  # the classes exchange and queue
+    return {"declaring": declaring, "channel.open": answers.count((20, 11)), "confirm": answers.count((60, 80))}
+
+
+#: The outboxes with a delay of each alternative.
+OUTBOXES: dict[str, Sequence[float]] = {"default": DEFAULT_OUTBOXES, "`outboxes=()`": ()}
+
+
+def declaring(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure the seconds of the first delayed message of all, which declares everything."""
+
+    def run(outboxes: Sequence[float]) -> float:
+        with vhost(node) as url:
+            contender = Contender(url)
+            options = {"rabbit_delay": {"outboxes": outboxes, "journal": None}}
+            with kombu.Connection(url.replace("amqp", "rabbit-delay", 1), transport_options=options) as connection:
+                producer = connection.Producer()
+                producer.publish("undelayed", routing_key=QUEUE)
+                started = time.perf_counter()
+                producer.publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
+                seconds = time.perf_counter() - started
+            contender.close()
+        return seconds
+
+    runs = {name: partial(run, outboxes) for name, outboxes in OUTBOXES.items()}
+    return meter.interleaved(runs, 3 * repeats, log)
+
+
+def queues(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Count the queues of a cascade, and those of a destination that gets delays of 60 s and of 300 s."""
+    with Broker(node).vhost() as fresh:
+        contender = Ours(fresh.url("amqp"))
+        before = set(fresh.names("queues"))
+        for delay in (60, 300):
+            contender.publish(delay)
+        cascade = contender.options.cascade
+        after = set(fresh.names("queues"))
+        contender.close()
+    own = {name for name in after if cascade.outbox_of(name) is not None}
+    found = {"cascade": len(after - own - {QUEUE}), "destination": len(own), "of 60 s and 300 s": len(after - before)}
+    log(f"  {found}")
+    return found
+
+
+# --- what is due in the same moment
+
+AT_ONCE: tuple[type[Ours], ...] = (Ours, OursWithoutOutbox)
+
+
+class Drained(NamedTuple):
+    """How what was due in the same moment was handed on."""
+
+    rate: float  # messages a second
+    cpu: float  # microseconds of the broker's CPU for a message
+    busy: float  # CPUs that the broker used
+
+
+def due_at_once(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure messages a second that reach their queue, all of them due in the same moment."""
+    amount = amount_of("due_at_once", scale, 100)
+    runs = {make.name: partial(drain, [node], make, amount, 2500) for make in AT_ONCE}
+    return drained(runs, repeats, log)
+
+
+def due_at_once_in_a_cluster(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure the same in a cluster of three nodes on this machine."""
+    amount = amount_of("due_at_once_in_a_cluster", scale, 100)
+    with cluster(3, node.conf, server=node.server, plugins=node.plugins) as nodes:
+        deadline = time.monotonic() + 60
+        while len(nodes[0].api("GET", "/nodes?columns=name")) < len(nodes) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return drained({Ours.name: partial(drain, nodes, Ours, amount, 1000)}, repeats, log)
+
+
+def drained(runs: Mapping[str, Callable[[], Drained]], repeats: int, log: Log) -> dict[str, Any]:
+    """Return the spreads of rates, and of the CPU beside."""
+    beside: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "busy": []} for name in runs}
+
+    def rate(name: str) -> float:
+        one = runs[name]()
+        beside[name]["cpu"].append(one.cpu)
+        beside[name]["busy"].append(one.busy)
+        return one.rate
+
+    found = meter.interleaved({name: partial(rate, name) for name in runs}, repeats, log)
+    for name, values in beside.items():
+        found[name] |= {what: meter.spread(each) for what, each in values.items()}
+        log(f"  {name}: {found[name]}")
+    return found
+
+
+def drain(nodes: Sequence[Node], make: type[Ours], amount: int, publish_rate: float) -> Drained:
+    """Measure messages from when they are due until all of them are in their queue.
+
+    `publish_rate` is one at which the broker surely takes them before. The nodes are those of a cluster, or one.
+    """
+
+    def cpu() -> float:
+        return sum(meter.cpu(meter.pid(node)) for node in nodes)
+
+    with vhost(nodes[0]) as url:
+        contender = make(url)
+        channel = contender.connection.channel()
+        due = time.monotonic() + 3 + amount / publish_rate
+        contender.burst_due_at(due, amount)
+        if time.monotonic() > due:
+            raise RuntimeError(f"{make.name}: publishing took longer than the delay")
+        time.sleep(due - time.monotonic())
+        before = used = cpu()
+        arrived = last = 0
+        progress = time.monotonic()
+        while arrived < amount and time.monotonic() < progress + 60:
+            time.sleep(0.05)
+            arrived = channel.queue_declare(QUEUE, passive=True).message_count
+            if arrived != last:
+                last, progress, used = arrived, time.monotonic(), cpu()
+        contender.close()
+    if arrived < amount:
+        print(f"  {make.name}: {amount - arrived} of {amount} never came", file=sys.stderr)
+    return Drained(arrived / (progress - due), 1e6 * (used - before) / arrived, (used - before) / (progress - due))
+
+
+#: Seconds after which a message is late not because its node was away, but because RabbitMQ waits to try again.
+LATE = 60
+
+
+def bodies(connection: kombu.Connection, patience: float, wanted: Callable[[], bool]) -> Iterator[str]:
+    """Yield the bodies of messages as they come, until no more are wanted and none has come for two seconds."""
+    found: list[str] = []
+    channel = connection.default_channel
+    channel.basic_consume(QUEUE, callback=lambda message: found.append(message.body), no_ack=True)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        try:
+            connection.drain_events(timeout=2)
+        except TimeoutError:
+            patience -= 2
+            if not wanted() or patience <= 0:
+                return
+        yield from found
+        found.clear()
+
+
+def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure the seconds that messages are late, if some are due while a node that was killed starts again.
+
+    On RabbitMQ 3.10 it is a race, in which some runs have many that are three minutes late, and others none. While the
+    nodes of former runs wait for these, the next begin.
+    """
+    amount = amount_of("after_a_kill", scale)
+
+    def run(outboxes: Sequence[float]) -> list[float]:
+        chosen = random.Random(1)
+        with Node(node.server, node.plugins, node.conf) as fresh:
+            contender = Ours(fresh.url(), confirm=True, outboxes=outboxes)
+            due = [time.time() + chosen.uniform(4, 14) for _ in range(amount)]
+            with celery_rabbit_delay.batch(contender.producer):
+                for one in due:
+                    contender.publish(one - time.time(), body=repr(one))
+            time.sleep(3)
+            fresh.kill()
+            fresh.start()
+            late: dict[str, float] = {}
+            with kombu.Connection(fresh.url()) as connection:
+                for body in bodies(connection, 220, lambda: len(late) < amount):
+                    late.setdefault(body, time.time() - float(body))
+            if len(late) < amount:
+                print(f"  {amount - len(late)} of {amount} never came", file=sys.stderr)
+        return list(late.values())
+
+    runs: dict[str, list[Future[list[float]]]] = {name: [] for name in OUTBOXES}
+    with ThreadPoolExecutor() as pool:
+        for _ in range(max(5, repeats)):
+            for name, outboxes in OUTBOXES.items():
+                runs[name].append(pool.submit(run, outboxes))
+                wait(runs[name][-1:], timeout=30)
+    found = {}
+    for name in OUTBOXES:
+        each = [one.result() for one in runs[name]]
+        log(f"  {name}: {', '.join(f'{max(late):.1f}' for late in each)} s")
+        every = [seconds for late in each for seconds in late]
+        found[name] = {
+            "p50": meter.percentile(every, 50),
+            "most": max(every),
+            "share": sum(seconds > LATE for seconds in every) / len(every),
+            "runs": len(each),
+        }
+    return found
+
+
+# --- lateness
+
+
+def _consume(url: str, amount: int, lateness: Any) -> None:
+    """Measure, in a process of its own, how late each message is, whose body is when it is due."""
+    late = []
+    with kombu.Connection(url) as connection:
+        channel = connection.default_channel
+        channel.basic_qos(0, 1000, False)
+
+        def on_message(message: Any) -> None:
+            late.append(time.time() - float(message.body))
+            channel.basic_ack(message.delivery_tag)
+
+        channel.basic_consume(QUEUE, callback=on_message)
+        while len(late) < amount:
+            connection.drain_events(timeout=300)
+    lateness.send(late)
+
+
+def lateness_at(
+    node: Node, make: type[Contender], rate: int, seconds: float, delays: tuple[float, float], whole: bool = False
+) -> dict[str, float]:
+    """Publish at a steady rate, confirmed, in batches of a twentieth of a second; return how late messages are."""
+    chosen = random.Random(1)
+    with vhost(node) as url:
+        contender = make(url, confirm=True)
+        receiving, sending = multiprocessing.Pipe(duplex=False)
+        amount = int(rate * seconds / 20) * 20
+        consumer = multiprocessing.get_context("spawn").Process(target=_consume, args=(url, amount, sending))
+        consumer.start()
+        started = time.monotonic()
+        for slot in range(int(seconds * 20)):
+            time.sleep(max(0.0, started + slot / 20 - time.monotonic()))
+            with _batch(contender):
+                for _ in range(rate // 20):
+                    delay = chosen.uniform(*delays)
+                    if whole:
+                        delay = float(round(delay))
+                    contender.publish(delay, body=repr(time.time() + delay))
+        behind = time.monotonic() - started - seconds
+        late = receiving.recv()
+        consumer.join()
+        contender.close()
+    return {
+        "p50": 1000 * meter.percentile(late, 50),
+        "p99": 1000 * meter.percentile(late, 99),
+        "most": 1000 * max(late),
+        "early": sum(one < 0 for one in late),
+        "messages": len(late),
+        "publisher_behind": behind,
+    }
+
+
+@contextmanager
+def _batch(contender: Contender) -> Iterator[None]:
+    if isinstance(contender, Ours):
+        with celery_rabbit_delay.batch(contender.producer):
+            yield
+    else:
+        yield
+
+
+def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure milliseconds, at 200 messages a second with delays of 1 to 15 s."""
+    seconds = max(1.0, AMOUNTS["lateness"] / 200 * scale)
+    found = {}
+    for make in (Ours, Native, QueuePerDelay, MessageTTL):
+        found[make.name] = lateness_at(node, make, 200, seconds, (1, 15), whole=make in (Native, QueuePerDelay))
+        log(f"  {make.name}: {found[make.name]}")
+    return found
+
+
+def lateness_fast(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure milliseconds, at 2,000 messages a second with delays of 1 to 60 s."""
+    found = {
+        Ours.name: lateness_at(
+            node, Ours, 2000, max(1.0, AMOUNTS["lateness_fast"] / 2000 * scale), (1, max(2.0, 60 * scale))
+        )
+    }
+    log(f"  {found}")
+    return found
+
+
+# --- the worker
+
+
+#: Contenders, each with the options of `install`, whether native delayed delivery is on, and a delay in seconds.
+WORKERS: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
+    Contender.name: (None, False, None),
+    Native.name: (None, True, 1.0),
+    Ours.name: ({}, False, 1.0),
+}
+
+
+def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure a worker's CPU microseconds for each task that waits in its queue and is due."""
+    amount = amount_of("worker", scale)
+    runs = {name: partial(worker_cpu, node, amount, name) for name in WORKERS}
+    return meter.interleaved(runs, 2 * repeats, log, Contender.name)
+
+
+def prefetch(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Count how often a worker tells the broker its prefetch count, for each such task."""
+    amount = amount_of("prefetch", scale)
+    return {name: worker_qos(node, amount, name) for name in WORKERS}
+
+
+@contextmanager
+def running_worker(url: str, kind: str, directory: Path, *arguments: str) -> Iterator[int]:
+    """Start a solo worker that consumes nothing yet, and yield its process id."""
+    log = directory / "worker.log"
+    log.unlink(missing_ok=True)  # of the worker before
+    command = [sys.executable, "-m", "celery", "-A", "evidence.benchmarks.worker_app"]
+    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    process = start(
+        [*command, "worker", "-P", "solo", "-Q", "idle", "-l", "INFO", *quiet, *arguments],
+        log,
+        Path(__file__).parents[2],
+        {**os.environ, "BENCH_BROKER": url, "BENCH_KIND": kind},
+    )
+    try:
+        while " ready." not in log.read_text():
+            if process.poll() is not None:
+                raise RuntimeError(log.read_text())
+            time.sleep(0.05)
+        yield process.pid
+    finally:
+        kill(process)
+
+
+@contextmanager
+def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
+    """Fill the queue of a vhost with so many tasks, all of them due; yield its URL and the app that sent them."""
+    options, native, delay = WORKERS[kind]
+    with vhost(node) as url, running_app(url, options, native) as app:
+        with app.connection_for_write() as connection:
+            queue = app.amqp.queues[QUEUE](connection.default_channel)
+            queue.declare()
+            if native:
+                Native.lead_to(connection, queue, "quorum")
+            app.send_task("bench.nothing", countdown=delay)  # declares the cascade
+            for n in range(amount):
+                app.send_task("bench.nothing" if n < amount - 1 else "bench.last", countdown=delay)
+            while queue.queue_declare(passive=True).message_count < amount:
+                time.sleep(0.05)
+        yield url, app
+
+
+def consume(app: Celery) -> None:
+    """Let the worker begin, and return when it has run all."""
+    with app.connection_for_read() as connection:
+        done = kombu.Queue("done", durable=True)(connection.default_channel)
+        done.declare()
+        exchange = app.conf.task_default_exchange
+        while not app.control.add_consumer(QUEUE, exchange=exchange, reply=True, timeout=10, limit=1):
+            time.sleep(0.1)
+        while not done.get(no_ack=True):
+            time.sleep(0.02)
+
+
+def worker_cpu(node: Node, amount: int, kind: str) -> float:
+    with filled(node, amount, kind) as (url, app), running_worker(url, kind, node.data) as pid:
+        before = meter.cpu(pid)
+        consume(app)
+        return 1e6 * (meter.cpu(pid) - before) / amount
+
+
+def worker_qos(node: Node, amount: int, kind: str) -> float:
+    qos = b"\x00\x3c\x00\x0a"  # AMQP 0-9-1: basic.qos is method 10 of class 60
+    with (
+        filled(node, amount, kind) as (url, app),
+        proxy(node.port) as between,
+        running_worker(between.url(url), kind, node.data),
+    ):
+        before = between.sent.count(qos)
+        consume(app)
+        return (between.sent.count(qos) - before) / amount
+
+
+# --- memory
+
+
+#: What RabbitMQ uses itself. Of what it no longer uses, its allocators give back little, and now more, now less.
+_USED = "[erlang:garbage_collect(P) || P <- processes()], erlang:memory(total)."
+
+#: What RabbitMQ does when its write-ahead log has 512 MiB (raft.wal_max_size_bytes).
+_EMPTY_LOG = "ra_log_wal:force_roll_over(ra_log_wal)."
+
+
+#: Contenders, each with the least and the greatest delay in seconds. An hour takes no level, but an outbox alone.
+MEMORY: dict[str, tuple[type[Contender], tuple[int, int]]] = {
+    Contender.name: (Contender, (3600, 7200)),
+    Ours.name: (Ours, (3600, 7200)),
+    f"{Ours.name}, an hour": (Ours, (3600, 3600)),
+    Native.name: (Native, (3600, 7200)),
+}
+
+
+def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure bytes of memory for a waiting message of 1 KiB, before and after the write-ahead log is emptied.
+
+    RabbitMQ keeps in memory what is in that log (https://www.rabbitmq.com/docs/quorum-queues#resource-use).
+    """
+    amount = amount_of("memory", scale, 100)
+
+    def used(fresh: Node) -> int:
+        while meter.is_busy(meter.pid(fresh)):
+            pass
+        return int(fresh.ctl("eval", _USED))
+
+    def used_without_log(fresh: Node) -> int:
+        fresh.ctl("eval", _EMPTY_LOG)
+        return used(fresh)
+
+    found = {}
+    for name, (make, delays) in MEMORY.items():
+        values: dict[str, list[float]] = {name: [], f"{name}, the log emptied": []}
+        with Node(node.server, node.plugins, node.conf) as fresh:
+            contender = make(fresh.url())
+            chosen = random.Random(1)
+            kept = used_without_log(fresh)
+            for turn in range(1 + repeats):
+                before = kept
+                contender.burst([float(chosen.randint(*delays)) for _ in range(amount)], body="x" * 1024)
+                contender.connection.channel().queue_declare(QUEUE, passive=True)
+                logged = used(fresh)
+                kept = used_without_log(fresh)
+                if turn:  # a fresh node frees some megabytes in the first one
+                    for figures, value in zip(values.values(), (logged, kept), strict=True):
+                        figures.append((value - before) / amount)
+            contender.close()
+        for kind, figures in values.items():
+            log(f"  {kind}: {figures}")
+            found[kind] = meter.spread(figures)
+    return found
+
+
+ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
+    row.__name__: row
+    for row in (
+        broker_cpu,
+        broker_cpu_confirmed,
+        everyday_cpu,
+        hops,
+        hops_cpu,
+        publish_rate,
+        client_cpu,
+        batch_rate,
+        declare,
+        declaring,
+        queues,
+        after_a_kill,
+        due_at_once,
+        due_at_once_in_a_cluster,
+        lateness,
+        lateness_fast,
+        worker,
+        prefetch,
+        memory,
+    )
+}

@@ -1,1 +1,0 @@
-"""Shared helpers of tests, tools, benchmarks and battle: nodes, brokers, proxies, ledgers. Imports none of them."""

@@ -1,0 +1,205 @@
+"""A private node as tests see it: fresh vhosts, users, and what is on the broker, through the management API."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import kombu
+
+from celery_rabbit_delay import Options
+from celery_rabbit_delay.core.destination import Destination
+from tests.kit.node import Node
+from tests.kit.wait import wait_until
+
+#: Short ticks make timing tests short and honest; few levels are quick to declare.
+QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
+
+
+class Broker:
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.api = node.api
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return tuple(map(int, self.api("GET", "/overview")["rabbitmq_version"].split(".")))
+
+    @contextmanager
+    def vhost(self) -> Iterator[Vhost]:
+        vhost = Vhost(self, f"t-{uuid.uuid4().hex[:8]}")
+        self.api("PUT", f"/vhosts/{vhost.name}")
+        self.api("PUT", f"/permissions/{vhost.name}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        try:
+            yield vhost
+        finally:
+            for user in vhost.users:
+                self.api("DELETE", f"/users/{user}")
+            self.api("DELETE", f"/vhosts/{vhost.name}")
+
+
+@contextmanager
+def own_node(**options: Any) -> Iterator[Vhost]:
+    """Yield a vhost on a node of its own, for a test that others would notice; `options` are those of `Node`."""
+    with Node(plugins=("rabbitmq_management",), **options) as node, Broker(node).vhost() as vhost:
+        yield vhost
+
+
+@dataclass
+class Vhost:
+    broker: Broker
+    name: str
+    users: list[str] = field(default_factory=list)
+
+    def url(self, scheme: str = "rabbit-delay", user: str = "guest") -> str:
+        return f"{scheme}://{user}:{user}@127.0.0.1:{self.broker.node.port}/{self.name}"
+
+    def connection(self, user: str = "guest", confirm_publish: bool = False, **options: Any) -> kombu.Connection:
+        """Return a Kombu connection with our transport and quick options."""
+        transport_options = {"rabbit_delay": QUICK | options, "confirm_publish": confirm_publish}
+        return kombu.Connection(self.url(user=user), transport_options=transport_options)
+
+    def plain(self) -> kombu.Connection:
+        """Return a Kombu connection with Kombu's own transport.
+
+        It confirms: what a quorum queue has been sent without a confirm may be lost when the channel is closed.
+        """
+        return kombu.Connection(self.url("amqp"), transport_options={"confirm_publish": True})
+
+    def user(self, configure: str, write: str, read: str) -> str:
+        name = f"u-{uuid.uuid4().hex[:8]}"
+        self.broker.api("PUT", f"/users/{name}", {"password": name, "tags": ""})
+        self.users.append(name)
+        self.broker.api(
+            "PUT", f"/permissions/{self.name}/{name}", {"configure": configure, "write": write, "read": read}
+        )
+        return name
+
+    def declare(self, *queues: str, exchange: str = "", kind: str = "direct") -> None:
+        """Declare durable queues, each bound by its name to an exchange if one is named."""
+        with self.plain() as connection:
+            channel = connection.default_channel
+            if exchange:
+                channel.exchange_declare(exchange, kind, durable=True, auto_delete=False)
+            for queue in queues:
+                channel.queue_declare(queue, durable=True, auto_delete=False)
+                if exchange:
+                    channel.queue_bind(queue, exchange, queue)
+
+    def publish(self, queue: str, *delays: float, **options: Any) -> None:
+        """Publish messages to a queue, with delays in seconds."""
+        with self.connection() as connection:
+            lead(connection, queue, options.get("priority"), delays)
+            for delay in delays:
+                publish(connection, delay, queue, **options)
+
+    def publish_one(self, user: str = "guest", **options: Any) -> None:
+        """Publish a message to the queue "q", delayed by 20 ms, over a connection with options of its own."""
+        with self.connection(user, **options) as connection:
+            publish(connection, 0.02)
+
+    def connections(self) -> list[str]:
+        rows = self.broker.api("GET", f"/vhosts/{self.name}/connections?columns=name")
+        return [row["name"] for row in rows]
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of "queues" or "exchanges", without those that RabbitMQ makes itself."""
+        rows = self.broker.api("GET", f"/{kind}/{self.name}?columns=name")
+        return sorted(row["name"] for row in rows if row["name"] and not row["name"].startswith("amq."))
+
+    def bindings(self) -> set[tuple[str, str, str, str]]:
+        """Return (source, destination, kind, routing key) of each binding, without those of the default exchange."""
+        rows = self.broker.api("GET", f"/bindings/{self.name}")
+        return {(r["source"], r["destination"], r["destination_type"], r["routing_key"]) for r in rows if r["source"]}
+
+    def arguments(self, kind: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.broker.api("GET", f"/{kind}/{self.name}/{quote(name, safe='')}")["arguments"]
+        return found
+
+    def policy(self, name: str, definition: dict[str, Any], pattern: str = ".*", priority: int = 0) -> None:
+        """Set a policy for queues, and return once it is in force for those that match its pattern."""
+        policy = {"pattern": pattern, "priority": priority, "apply-to": "queues", "definition": definition}
+        self.broker.api("PUT", f"/policies/{self.name}/{name}", policy)
+        queues = f"/queues/{self.name}?columns=name,policy,type"
+
+        def is_in_force(queue: dict[str, Any]) -> bool:
+            if not re.search(pattern, queue["name"]):
+                return True
+            return queue.get("policy") == name or queue["type"] == "stream"  # to which such policies do not apply
+
+        wait_until(lambda: all(map(is_in_force, self.broker.api("GET", queues))), "the policy is in force")
+
+    def delete_exchange(self, name: str) -> None:
+        self.broker.api("DELETE", f"/exchanges/{self.name}/{quote(name, safe='')}")
+
+    def delete_queue(self, name: str) -> None:
+        self.broker.api("DELETE", f"/queues/{self.name}/{quote(name, safe='')}")
+
+    def count(self, queue: str) -> int:
+        """Return how many messages are ready in a queue."""
+        with self.plain() as connection:
+            channel = connection.default_channel
+            counts = (int(channel.queue_declare(queue, passive=True).message_count) for _ in range(3))
+            return next(filter(None, counts), 0)  # RabbitMQ says 0, too, when a leader takes long to answer
+
+    def waiting(self) -> dict[str, int]:
+        """Return how many messages levels and outboxes hold, by their names, without empty ones."""
+        names = [name for name in self.names("queues") if ".delay." in name or ".out." in name]
+        with self.plain() as connection:
+            channel = connection.default_channel
+            counts = {name: int(channel.queue_declare(name, passive=True).message_count) for name in names}
+        return {name: count for name, count in counts.items() if count}
+
+    def take(self, queue: str, amount: int, timeout: float = 60) -> list[Any]:
+        """Take so many raw messages, as Kombu's own transport sees them."""
+        with self.plain() as connection:
+            return take(connection, queue, amount, timeout)
+
+    @property
+    def cascade(self) -> Any:
+        return Options(**QUICK).cascade
+
+
+def publish(connection: Any, delay: float, routing_key: str = "q", headers: Any = None, **options: Any) -> None:
+    """Publish a message with a delay in seconds."""
+    headers = {"x-delay": delay * 1000, **(headers or {})}
+    connection.Producer().publish("x", routing_key=routing_key, headers=headers, **options)
+
+
+def take(connection: kombu.Connection, queue: str | list[str], amount: int, timeout: float = 60) -> list[Any]:
+    """Take so many messages from queues, or more if more came along with the last, and acknowledge them."""
+    messages: list[Any] = []
+    channel = connection.channel()
+
+    def on_message(message: Any) -> None:
+        message.ack()
+        messages.append(message)
+
+    queues = [kombu.Queue(name, no_declare=True) for name in ([queue] if isinstance(queue, str) else queue)]
+    with kombu.Consumer(channel, queues, on_message=on_message, auto_declare=False):
+        while len(messages) < amount:
+            try:
+                connection.drain_events(timeout=timeout)
+            except TimeoutError:
+                raise AssertionError(f"{len(messages)} of {amount} messages came to {queue!r}") from None
+    channel.close()
+    return messages
+
+
+def lead(connection: kombu.Connection, queue: str, priority: int | None = None, delays: Iterable[float] = ()) -> None:
+    """Lead to a queue, through the outboxes that suit some delays in seconds.
+
+    A connection's first message waits for this, and with fewer ticks left may take another way.
+    """
+    publisher, destination = connection.connection.publisher_for(priority), Destination("", (queue,))
+    publisher.bind(destination)
+    outboxes = publisher.routes.usable_outboxes(destination)
+    for seconds in delays:  # not as a message would: the machine may pause between its delay and its route
+        ticks = publisher.options.ticks(round(seconds * 1_000_000))
+        with publisher._exclusively():
+            publisher.routes.ensure(destination, publisher.options.route(publisher.cascade, ticks, 0, outboxes).outbox)

@@ -1,0 +1,82 @@
+"""The command line as operators use it, in processes of its own, and what waits or is an orphan for it to show."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from celery_rabbit_delay import Options
+from tests.kit import background, forks
+from tests.kit.broker import QUICK, Vhost, lead
+from tests.kit.wait import wait_until
+
+CASCADE = Options(**QUICK).cascade
+QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
+
+PROGRAM = Path(sys.executable).with_name("celery-rabbit-delay")
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+        self.text = self.out + self.err
+        assert "Traceback" not in self.err
+
+
+def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result:
+    return _finished(["celery-rabbit-delay", "--broker", url, *options, *arguments], None, os.environ)
+
+
+def celery(*arguments: str, directory: Path | None = None, **environment: str) -> Result:
+    return _finished(["celery", *arguments], directory, {**os.environ, **environment})
+
+
+def _finished(command: Sequence[str], directory: Path | None, environment: Mapping[str, str]) -> Result:
+    with tempfile.TemporaryDirectory() as outputs:
+        out, err = Path(outputs, "out"), Path(outputs, "err")
+        process = forks.start(command, out, err, directory, environment)
+        try:
+            return Result(process.wait(120), out.read_text(), err.read_text())
+        finally:
+            background.kill(process)
+
+
+def management(vhost: Vhost) -> tuple[str, str]:
+    return "--management-url", f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
+
+
+@contextmanager
+def closed_pipe() -> Iterator[int]:
+    """Yield the end of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+def make_orphans(vhost: Vhost, amount: int) -> None:
+    vhost.declare("gone")
+    assert run(vhost.url("amqp"), "setup").code == 0  # it takes seconds on a busy machine
+    with vhost.connection() as connection:
+        lead(connection, "gone")
+        delay = 8000 + 40 * amount  # none is due before the queue is gone
+        for n in range(amount):
+            headers = {"x-delay": delay, "task": "shop.review", "id": f"id-{n}"}
+            connection.Producer().publish({"n": n}, routing_key="gone", headers=headers)
+    vhost.delete_queue("gone")
+    wait_until(lambda: vhost.count(CASCADE.orphans) == amount, "all are orphans")
+
+
+def documented_permissions(who: str, queues: str = "(q|gone)") -> dict[str, str]:
+    """Return a role's row of the table of permissions in docs/operations.md, for some queues."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in OPERATIONS.read_text().splitlines() if line.startswith("|")]
+    [cells] = [cells for cells in rows if cells[0].strip() == who]
+    patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", queues) for cell in cells[1:]]
+    return dict(zip(("configure", "write", "read"), patterns, strict=True))

@@ -1,0 +1,85 @@
+"""A virtual host with a cascade for one test after the other.
+
+To create and delete its quorum queues costs RabbitMQ more than most tests do. What a test leaves in it is removed.
+It is used again only if it then is what it was at first.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from amqp.exceptions import AMQPError
+
+from celery_rabbit_delay import operate
+from tests.kit.broker import Broker
+
+#: Milliseconds: what waits in shorter levels may be between two queues while these are purged.
+SOON = 500
+
+
+class SharedVhost:
+    def __init__(self, broker: Broker) -> None:
+        self._stack = ExitStack()
+        self.vhost = self._stack.enter_context(broker.vhost())
+        with self.vhost.connection() as connection:
+            operate.setup(connection, [self.vhost.cascade], [])
+        self._delete([row["name"] for row in self._rows("queues") if row["type"] == "stream"], [])
+        self._at_first = self._describe()
+        self._soon = {level.queue for level in self.vhost.cascade.levels if level.ttl < SOON}
+        with self.vhost.plain() as connection:
+            names = self.vhost.names("queues")
+            self._counts = {name: self._count(connection.default_channel, name) for name in names}
+
+    def remove(self) -> None:
+        self._stack.close()
+
+    def reset(self) -> bool:
+        """Remove what a test has left, and return whether the virtual host is what it was at first."""
+        vhost, api = self.vhost, self.vhost.broker.api
+        for policy in api("GET", f"/policies/{vhost.name}"):
+            api("DELETE", f"/policies/{vhost.name}/{policy['name']}")
+        while vhost.users:
+            api("DELETE", f"/users/{vhost.users.pop()}")
+        queues, exchanges = (set(vhost.names(kind)) for kind in ("queues", "exchanges"))
+        at_first = self._at_first
+        try:
+            self._delete(queues - at_first["queues"], exchanges - at_first["exchanges"])
+            return self._describe() == at_first and self._purge()
+        except AMQPError:  # such as for an exclusive queue, whose connection is just being closed
+            return False
+
+    def _delete(self, queues: Any, exchanges: Any) -> None:
+        with self.vhost.plain() as connection:
+            channel = connection.default_channel
+            for queue in queues:
+                channel.queue_delete(queue)
+            for exchange in exchanges:
+                channel.exchange_delete(exchange)
+
+    def _purge(self) -> bool:
+        """Purge the queues that were empty at first; return False if others changed, or messages may be on the move."""
+        with self.vhost.plain() as connection:
+            channel = connection.default_channel
+            for name, count in self._counts.items():
+                if count:
+                    if self._count(channel, name) != count:
+                        return False
+                elif channel.queue_purge(name) and name in self._soon:
+                    return False
+        return True
+
+    @staticmethod
+    def _count(channel: Any, name: str) -> int:
+        return int(channel.queue_declare(name, passive=True).message_count)
+
+    def _rows(self, kind: str) -> Any:
+        return self.vhost.broker.api("GET", f"/{kind}/{self.vhost.name}?columns=name,type")
+
+    def _describe(self) -> dict[str, set[Any]]:
+        vhost = self.vhost
+        return {
+            "queues": set(vhost.names("queues")),
+            "exchanges": set(vhost.names("exchanges")),
+            "bindings": vhost.bindings(),
+        }
