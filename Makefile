@@ -42,7 +42,7 @@ demo-picture: $(VENV)/ready
 	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
 unit: $(VENV)/ready
-	$(BIN)/python -m pytest -n logical tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit $(ARGS)
 
 test: TIER := -m "not (long or more or browser or cluster)"
 test-all: browser

@@ -94,8 +94,8 @@ def vhost(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Vhost]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes: `pytest -n logical`, one per CPU; `-n auto`, four, because most tests wait."""
-    per_cpu = 4 if config.option.numprocesses == "auto" else 1
+    """Return the number of processes: `pytest -n logical`, one per CPU; `-n auto`, six, because most tests wait."""
+    per_cpu = 6 if config.option.numprocesses == "auto" else 1
     return per_cpu * (os.cpu_count() or 1)
 
 

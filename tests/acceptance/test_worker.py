@@ -71,7 +71,7 @@ def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker()
     shop.send("note", "expires before it is due", countdown=0.6, expires=0.3)
-    shop.send("note", "expires after it is due", countdown=0.6, expires=30)
+    shop.send("note", "expires after it is due", countdown=3, expires=30)
     shop.wait_for(1, "expires after it is due")
     wait_until(lambda: "Discarding revoked task" in worker.output(), "the worker discards the expired task")
     assert len(shop.runs()) == 1

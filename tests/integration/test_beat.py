@@ -47,9 +47,10 @@ def hold(lock: Lock, body: bytes = b"mine") -> None:
     lock.write(body)
 
 
-def publish(vhost: Vhost, body: bytes, **properties: Any) -> None:
+def publish(vhost: Vhost, *bodies: bytes, **properties: Any) -> None:
     with vhost.plain() as connection:
-        connection.default_channel.basic_publish(Message(body, **properties), "", QUEUE)
+        for body in bodies:
+            connection.default_channel.basic_publish(Message(body, **properties), "", QUEUE)
 
 
 def test_one_holds_the_lock_and_the_next_gets_what_it_has_left(vhost: Vhost, make_lock: MakeLock) -> None:
@@ -89,8 +90,7 @@ def test_only_the_last_message_stays_however_often_it_is_replaced(vhost: Vhost, 
 def test_messages_of_others_do_not_displace_what_the_holder_has_written(vhost: Vhost, make_lock: MakeLock) -> None:
     lock = make_lock()
     hold(lock)
-    for _ in range(300):
-        publish(vhost, b"forged")
+    publish(vhost, *[b"forged"] * 300)
     hold(lock, b"still mine")
     assert lock.left == []
     lock.abandon()

@@ -160,17 +160,17 @@ def test_threads_that_leave_in_another_order_than_they_entered_leave_no_deadline
     left: list[float | None] = []
 
     def first() -> None:
-        with connection.exclusively(ConfirmedChannel(connection), 1):
+        with connection.within(1):
             first_is_in.set()
-            second_is_in.wait(10)
+            assert second_is_in.wait(10)
         left.append(connection.seconds_left())
         first_has_left.set()
 
     def second() -> None:
         first_is_in.wait(10)
-        with connection.exclusively(ConfirmedChannel(connection), 50):
+        with connection.within(50):
             second_is_in.set()
-            first_has_left.wait(10)
+            assert first_has_left.wait(10)
             assert connection.seconds_left() > 40  # the first one's end is not its own
         left.append(connection.seconds_left())
 
@@ -179,7 +179,7 @@ def test_threads_that_leave_in_another_order_than_they_entered_leave_no_deadline
         thread.start()
     for thread in threads:
         thread.join()
-    assert (left, connection.seconds_left(), connection.exclusive) == ([None, None], None, [])
+    assert (left, connection.seconds_left()) == ([None, None], None)
 
 
 def test_a_time_out_of_a_consumer_is_its_own(broker: Broker, connection: Any) -> None:
