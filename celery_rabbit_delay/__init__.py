@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from .app.batch import batch
     from .app.install import install
     from .app.lateness import measure_lateness
-    from .app.schedule import cancel, reschedule, scheduled
+    from .app.schedule import cancel, find, reschedule, scheduled
+    from .cli.page import page
     from .core.options import Options
 
     __version__: str
@@ -61,6 +62,7 @@ __all__ = [
     "find",
     "install",
     "measure_lateness",
+    "page",
     "reschedule",
     "scheduled",
 ]
@@ -74,6 +76,7 @@ _WHERE = {
     "find": ".app.schedule",
     "install": ".app.install",
     "measure_lateness": ".app.lateness",
+    "page": ".cli.page",
     "reschedule": ".app.schedule",
     "scheduled": ".app.schedule",
 }

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import kombu
 from celery import bootsteps
+from celery.utils.dispatch import Signal
 from celery.worker import state as worker_state
 
 from .. import upstream
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 #: In ticks: a task that is due sooner stays in the worker, because the cascade would keep it about as long.
 MOMENT = 2
+
+#: Is sent with `amount`, the number of tasks that this worker has handed on since it was sent last.
+handed_on = Signal(name="handed_on", providing_args={"amount"})
 
 #: Seconds between two log entries, and seconds that a stopping worker waits for the broker's last answers.
 REPORT_INTERVAL, PATIENCE = 60.0, 10.0
@@ -104,10 +108,11 @@ class HandingOn:
             self.report()
 
     def report(self) -> None:
-        """Log how many tasks were handed on since the last report."""
+        """Log and signal how many tasks were handed on since the last report."""
         stored, self._stored = self._stored, 0
         if stored:
             logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
+            handed_on.send(sender=self, amount=stored)
 
     def _submit(self, task: _HandedOn, again: bool) -> None:
         task.publisher.submit(task.plan, partial(self._answered, task, again))

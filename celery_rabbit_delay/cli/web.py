@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .beat import beat_of
 from .options import any_queue_option, management_option
 from .target import Target, handle_errors, pass_target, snapshot_of
 
@@ -65,7 +66,7 @@ def web(
         from ..web.setting import Setting
 
         setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only, bool(management_url))
-        serve(setting, _broker(target, management_url, any_queue), index, click.echo)
+        serve(setting, broker_of(target, management_url, any_queue), index, click.echo)
 
 
 @click.command()
@@ -77,10 +78,11 @@ def metrics(target: Target, index: Path | None, management_url: str | None) -> N
     with handle_errors(), _extra():
         from ..web.serve import metrics
 
-        click.echo(metrics(_broker(target, management_url), index, bool(management_url)), nl=False)
+        click.echo(metrics(broker_of(target, management_url), index, bool(management_url)), nl=False)
 
 
-def _broker(target: Target, management_url: str | None, any_queue: bool = False) -> Broker:
+def broker_of(target: Target, management_url: str | None, any_queue: bool = False) -> Broker:
+    """Return what the page and the metrics know of the broker."""
     from ..web.desk import Broker
 
     with target.connection() as connection:
@@ -93,6 +95,7 @@ def _broker(target: Target, management_url: str | None, any_queue: bool = False)
         target.destinations(),
         lambda connection: snapshot_of(management_url, connection),
         any_queue,
+        lambda connection: beat_of(target, connection),
     )
 
 

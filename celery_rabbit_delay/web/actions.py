@@ -4,24 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
-from flask import Flask, flash, redirect, url_for
+from flask import Flask, abort, flash, redirect, request, url_for
 
+from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core.errors import DelayError
-from . import forms, plot
+from . import forms, plot, search
+from .acts import Act, Acts
 from .desk import FAILURES, Desk, Done
+from .index import reading
 from .overview import Overview
 from .text import printable, reason
 
 
-def add_actions(site: Flask, desk: Desk, overview: Overview) -> None:
+def add_actions(site: Flask, desk: Desk, overview: Overview, acts: Acts, path: Path) -> None:
     """Add the targets of the forms."""
+
+    def selected() -> list[int]:
+        wanted = forms.matching()
+        if wanted is None:
+            return forms.numbers()
+        with reading(path) as db:
+            numbers = search.numbers(db, wanted, utc_ms())
+        if len(numbers) > search.MOST:
+            abort(400, f"More than {search.MOST:,} match: choose a filter that fewer match.")
+        return numbers
 
     def answer(act: Callable[[], Done], what: str) -> Any:
         try:
             done = act()
+            ids = f": {', '.join(done.ids[:3])}{', …' if len(done.ids) > 3 else ''}" if done.ids else ""
+            acts.add(Act(utc_ms(), _who(), printable(f"{done.amount:,} {what}{ids}", 500)))
             flash(f"{done.amount:,} {what}", "good" if done.amount else "bad")
             for refused in done.refused[:5]:
                 flash(printable(refused, 300), "bad")
@@ -34,17 +50,17 @@ def add_actions(site: Flask, desk: Desk, overview: Overview) -> None:
 
     @site.post("/cancel")
     def cancel() -> Any:
-        numbers = forms.numbers()
+        numbers = selected()
         return answer(lambda: desk.cancel(numbers), "cancelled")
 
     @site.post("/run-now")
     def run_now() -> Any:
-        numbers = forms.numbers()
+        numbers = selected()
         return answer(lambda: desk.move(numbers, datetime.now(timezone.utc)), "due at once")
 
     @site.post("/reschedule")
     def reschedule() -> Any:
-        numbers = forms.numbers()
+        numbers = selected()
         try:
             due = forms.due()
         except DelayError as exc:
@@ -71,3 +87,8 @@ def add_actions(site: Flask, desk: Desk, overview: Overview) -> None:
             flash(printable(reason(exc), 500), "bad")
         overview.forget()
         return redirect(url_for("health"), 303)
+
+
+def _who() -> str:
+    """Return the user whom the server or the application in front has authenticated, or else the address."""
+    return printable(request.remote_user or request.remote_addr or "unknown", 100)

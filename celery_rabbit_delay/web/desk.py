@@ -19,7 +19,7 @@ from ..amqp.clocks import utc_ms
 from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
-from ..operate import Allowed, Finding, Orphan, Record, Snapshot, Status
+from ..operate import Allowed, BeatStatus, Finding, Orphan, Record, Snapshot, Status
 from . import search
 from .index import WAITING, reading
 from .indexer import Indexer
@@ -41,13 +41,15 @@ class Broker(NamedTuple):
     destinations: Sequence[Destination]
     snapshot: Callable[[kombu.Connection], Snapshot | None]
     any_queue: bool = False
+    beat: Callable[[kombu.Connection], BeatStatus | None] = lambda connection: None  # None: no beat of this package
 
 
 class Done(NamedTuple):
-    """The number of processed messages, and the reasons for the refused ones."""
+    """The number of processed messages, the reasons for the refused ones, and ids of the former."""
 
     amount: int
     refused: list[str]
+    ids: Sequence[str] = ()
 
 
 class Verified(NamedTuple):
@@ -90,11 +92,11 @@ class Desk:
             if found:
                 operate.cancel(connection, ids, without_id)
                 self._indexer.catch_up(connection)
-        return Done(len(ids) + len(without_id), refused)
+        return Done(len(ids) + len(without_id), refused, list(ids))
 
     def move(self, numbers: Iterable[int], due: datetime) -> Done:
         """Give waiting messages another due time, by the numbers of their records."""
-        moved = 0
+        moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
             with operate.moving(connection, self._allowed) as move:
@@ -109,12 +111,12 @@ class Desk:
                             copies = search.copies(db, row, utc_ms())
                         move([self._record(connection, copy) for copy in copies], due)
                         covered.update(copy.number for copy in copies)
-                        moved += 1
+                        moved.append(row.id or str(row.number))
                     except DelayError as exc:
                         name, reason = row.id or str(row.number), str(exc)
                         refused.append(reason if name in reason else f"{name}: {reason}")
             self._indexer.catch_up(connection)
-        return Done(moved, refused)
+        return Done(len(moved), refused, moved)
 
     def record(self, row: Row) -> Record:
         """Return the record of a message from the journal. Raises `NotWaiting`."""
@@ -162,6 +164,11 @@ class Desk:
         """Return the message counts of the cascade."""
         with self._connected() as connection:
             return operate.status(connection, self.broker.destinations, self.broker.snapshot(connection))
+
+    def beat(self) -> BeatStatus | None:
+        """Ask which process of the app's beat is active."""
+        with self._connected() as connection:
+            return self.broker.beat(connection)
 
     def verify(self) -> Verified:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""

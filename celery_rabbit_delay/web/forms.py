@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
+from urllib.parse import parse_qsl
 from zoneinfo import ZoneInfo
 
 from flask import abort, g, request, url_for
@@ -12,6 +14,7 @@ from ..core import headers as headers_
 from ..core import streams
 from ..core.due import due_at
 from ..core.errors import InvalidDelay
+from .index import CANCELLED, WAITING
 from .search import Filter
 
 #: The maximum number of messages in one form, and of its bytes.
@@ -65,29 +68,36 @@ def due() -> datetime:
 
 def back() -> str:
     """Return the path that a form came from: a path of this page, never another site."""
-    return _own(request.form.get("back", "/"))
+    return _own(request.form.get("back", ""))
 
 
 def origin() -> str:
     """Return the path of the schedule, with its filters, that a link was followed from."""
-    site, found, rest = (request.referrer or "").partition(request.host_url + "?")
-    return _own(f"/?{rest}") if found and not site else "/"
+    site, found, rest = (request.referrer or "").partition(request.url_root + "?")
+    return _own(f"{request.script_root}/?{rest}") if found and not site else url_for("schedule")
 
 
 def _own(path: str) -> str:
     own = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
-    return path if own else "/"
+    return path if own else url_for("schedule")
 
 
-def wanted() -> Filter:
-    """Return the filter in the query string."""
-    arguments = request.args
+def matching() -> Filter | None:
+    """Return the filter whose matches a form is for; None if it is for a selection."""
+    chosen = request.form.get("matching")
+    return None if chosen is None else wanted(dict(parse_qsl(chosen)))._replace(state=WAITING)
+
+
+def wanted(arguments: Mapping[str, str] | None = None) -> Filter:
+    """Return the filter in the query string, or in other arguments."""
+    arguments = request.args if arguments is None else arguments
     return Filter(
         arguments.get("q", "").strip()[:200],
         arguments.get("task", "")[:255],
         arguments.get("queue", "")[:255],
         moment(arguments.get("since", "")),
         moment(arguments.get("until", "")),
+        CANCELLED if arguments.get("state") == "cancelled" else WAITING,
     )
 
 
@@ -112,7 +122,7 @@ def place(text: str | None) -> tuple[int, int] | None:
 
 def link(**changes: Any) -> str:
     """Return the URL of the schedule with changed arguments; None removes one."""
-    names = ("q", "task", "queue", "since", "until", "range", "order")
+    names = ("q", "task", "queue", "since", "until", "state", "range", "order")
     kept = {name: value for name, value in request.args.items() if name in names}
     merged = {**kept, **changes}
     return url_for("schedule", **{name: value for name, value in merged.items() if value not in (None, "")})

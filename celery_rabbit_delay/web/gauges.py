@@ -7,10 +7,12 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.registry import Collector
 
-from ..operate import Status
+from ..operate import BeatStatus, Status
+from .index import Counts
 from .indexer import Progress
 from .search import Share
 
@@ -22,15 +24,17 @@ class Measured(NamedTuple):
     cancelled: int
     next_due: float | None  # seconds since 1970; None if nothing waits
     progress: Progress
+    counted: Counts  # since the start
     status: Status | None  # None: the broker does not answer
     management: bool  # whether the management API was asked
+    beat: BeatStatus | None  # None: there is none, or it is unknown
 
 
 class _Collector(Collector):
     def __init__(self, measured: Measured) -> None:
         self._measured = measured
 
-    def collect(self) -> Iterator[Gauge]:
+    def collect(self) -> Iterator[Gauge | Counter]:
         build = Gauge(_named("build_info"), "The release that measures.", labels=["version"])
         build.add_metric([version("celery-rabbit-delay")], 1)
         yield build
@@ -38,6 +42,8 @@ class _Collector(Collector):
         yield _gauge("broker_up", "Whether the broker answered.", int(self._measured.status is not None))
         if self._measured.status is not None:
             yield from _of_the_broker(self._measured.status, self._measured.management)
+        if self._measured.beat is not None:
+            yield from _of_the_beat(self._measured.beat)
 
 
 def exposition(measured: Measured) -> bytes:
@@ -47,7 +53,7 @@ def exposition(measured: Measured) -> bytes:
     return generate_latest(registry)
 
 
-def _of_the_index(measured: Measured) -> Iterator[Gauge]:
+def _of_the_index(measured: Measured) -> Iterator[Gauge | Counter]:
     waiting = Gauge(_named("waiting"), "Waiting messages in the journal, by their queue.", labels=["queue"])
     for share in measured.queues:
         waiting.add_metric([share.name], share.waiting)
@@ -55,6 +61,10 @@ def _of_the_index(measured: Measured) -> Iterator[Gauge]:
     yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", measured.cancelled)
     if measured.next_due is not None:
         yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", measured.next_due)
+    for name, amount in measured.counted._asdict().items():
+        counter = Counter(_named(f"recorded_{name}"), f"Messages in the journal that were {name}, since the start.")
+        counter.add_metric([], amount)
+        yield counter
     behind = measured.progress
     yield _gauge("index_behind_seconds", "Seconds since the index last held all of the journal.", behind.behind)
     yield _gauge("index_behind_messages", "Messages of streams that the index has not read yet.", behind.left)
@@ -82,6 +92,17 @@ def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
     if management:  # AMQP does not show this
         yield _gauge("blocked_levels", "Levels that cannot forward their due messages.", len(status.blocked))
         yield _gauge("stuck", "Due messages that their destinations have not accepted.", status.stuck)
+
+
+def _of_the_beat(beat: BeatStatus) -> Iterator[Gauge]:
+    active = Gauge(_named("beat_active"), "Whether a process of the app's beat is active.", labels=["process"])
+    active.add_metric([beat.process or ""], int(beat.process is not None))
+    yield active
+    runs = Gauge(_named("beat_next_run_timestamp_seconds"), "When an entry runs next.", labels=["entry"])
+    for one in beat.entries:
+        if one.next is not None:
+            runs.add_metric([one.entry], one.next.timestamp())
+    yield runs
 
 
 def _seconds(milliseconds: int) -> str:

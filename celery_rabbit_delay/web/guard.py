@@ -20,7 +20,8 @@ def add_guard(site: Flask, setting: Setting) -> None:
 
     @site.before_request
     def check() -> Response | None:
-        if not safety.is_known(request.headers.get("Host", ""), setting.host, setting.names):
+        host = request.headers.get("Host", "")
+        if not (setting.is_mounted or safety.is_known(host, setting.host, setting.names)):
             abort(421, "This page does not answer to this host name: allow it with --allow-host.")
         if request.endpoint in ("static", "login", "enter"):
             pass

@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import operate
 from ..core import changes, journal, streams
@@ -96,6 +96,14 @@ class IndexUnusable(DelayError):
     """The file is the index of another cascade, is in use, or is not an index."""
 
 
+class Counts(NamedTuple):
+    """Numbers of messages in the journal."""
+
+    delayed: int = 0  # copies of moved ones included
+    cancelled: int = 0
+    moved: int = 0
+
+
 class Index:
     """Writes the index. Only one thread of one process may write it; others use `connect`."""
 
@@ -175,7 +183,7 @@ class Index:
         self._names.clear()
         self._db.executescript(_TABLES)
 
-    def apply(self, entries: Iterable[tuple[str, StreamMessage]], queues: QueueNames, now: int) -> None:
+    def apply(self, entries: Iterable[tuple[str, StreamMessage]], queues: QueueNames, now: int) -> Counts:
         """Store some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
         changes, keys = Changes(lambda: now / 1000), Keys(lambda: now / 1000)
         places: dict[str, Place] = {}
@@ -204,6 +212,7 @@ class Index:
             db.executemany(
                 "INSERT OR REPLACE INTO place VALUES (?, ?, ?)", [(name, *place) for name, place in places.items()]
             )
+        return Counts(len(rows), len(cancelled), sum(1 for _ in changes.void))
 
     @contextmanager
     def _forgetting_names(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
 from ..operate import Follower, QueueNames, StreamMessage, StreamReplaced
 from .damage import IndexDamaged, noticing_damage
-from .index import Index
+from .index import Counts, Index
 from .text import reason
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class Indexer:
         self._reached: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._first: dict[str, int] = {}
+        self._counts = Counts()
         self._seen = threading.Condition()
         self._complete = time.monotonic()
         self._error: str | None = None
@@ -90,6 +91,10 @@ class Indexer:
         total = sum(end - self._first.get(name, 0) + 1 for name, end in ends.items())
         behind = 0.0 if self._is_complete(left) else time.monotonic() - self._complete
         return Progress(behind, left, max(total, left), self._error, self.is_ready.is_set())
+
+    def counted(self) -> Counts:
+        """Return how many messages came since the index was up to date for the first time."""
+        return self._counts
 
     def _is_complete(self, left: int) -> bool:
         return self._error is None and not left and not self._pending and self.is_ready.is_set()
@@ -203,7 +208,9 @@ class Indexer:
 
     def _store(self) -> None:
         pending, self._pending, self._bytes = self._pending, [], 0
-        self._index.apply(pending, self._queues, utc_ms())
+        found = self._index.apply(pending, self._queues, utc_ms())
+        if self.is_ready.is_set():  # what came before the start is no event
+            self._counts = Counts(*map(sum, zip(self._counts, found, strict=True)))
         with self._seen:
             for name, message in pending:
                 self._reached[name] = message.offset

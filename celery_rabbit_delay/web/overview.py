@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..amqp.clocks import utc_ms
-from ..operate import Status
+from ..operate import BeatStatus, Status
 from . import search
 from .desk import FAILURES, Desk
 from .gauges import Measured
@@ -81,12 +81,27 @@ class Overview:
 
         return self._remembered("status", 4, ask)
 
+    def beat(self) -> BeatStatus | str | None:
+        """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
+
+        def ask() -> BeatStatus | str | None:
+            try:
+                return self._desk.beat()
+            except FAILURES as exc:
+                return reason(exc)
+
+        return self._remembered("beat", 10, ask)
+
     def measured(self, management: bool) -> Measured:
         """Return the values of the metrics."""
-        summary, status = self.summary(), self.status()
+        summary, status, beat = self.summary(), self.status(), self.beat()
         next_due = None if summary.soonest is None else summary.soonest / 1000
         known = None if isinstance(status, str) else status
-        return Measured(summary.queues, summary.cancelled, next_due, self._indexer.progress, known, management)
+        active = None if isinstance(beat, str) else beat
+        indexer = self._indexer
+        return Measured(
+            summary.queues, summary.cancelled, next_due, indexer.progress, indexer.counted(), known, management, active
+        )
 
     def forget(self) -> None:
         """Expire all cached answers after a change."""

@@ -57,6 +57,7 @@ class Filter(NamedTuple):
     queue: str = ""
     since: int | None = None
     until: int | None = None  # exclusive
+    state: int = WAITING
 
 
 class Share(NamedTuple):
@@ -71,7 +72,7 @@ class _Where:
     """An SQL condition with its values."""
 
     def __init__(self, wanted: Filter, now: int) -> None:
-        self.conditions = [f"state = {WAITING}", "due > ?"]
+        self.conditions = [f"state = {wanted.state}", "due > ?"]
         self.values: list[Any] = [now if wanted.since is None else max(now, wanted.since - 1)]
         if wanted.until is not None:
             self.add("due < ?", wanted.until)
@@ -221,6 +222,17 @@ def find(db: sqlite3.Connection, numbers: Iterable[int]) -> list[Row]:
     for number in numbers:
         found += _rows(db, "message WHERE number = ?", [number])
     return found
+
+
+def numbers(db: sqlite3.Connection, wanted: Filter, now: int) -> list[int]:
+    """Return the numbers of all matches of a filter, the soonest first; `MOST` + 1 at most."""
+    where = _Where(wanted, now)
+    condition, values = where.and_()
+    sources = _sources(db, where, wanted.text) if wanted.text else [(f"message WHERE {condition}", values)]
+    found: set[tuple[int, int]] = set()
+    for rest, values in sources:
+        found.update(db.execute(f"SELECT due, number FROM {rest} ORDER BY due LIMIT {MOST + 1}", values))
+    return [number for _, number in sorted(found)[: MOST + 1]]
 
 
 def copies(db: sqlite3.Connection, row: Row, now: int) -> list[Row]:

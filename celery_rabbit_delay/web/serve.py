@@ -38,7 +38,7 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
     """Serve the page until SIGINT or SIGTERM. Raises `UnsupportedConfiguration`, `IndexUnusable`, `OSError`."""
     check(setting)
     signal.signal(signal.SIGTERM, _stop)
-    with _indexer(broker, index) as (path, indexer):
+    with indexing(broker, index) as (path, indexer):
         site = create(setting, broker, path, indexer)
         server = listen(site, setting.host, setting.port)
         indexer.start()
@@ -56,7 +56,7 @@ def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:
     """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`."""
     damage: IndexDamaged | None = None
     while True:
-        with _indexer(broker, index, damage) as (path, indexer):
+        with indexing(broker, index, damage) as (path, indexer):
             indexed(indexer)
             overview = Overview(path, indexer, Desk(broker, indexer, path))
             try:
@@ -68,8 +68,8 @@ def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:
 
 
 @contextmanager
-def _indexer(broker: Broker, path: Path | None, damage: IndexDamaged | None = None) -> Iterator[tuple[Path, Indexer]]:
-    """Yield the file of an index, a new one after `damage`, and what feeds it."""
+def indexing(broker: Broker, path: Path | None, damage: IndexDamaged | None = None) -> Iterator[tuple[Path, Indexer]]:
+    """Yield the file of an index, a new one after `damage`, and what feeds it. Raises `IndexUnusable`."""
     with tempfile.TemporaryDirectory(prefix="celery-rabbit-delay-index-") as directory:
         file = path or Path(directory, "index.sqlite")
         index = Index(file, broker.name)

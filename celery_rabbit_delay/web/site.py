@@ -13,6 +13,7 @@ from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from . import forms, plot, search
 from .actions import add_actions
+from .acts import Acts
 from .damage import IndexDamaged
 from .desk import Broker, Desk
 from .guard import add_guard, token
@@ -27,7 +28,7 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
     """Return the application."""
     site = Flask(__name__, static_url_path="/static")
     site.config.update(
-        SECRET_KEY=secrets.token_bytes(32),
+        SECRET_KEY=setting.secret or secrets.token_bytes(32),
         SESSION_COOKIE_NAME=f"celery-rabbit-delay-{setting.port}",  # a cookie is for all ports of a host
         SESSION_COOKIE_SAMESITE="Strict",
         SESSION_COOKIE_HTTPONLY=True,
@@ -37,10 +38,11 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
     )
     desk = Desk(broker, indexer, path)
     overview = Overview(path, indexer, desk)
+    acts = Acts()
     add_guard(site, setting)
     _filters(site)
-    add_views(site, setting, desk, overview, path)
-    add_actions(site, desk, overview)
+    add_views(site, setting, desk, overview, acts, path)
+    add_actions(site, desk, overview, acts, path)
 
     @site.errorhandler(IndexDamaged)
     def damaged(exc: IndexDamaged) -> Any:

@@ -17,6 +17,7 @@ from ..core.headers import Delivery
 from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
+from .acts import Acts
 from .desk import FAILURES, ORPHANS, Desk, Verified, marks_of
 from .gauges import exposition
 from .index import reading
@@ -28,7 +29,7 @@ from .text import body_text, printable
 _Link = dict[str, Any] | None
 
 
-def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, path: Path) -> None:
+def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, acts: Acts, path: Path) -> None:
     """Add the pages that change nothing."""
     verified: list[Verified] = []  # the last result of `verify`, which an action stores
     site.extensions["verified"] = verified
@@ -90,7 +91,10 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, pat
 
     @site.get("/health")
     def health() -> Any:
-        return render_template("health.html", status=overview.status(), verified=verified[-1] if verified else None)
+        last = verified[-1] if verified else None
+        return render_template(
+            "health.html", status=overview.status(), beat=overview.beat(), verified=last, acts=acts.all()
+        )
 
     @site.get("/metrics")
     def metrics() -> Response:

@@ -22,6 +22,7 @@ from tests.kit.broker import QUICK, Broker, Vhost, own_node
 from tests.kit.commands import Result, celery
 from tests.kit.node import Node, cluster
 from tests.kit.proxy import proxy
+from tests.kit.site import serving
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop
@@ -328,7 +329,9 @@ def part(node: Node, nodes: list[Node], away: bool) -> None:
             node.ctl("eval", f"erlang:set_cookie('{other.name}', '{cookie}'), erlang:disconnect_node('{other.name}').")
 
 
-def test_status_shows_who_is_active_and_the_next_runs(make_shop: MakeShop, start_beat: StartBeat) -> None:
+def test_status_and_the_page_show_who_is_active_and_the_next_runs(
+    make_shop: MakeShop, start_beat: StartBeat, tmp_path: Path
+) -> None:
     schedule = {"hourly": entry(TASK, 3600, "hourly"), "daily": entry(TASK, 86_400, "daily")}
     shop = make_shop(QUICK, beat_schedule=schedule)
     with shop.vhost.connection() as connection:
@@ -348,7 +351,20 @@ def test_status_shows_who_is_active_and_the_next_runs(make_shop: MakeShop, start
     for one in told["entries"]:
         period = datetime.fromisoformat(one["next"]) - datetime.fromisoformat(one["last"])
         assert abs(period.total_seconds() - schedule[one["entry"]]["schedule"]) < 1
-    beat.kill()
+    web = ["celery", "-A", "tests.acceptance.shop", "delay", "web"]
+    with serving(web, tmp_path, **shop.environment) as site:
+        health = site.ask("/health").text
+        assert f":{beat.pid}</code>" in health
+        assert health.index("<td>hourly</td>") < health.index("<td>daily</td>")
+        metrics = site.ask("/metrics").text
+        assert re.search(rf'^celery_rabbit_delay_beat_active{{process="\S+:{beat.pid}"}} 1.0$', metrics, re.MULTILINE)
+        for one in told["entries"]:
+            due = datetime.fromisoformat(one["next"]).timestamp()
+            name = f'beat_next_run_timestamp_seconds{{entry="{one["entry"]}"}}'
+            assert site.metric(name) == pytest.approx(due, abs=0.01)
+        beat.kill()
+        wait_until(lambda: "No beat is active" in site.ask("/health").text, "the page says so", 60)
+        assert site.metric('beat_active{process=""}') == 0
     nobody = status()
     assert nobody.code == 3
     assert "no beat is active" in nobody.out

@@ -90,7 +90,7 @@ def test_the_monitoring_example_exports_metrics(
     assert 0 <= float(lines[f'{name}_sum{{task="shop.ask_for_review"}}']) < 60
     page = run(vhost.url("amqp"), "metrics", *management(vhost), options=())
     known = {line.split()[2] for line in page.out.splitlines() if line.startswith("# TYPE")}
-    known |= {"celery_rabbit_delay_waiting", f"{name}_bucket", f"{name}_count"}
+    known |= {"celery_rabbit_delay_waiting", "celery_rabbit_delay_beat_active", f"{name}_bucket", f"{name}_count"}
     for file in ("alerts.yml", "dashboard.json"):
         used = set(re.findall(r"celery_rabbit_delay_\w+", (ROOT / "examples" / "monitoring" / file).read_text()))
         assert used, file

@@ -10,6 +10,7 @@ from celery.signals import task_prerun
 from prometheus_client import CollectorRegistry
 
 from celery_rabbit_delay import UnsupportedConfiguration, measure_lateness
+from celery_rabbit_delay.app.handing_on import handed_on
 from celery_rabbit_delay.app.lateness import lateness
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
@@ -38,7 +39,7 @@ def test_only_delayed_tasks_are_observed_by_their_names() -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     task: Any = app.task(name="shop.t", shared=False)(nothing)
     registry = CollectorRegistry()
-    before = list(task_prerun.receivers)
+    before = list(task_prerun.receivers), list(handed_on.receivers)
     measure_lateness(registry)
     try:
         for eta in (None, (datetime.now(timezone.utc) - timedelta(seconds=20)).isoformat(), "soon"):
@@ -46,12 +47,24 @@ def test_only_delayed_tasks_are_observed_by_their_names() -> None:
             task_prerun.send(sender=task, task_id="x", task=task, args=(), kwargs={})
             task.pop_request()
     finally:
-        task_prerun.receivers[:] = before
+        task_prerun.receivers[:], handed_on.receivers[:] = before
     labels = {"task": "shop.t"}
     name = "celery_rabbit_delay_task_lateness_seconds"
     assert registry.get_sample_value(f"{name}_count", labels) == 1
     assert 20 <= (registry.get_sample_value(f"{name}_sum", labels) or 0) < 60
     app.close()
+
+
+def test_tasks_that_were_handed_on_are_counted() -> None:
+    registry = CollectorRegistry()
+    before = list(task_prerun.receivers), list(handed_on.receivers)
+    measure_lateness(registry)
+    try:
+        for amount in (3, 4):
+            handed_on.send(sender=None, amount=amount)
+    finally:
+        task_prerun.receivers[:], handed_on.receivers[:] = before
+    assert registry.get_sample_value("celery_rabbit_delay_handed_on_total") == 7
 
 
 def test_without_prometheus_client_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,21 +21,26 @@ import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.streams import StreamMessage
-from celery_rabbit_delay.core import headers, journal
+from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.operate import BeatStatus, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import index as index_
+from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.damage import IndexDamaged
-from celery_rabbit_delay.web.desk import Broker, Desk
+from celery_rabbit_delay.web.desk import Broker, Desk, Done
 from celery_rabbit_delay.web.gauges import Measured, exposition
-from celery_rabbit_delay.web.index import Index
+from celery_rabbit_delay.web.index import Counts, Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.search import Row, Share
 from celery_rabbit_delay.web.serve import check
 from celery_rabbit_delay.web.setting import Setting
 from celery_rabbit_delay.web.site import create
 from tests.kit.wait import wait_until
+
+#: The index of the client.
+made: list[Index] = []
 
 
 def away() -> kombu.Connection:
@@ -65,6 +70,7 @@ def store(index: Index, *numbers: int) -> None:
 def client(tmp_path: Path) -> Iterator[Any]:
     """Yield a client of a page whose broker is away, and whose index has one task."""
     index = Index(tmp_path / "index.sqlite", "here")
+    made[:] = [index]
     store(index, 5)
     indexer = Indexer(index, away, QueueNames())
     broker = Broker("here", away, [], [], lambda connection: None)
@@ -242,7 +248,11 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     levels = [LevelStatus("l1", 125, 3, 40), LevelStatus("l2", 250, None, None), LevelStatus("l3", 1_048_576_125, 1, 0)]
     outboxes = [OutboxStatus("o1", "queue 'q'", 60_000, 5, 1)]
     status = Status(levels, outboxes, 2, [], [], [])
-    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, Progress(0.5, 7, 9, None), status, True)
+    began = headers.moment(0)
+    runs = PeriodicTask("hourly", "t", headers.moment(2500), began), PeriodicTask("broken", "t", None, began)
+    beat = BeatStatus("web1:7", list(runs))
+    progress = Progress(0.5, 7, 9, None)
+    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), status, True, beat)
     lines = exposition(known).decode().splitlines()
     for line in (
         'celery_rabbit_delay_waiting{queue="a\\"\\n"} 3.0',
@@ -255,12 +265,60 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
         'celery_rabbit_delay_level_messages{level="l1",ttl_seconds="0.125"} 43.0',
         'celery_rabbit_delay_outbox_messages{delay_seconds="60",destination="queue \'q\'",outbox="o1"} 5.0',
         "celery_rabbit_delay_orphans 2.0",
+        "celery_rabbit_delay_recorded_delayed_total 5.0",
+        "celery_rabbit_delay_recorded_cancelled_total 2.0",
+        "celery_rabbit_delay_recorded_moved_total 1.0",
+        'celery_rabbit_delay_beat_active{process="web1:7"} 1.0',
+        'celery_rabbit_delay_beat_next_run_timestamp_seconds{entry="hourly"} 2.5',
     ):
         assert line in lines
     assert not [line for line in lines if '"l2"' in line]
-    less = exposition(known._replace(next_due=None, management=False)).decode()
+    nobody = exposition(known._replace(beat=BeatStatus(None, []))).decode()
+    assert 'celery_rabbit_delay_beat_active{process=""} 0.0' in nobody
+    less = exposition(known._replace(next_due=None, management=False, beat=None)).decode()
+    assert "beat" not in less
     assert "next_due" not in less
     assert "blocked" not in less
+
+
+def test_cancelled_tasks_are_a_list_of_their_own_that_cannot_be_changed(client: Any, tmp_path: Path) -> None:
+    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
+    store(index, 6)
+    index.apply([("c", StreamMessage(0, next(changes.cancelled(["my-id-6"]))))], QueueNames(), 0)
+    waiting, cancelled = text(client.get("/")), text(client.get("/?state=cancelled"))
+    assert "my-id-5" in waiting
+    assert "my-id-6" not in waiting
+    assert '<a href="/?range=hour&amp;state=cancelled">1</a>' in waiting
+    assert "my-id-6" in cancelled
+    assert "my-id-5" not in cancelled
+    assert 'name="number"' not in cancelled
+    assert "my-id-6" not in text(client.get("/?state=cancelled&q=nothing"))
+
+
+def test_all_that_match_can_be_changed_at_once_and_the_page_says_who_did(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
+    store(index, *range(10, 130))
+    asked: list[list[int]] = []
+
+    def cancel(desk: Desk, numbers: list[int]) -> Done:
+        asked.append(numbers)
+        return Done(len(numbers), [], ["a", "b", "c", "<d>"])
+
+    monkeypatch.setattr(Desk, "cancel", cancel)
+    link = "/?task=shop.%3Cb%3E1&range=day"
+    page = text(client.get(link))
+    [chosen] = re.findall(r'name="matching" value="([^"]*)" data-amount="61"', page)
+    fields = {"token": re.findall(r'name="token" value="([^"]+)"', page)[0], "matching": unescape(chosen)}
+    client.post("/cancel", data=fields, environ_overrides={"REMOTE_USER": "ada"})
+    assert asked == [[5, *range(11, 130, 2)]]
+    health = text(client.get("/health"))
+    assert "<td>ada</td><td>61 cancelled: a, b, c, …</td>" in health
+    monkeypatch.setattr(search, "MOST", 100)
+    refused = client.post("/cancel", data={**fields, "matching": ""})
+    assert refused.status_code == 400
+    assert "More than 100 match" in text(refused)
 
 
 @pytest.mark.parametrize(

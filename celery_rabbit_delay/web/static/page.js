@@ -14,13 +14,15 @@ document.documentElement.classList.add("script");
 const all = (css) => [...document.querySelectorAll(css)];
 const boxes = () => all("#rows tbody [type=checkbox]");
 const chosen = () => boxes().filter((box) => box.checked);
+const matching = () => document.querySelector("[name=matching]:checked");
+const amount = () => Number(matching()?.dataset.amount ?? chosen().length);
 const parse = async (answer) => new DOMParser().parseFromString(await answer.text(), "text/html");
 
 function count() {
   const selected = chosen();
   const label = document.getElementById("selected");
-  if (label) label.textContent = selected.length ? `${selected.length} selected` : "Nothing selected";
-  document.getElementById("acts")?.classList.toggle("ready", selected.length > 0);
+  if (label) label.textContent = amount() ? `${amount()} selected` : "Nothing selected";
+  document.getElementById("acts")?.classList.toggle("ready", amount() > 0);
   for (const button of all("[formaction$='/replay']")) {
     button.disabled = (button.name ? boxes() : selected).every((box) => "refused" in box.dataset);
   }
@@ -39,6 +41,7 @@ function selector(element) {
 function replace(fresh) {
   document.title = fresh.title;
   const checked = new Set(chosen().map((box) => box.value));
+  const every = matching() !== null;
   const focused = selector(document.activeElement);
   for (const old of all("[data-live]")) {
     const now = fresh.getElementById(old.id);
@@ -51,6 +54,7 @@ function replace(fresh) {
     old.replaceChildren(...now.childNodes);
   }
   for (const box of boxes()) box.checked = checked.has(box.value);
+  for (const box of all("[name=matching]")) box.checked = every;
   if (focused && document.activeElement === document.body) {
     document.querySelector(focused)?.focus({ preventScroll: true });
   }
@@ -85,6 +89,8 @@ async function send(form, button) {
     document.querySelector(".messages").replaceChildren(...fresh.querySelectorAll(".message"));
     setTimeout(() => all(".message.good").forEach((message) => message.remove()), READ);
     for (const field of form.querySelectorAll(".move [name]")) field.value = "";
+    for (const box of all("[name=matching]")) box.checked = false;
+    count();
   } catch {
     document.documentElement.classList.add("stale");
   } finally {
@@ -106,7 +112,7 @@ document.addEventListener("change", (event) => {
   if (event.target.id === "all") {
     for (const box of boxes()) box.checked = event.target.checked;
   }
-  if (event.target.closest("#rows")) count();
+  if (event.target.closest("#selection")) count();
 });
 
 document.addEventListener("click", (event) => {
@@ -119,9 +125,8 @@ document.addEventListener("click", (event) => {
 
 document.addEventListener("submit", (event) => {
   const button = event.submitter;
-  const amount = chosen().length;
-  const question = button?.dataset.confirm ?? (amount > 1 ? button?.dataset.confirmSeveral : undefined);
-  if (question && !confirm(question.replace("{n}", amount))) return event.preventDefault();
+  const question = button?.dataset.confirm ?? (amount() > 1 ? button?.dataset.confirmSeveral : undefined);
+  if (question && !confirm(question.replace("{n}", amount().toLocaleString("en")))) return event.preventDefault();
   if (event.target.id === "selection" && button) {
     event.preventDefault();
     send(event.target, button);

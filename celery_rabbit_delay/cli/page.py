@@ -1,0 +1,51 @@
+"""`page`: the web page of an app, for another web application to serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..core.errors import UnsupportedConfiguration
+from .target import AppTarget
+from .web import broker_of
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+    from ..web.desk import Broker
+
+
+def page(
+    app: Any,
+    secret: str,
+    *,
+    read_only: bool = False,
+    any_queue: bool = False,
+    index: Path | None = None,
+    management_url: str | None = None,
+) -> WSGIApplication:
+    """Return the web page of a Celery app as a WSGI application (PEP 3333), to be mounted at any path.
+
+    Whoever can reach that path can see and change what waits: the application that mounts it has to check the login.
+    The page notes what was done by the `REMOTE_USER` of the request. `secret` signs its cookie, and is the same in all
+    processes. The other arguments are those of the command `web`.
+
+    The first request raises `UnsupportedConfiguration` if `install` was not called, or if the extra `web` is missing,
+    and `IndexUnusable`.
+    """
+
+    def broker() -> Broker:
+        try:
+            return broker_of(AppTarget(app), management_url, any_queue)
+        except click.ClickException as exc:
+            raise UnsupportedConfiguration(exc.message) from exc
+
+    try:
+        from ..web.mounted import MountedPage
+        from ..web.setting import Setting
+    except ModuleNotFoundError as exc:
+        raise UnsupportedConfiguration("the page needs more: pip install 'celery-rabbit-delay[web]'") from exc
+    setting = Setting(read_only=read_only, management=bool(management_url), secret=secret, is_mounted=True)
+    return MountedPage(setting, broker, index)
