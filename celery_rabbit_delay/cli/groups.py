@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import migrate, orphans, schedule, status, topology, web
+from . import migrate, orphans, schedule, size, status, topology, web
 from .options import cascade_options, check_names, given
 from .output import Group, version_option
 from .target import BrokerTarget
@@ -29,23 +29,23 @@ COMMANDS: dict[str, click.Command] = {
         web.metrics,
         migrate.migrate,
         topology.teardown,
+        size.size,
     )
 }
 
 
+#: The command that asks no broker.
+WITHOUT_BROKER = size.size.name
+
+_ASKS_FOR_HELP = f"{__name__}.asks_for_help"
+
+
 class _Standalone(Group):
-    """A group that requires a broker, except for `--help`."""
+    """A group whose commands require a broker, except for `--help`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks_for_help = "--help" in args
-        rest = super().parse_args(ctx, args)
-        if ctx.params["broker"] is None and not (asks_for_help or ctx.resilient_parsing):
-            raise click.UsageError(
-                "Missing option '--broker' / '-b': name a broker with it or with the environment variable "
-                "CELERY_BROKER_URL.",
-                ctx,
-            )
-        return rest
+        ctx.meta[_ASKS_FOR_HELP] = "--help" in args
+        return super().parse_args(ctx, args)
 
 
 @click.group(cls=_Standalone, commands=COMMANDS, help="Manage delayed tasks and their queues without a Celery app.")
@@ -72,4 +72,10 @@ class _Standalone(Group):
 )
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str | None, queues: tuple[str, ...], **options: Any) -> None:
+    if broker is None and ctx.invoked_subcommand != WITHOUT_BROKER and not ctx.meta[_ASKS_FOR_HELP]:
+        raise click.UsageError(
+            "Missing option '--broker' / '-b': name a broker with it or with the environment variable "
+            "CELERY_BROKER_URL.",
+            ctx,
+        )
     ctx.obj = BrokerTarget(broker or "", given(options), queues)

@@ -47,6 +47,11 @@ class Target(ABC):
     def connection(self) -> kombu.Connection:
         """Return a connection with the options of the cascade, which is not connected yet."""
 
+    def delay_options(self) -> Options:
+        """Return the options of the cascade."""
+        options: Options = self.connection().transport.delay_options
+        return options
+
     @abstractmethod
     def queues(self) -> list[kombu.Queue]:
         """Return the app's queues."""
@@ -75,7 +80,10 @@ class BrokerTarget(Target):
         self.queue_names = queues
 
     def connection(self) -> kombu.Connection:
-        return connection_to(self.url, {OPTIONS: Options.parse(self.options).to_dict()})
+        return connection_to(self.url, {OPTIONS: self.delay_options().to_dict()})
+
+    def delay_options(self) -> Options:
+        return Options.parse(self.options)
 
     def queues(self) -> list[kombu.Queue]:
         return [kombu.Queue(name) for name in self.queue_names]

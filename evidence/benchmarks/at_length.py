@@ -3,7 +3,7 @@
     python -m evidence.benchmarks.at_length                    on RabbitMQ 4.3; about ten minutes for each on two CPUs
     python -m evidence.benchmarks.at_length --month 10000 --minute 0 --out /tmp/at_length.json
 
-Writes `at_length.json`, which `evidence.benchmarks.sizing` draws into docs/sizing.md, and draws it.
+Writes `at_length.json`, which `evidence.benchmarks.sizing` draws into docs/contributing/sizing.md, and draws it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures what `dead_letter_worker_consumer_prefetch` does, and draws the tables of docs/sizing.md.
+"""Measures what `dead_letter_worker_consumer_prefetch` does, and draws docs/contributing/sizing.md.
 
 python -m evidence.benchmarks.sizing                     on RabbitMQ 3.10, 4.0 and 4.3
 python -m evidence.benchmarks.sizing --rabbitmq 4.3 --scale 0.1 --out /tmp/sizing.json
@@ -29,7 +29,7 @@ from .contenders import QUEUE, Ours
 from .rows import bodies, drain
 
 RESULTS, AT_LENGTH = (Path(__file__).with_name(name) for name in ("sizing.json", "at_length.json"))
-PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "sizing.md"
 
 AGAIN = "{dead_letter_worker_publisher_confirm_timeout, 10000}"
 

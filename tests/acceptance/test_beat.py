@@ -20,7 +20,7 @@ from celery_rabbit_delay import operate
 from tests.kit.beats import Beat, Sent, entry
 from tests.kit.broker import QUICK, Broker, Vhost, own_node
 from tests.kit.commands import Result, celery
-from tests.kit.node import Node, cluster
+from tests.kit.node import Node, alarm, cluster
 from tests.kit.proxy import proxy
 from tests.kit.site import serving
 from tests.kit.wait import wait_until
@@ -258,6 +258,20 @@ def test_the_runs_of_a_broken_broker_are_made_up_for(crashing: Shop, start_beat:
     sent = take_sent(crashing)
     assert_every_second(sent, doubles=1, late=60)
     assert len([1 for one, after in itertools.pairwise(sent) if after.at - one.at > timedelta(seconds=2)]) == 1
+
+
+def test_the_runs_of_an_alarm_are_made_up_for(crashing: Shop, start_beat: StartBeat) -> None:
+    beat = start_beat(crashing)
+    wait_for_more(crashing, 3)
+    node = crashing.vhost.broker.node
+    with alarm(node):
+        wait_until(lambda: "block" in node.ctl("list_connections", "state"), "the beat is blocked")
+        time.sleep(4)  # runs of which none reaches RabbitMQ
+    wait_for_more(crashing, 3)
+    sent = take_sent(crashing)
+    assert_every_second(sent, doubles=1, late=60)
+    assert len([1 for one, after in itertools.pairwise(sent) if after.at - one.at > timedelta(seconds=2)]) == 1
+    assert beat.process.poll() is None
 
 
 class Cluster(NamedTuple):

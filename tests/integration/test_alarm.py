@@ -20,7 +20,7 @@ from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
 from tests.kit.broker import QUICK, Vhost, lead, own_node, take
 from tests.kit.commands import run
-from tests.kit.node import Node
+from tests.kit.node import alarm
 from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
@@ -52,15 +52,6 @@ def publishes(connection: kombu.Connection, body: str) -> bool:
         publish(connection, body)
         return True
     return False
-
-
-@contextmanager
-def alarm(node: Node) -> Iterator[None]:
-    node.ctl("set_vm_memory_high_watermark", "0.00001")
-    try:
-        yield
-    finally:
-        node.ctl("set_vm_memory_high_watermark", "0.4")
 
 
 @contextmanager

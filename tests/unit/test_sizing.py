@@ -1,0 +1,108 @@
+"""What a load takes agrees with what was measured, and the command says it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from celery_rabbit_delay.cli.groups import standalone
+from celery_rabbit_delay.core.options import Options
+from celery_rabbit_delay.core.sizing import Load, Size, size
+from tests.kit.pages import DOCS
+
+EVIDENCE = Path(__file__).parents[2] / "evidence" / "benchmarks"
+RESULTS: dict[str, Any] = json.loads((EVIDENCE / "results.json").read_text())
+AT_LENGTH: dict[str, Any] = json.loads((EVIDENCE / "at_length.json").read_text())
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(standalone, arguments)
+
+
+def sized(**load: Any) -> Size:
+    return size(Load(**load), Options())
+
+
+def cpu(found: Size, nodes: int) -> tuple[float, float]:
+    """Return the microseconds of all nodes for a task, at a rate of one a second."""
+    least, most = found.cpus
+    return least * nodes * 1_000_000, most * nodes * 1_000_000
+
+
+@pytest.mark.parametrize("rabbitmq", RESULTS)
+def test_the_measured_cpu_is_in_the_range(rabbitmq: str) -> None:
+    rows = RESULTS[rabbitmq]["rows"]
+    undelayed = rows["broker_cpu"]["no delay, quorum"]["median"]
+    least, most = cpu(sized(rate=1, delay=3600, is_spread=True, nodes=1), 1)
+    assert least <= rows["hops_cpu"]["default"]["median"] - undelayed <= most
+    least, most = cpu(sized(rate=1, delay=15, is_spread=True, nodes=1), 1)
+    assert least / 2 <= rows["broker_cpu"]["celery-rabbit-delay, quorum"]["median"] - undelayed <= most
+
+
+def test_the_measured_cpu_of_a_cluster_is_in_the_range() -> None:
+    minute = AT_LENGTH["minute"]
+    least, most = cpu(sized(rate=1, delay=60, nodes=3), 3)
+    assert least <= 1_000_000 * minute["cpu"] / minute["amount"] <= most
+
+
+def test_memory_and_disk_are_what_a_million_took() -> None:
+    month = AT_LENGTH["month"]
+    found = sized(rate=month["amount"] / 3600, delay=3600, body=200, nodes=1)
+    assert found.waiting == found.longest == month["amount"]
+    assert found.memory == pytest.approx(month["memory"], rel=0.1)
+    assert found.disk == pytest.approx(month["disk"], rel=0.1)
+
+
+def test_an_everyday_delay_takes_one_hop_and_two_queues() -> None:
+    found = sized(rate=500, delay=86_400, destinations=10)
+    assert (found.hops, found.cascade, found.outboxes) == (1, 31, 2)
+    assert found.waiting == 500 * 86_400
+    assert found.longest == found.waiting // 10
+
+
+def test_arbitrary_delays_take_sixteen_outboxes_at_most_and_their_levels() -> None:
+    found = sized(rate=10, delay=3600, is_spread=True)
+    assert found.outboxes <= 17
+    for results in RESULTS.values():
+        levels = results["rows"]["hops"]["default, an hour"]["mean"]
+        assert found.hops == pytest.approx(levels + 1, abs=0.1)
+    assert found.waiting / 4 < found.longest < found.waiting
+
+
+def test_a_quorum_queue_has_three_members_at_most() -> None:
+    three, nine = (sized(rate=500, delay=60, nodes=nodes) for nodes in (3, 9))
+    assert nine.cpus[1] == pytest.approx(three.cpus[1] / 3)
+    assert nine.memory == three.memory // 3
+
+
+def test_the_documented_example_is_what_the_command_prints() -> None:
+    page = (DOCS / "sizing.md").read_text()
+    examples = re.findall(r"```console\n\$ celery-rabbit-delay (size [^\n]+)\n(.*?)```", page, re.DOTALL)
+    assert examples
+    for command, shown in examples:
+        assert invoke(*command.split()).stdout == shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--rate", "5", "--delay", "1x"], "'1x': write a number with a unit, such as 90s, 15m, 1h or 30d"),
+        (["--rate", "5", "--delay", "90000d"], "the longest delay is max_delay"),
+        (["--rate", "0", "--delay", "1d"], "--rate"),
+        (["--delay", "1d"], "Missing option '--rate'"),
+    ],
+)
+def test_a_mistake_is_a_usage_error(arguments: list[str], error: str) -> None:
+    found = invoke("size", *arguments)
+    assert found.exit_code == 2
+    assert error in found.stderr
+
+
+def test_other_commands_need_a_broker_and_the_help_of_all_does_not() -> None:
+    assert "Missing option '--broker'" in invoke("status").stderr
+    assert invoke("status", "--help").exit_code == 0
