@@ -13,7 +13,7 @@ from .options import Options
 CPU_PER_HOP = 280, 1000
 
 #: Bytes of memory and of disk that a waiting message takes on each node that stores it, its body apart.
-MEMORY, DISK = 840, 710
+MEMORY, DISK = 640, 550
 
 #: Nodes that store the messages of a quorum queue (https://www.rabbitmq.com/docs/quorum-queues#replication).
 MEMBERS = 3
