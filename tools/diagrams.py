@@ -169,12 +169,39 @@ def draw_binding(picture: Picture, binding: Binding, source: Box, target: Box, o
         picture.note(target.left[0] - 10, target.left[1] - 6, binding.routing_key, code=True, anchor="end")
 
 
+#: Questions, in the order in which they decide, and what to use if the answer is yes.
+CHOICES = (
+    ("Is your broker another than RabbitMQ?", "what it has, or a database scheduler"),
+    ("Does the same task run again and again?", "celery beat, with this package's scheduler"),
+    ("Do people query and edit the schedule?", "a table: django-celery-beat"),
+    ("Are the delays a handful of fixed ones?", "one queue per delay"),
+    ("Few tasks, classic queues, RabbitMQ 3?", "plain eta"),
+    ("Whole seconds, a few milliseconds late?", "Celery's native delayed delivery"),
+)
+
+
+def choice() -> str:
+    """Draw the questions, from top to bottom, and the answers beside them."""
+    picture = Picture()
+    step, width, right = 54, 256, 342
+    boxes = [picture.box("other", question, 20, 20 + row * step, width) for row, (question, _) in enumerate(CHOICES)]
+    last = picture.box("exchange", "celery-rabbit-delay", 20, 20 + len(CHOICES) * step, width)
+    for row, (box, below) in enumerate(zip(boxes, [*boxes[1:], last], strict=True)):
+        answer = picture.box("queue", CHOICES[row][1], right, box.y, 280)
+        picture.arrow([box.right, answer.left])
+        picture.arrow([box.bottom, below.top])
+        picture.note((box.right[0] + right) / 2, box.y + 10, "yes", anchor="middle")
+        picture.note(box.bottom[0] + 8, box.bottom[1] + 16, "no")
+    return picture.svg("Which way to delay tasks", right + 300, last.bottom[1] + 20)
+
+
 def short(cascade: Cascade, name: str) -> str:
     """Return a name without what all names begin with."""
     return name.removeprefix(f"{cascade.root}.")
 
 
 DIAGRAMS = {
+    "choice.svg": choice,
     "journey.svg": lambda: default_journey(70),
     "round.svg": lambda: default_journey(60),
     "topology.svg": topology,
