@@ -185,9 +185,9 @@ def choice() -> str:
     picture = Picture()
     step, width, right = 54, 256, 342
     boxes = [picture.box("other", question, 20, 20 + row * step, width) for row, (question, _) in enumerate(CHOICES)]
-    last = picture.box("exchange", "celery-rabbit-delay", 20, 20 + len(CHOICES) * step, width)
+    last = picture.box("queue", "celery-rabbit-delay", 20, 20 + len(CHOICES) * step, width)
     for row, (box, below) in enumerate(zip(boxes, [*boxes[1:], last], strict=True)):
-        answer = picture.box("queue", CHOICES[row][1], right, box.y, 280)
+        answer = picture.box("exchange", CHOICES[row][1], right, box.y, 280)
         picture.arrow([box.right, answer.left])
         picture.arrow([box.bottom, below.top])
         picture.note((box.right[0] + right) / 2, box.y + 10, "yes", anchor="middle")

@@ -14,6 +14,7 @@ from amqp import Message
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.core import changes, headers, journal, streams
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
 
 PATH = Path(__file__).parents[1] / "tests" / "unit" / "layout.json"
@@ -74,7 +75,7 @@ def stored() -> dict[str, str]:
         "cancelled ids that are no UUIDs": by_text,
         "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, 3000),
         "void": changes.void(2, due=1),
-        "last of a key": changes.last_of_key("k", 2),
+        "last of a key": last_of_key("k", 2),
     }
     return {kind: message.hex(" ", 4) for kind, message in messages.items()}
 

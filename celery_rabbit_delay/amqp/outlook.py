@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator
 import kombu
 
 from ..core import journal, streams
-from ..core.changes import Changes, Keys
+from ..core.changes import Changes
 from ..core.journal import Record
+from ..core.keys import Keys
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clocks import utc_ms

@@ -16,9 +16,10 @@ from amqp.exceptions import AMQPError
 
 from .. import upstream
 from ..core import streams
-from ..core.changes import Changes, Keys
+from ..core.changes import Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.headers import X_DELAY_KEY, State, message_id, read_state
+from ..core.keys import Keys
 from ..core.options import Options, options_of
 from ..core.streams import Unreadable
 from ..core.topology import Stream

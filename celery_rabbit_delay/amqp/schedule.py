@@ -16,9 +16,10 @@ from amqp.exceptions import AMQPError
 from .. import upstream
 from ..core import changes, journal, streams
 from ..core import headers as headers_
-from ..core.changes import Changes, Keys
+from ..core.changes import Changes
 from ..core.due import due_at
 from ..core.journal import Record
+from ..core.keys import Keys
 from ..core.streams import Unreadable
 from .clocks import utc_ms
 from .destinations import QueueNames

@@ -13,9 +13,10 @@ from amqp import Message
 from amqp.exceptions import AMQPError, InternalError, RecoverableConnectionError, ResourceError
 
 from .. import upstream
-from ..core import changes, journal, streams
+from ..core import journal, streams
 from ..core.errors import CascadeMissing, DelayError, StreamUnavailable, UnsupportedConfiguration
 from ..core.journal import Record
+from ..core.keys import last_of_key
 from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
@@ -137,7 +138,7 @@ class StreamWriter:
 
     def write_keys(self, plans: Iterable[Plan]) -> None:
         """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""
-        if last := [changes.last_of_key(plan.key, plan.number) for plan in plans if plan.key is not None]:
+        if last := [last_of_key(plan.key, plan.number) for plan in plans if plan.key is not None]:
             self.write(streams.keys(self._cascade), last)
 
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:

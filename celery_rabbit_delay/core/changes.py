@@ -1,4 +1,4 @@
-"""What the streams `changes` and `keys` contain, and what it adds up to. Pure."""
+"""What the stream `changes` contains, and what it adds up to. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import json
 import math
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import DelayError, InvalidDelay
+from .errors import DelayError
 from .headers import X_DELAY_SENT
-from .streams import MAX_KEYED_DELAY, VOID_KEPT, reading
+from .streams import VOID_KEPT, reading
 
 _FEW_VOIDS = 1000
 
 #: Seconds by which the clocks of two publishers may differ.
 CLOCKS_DIFFER = 60
 
-_UUIDS, _IDS, _STAMPS, _VOID, _KEY = b"u", b"c", b"s", b"v", b"k"
+_UUIDS, _IDS, _STAMPS, _VOID = b"u", b"c", b"s", b"v"
 _CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID)
 _TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
 
@@ -34,15 +34,6 @@ MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
 #: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
 #: messages with keys, at least half.
 KEPT = 500_000
-
-
-def check_keyed_delay(delay: int) -> None:
-    """Raise `InvalidDelay` if a delay in microseconds is too long for a message with a key."""
-    if delay > MAX_KEYED_DELAY * 1_000_000:
-        raise InvalidDelay(
-            f"a message with an x-delay-key may wait for {MAX_KEYED_DELAY} s at most, but this one has a delay of "
-            f"{delay / 1_000_000:.3f} s: choose an earlier eta, or leave the key out"
-        )
 
 
 def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
@@ -93,12 +84,8 @@ def void(number: int, due: int) -> bytes:
     return _VOID + _TIME.pack(number) + _TIME.pack(due)
 
 
-def last_of_key(key: str, number: int) -> bytes:
-    """Return a message that names the last message of a key."""
-    return _KEY + _TIME.pack(number) + key.encode()
-
-
-def _check_size(message: bytes) -> None:
+def check_size(message: bytes) -> None:
+    """Raise `ValueError` if a message is longer than any of ours."""
     if len(message) > MAX_BYTES:
         raise ValueError(f"it has {len(message):,} bytes")
 
@@ -146,7 +133,7 @@ class Changes:
         """Apply a message of the stream; return the ids that are cancelled from now on. Raises `Unreadable`."""
         kind, content = message[:1], message[1:]
         if kind in _CHANGES:  # and not a record of the journal, which may be as large as a message
-            _check_size(message)
+            check_size(message)
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
             ids = {one: str(uuid.UUID(bytes=one)) for one in whole if one not in self._uuids}
@@ -226,63 +213,6 @@ class Changes:
     def voids(self, number: object) -> bool:
         """Return whether a copy of a message is void."""
         return number in self._voids
-
-
-class Keys:
-    """The state that the stream `keys` describes, as far as it has been read.
-
-    Entries are kept at least as long as the stream keeps them, from the time of reading: the stream does not contain
-    the time of writing. A message of which nothing was read yet does not count as replaced, because it may be due
-    before its entry is read.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Use `clock`, a monotonic clock in seconds."""
-        self._clock = clock
-        self._since = clock()
-        self._last: dict[str, int] = {}
-        self._replaced: set[int] = set()
-        self._before: tuple[dict[str, int], set[int]] = ({}, set())  # entries from before `_since`
-
-    @reading
-    def apply(self, message: bytes) -> None:
-        """Apply a message of the stream. Raises `Unreadable`."""
-        if message[:1] == _KEY:
-            _check_size(message)
-            key, number = message[1 + _TIME.size :].decode(), _TIME.unpack_from(message, 1)[0]
-            now = self._clock()
-            if now - self._since >= 2 * MAX_KEYED_DELAY or len(self._last) + len(self._replaced) >= KEPT:
-                self._since, self._before = now, (self._last, self._replaced)
-                self._last, self._replaced = {}, set()
-            last, replaced = self._before
-            previous = self._last.get(key, last.get(key, number))
-            if previous != number:
-                self._replaced.add(previous)
-            for numbers in (self._replaced, replaced):
-                numbers.discard(number)  # a message that is published again after an error is the last one again
-            self._last[key] = number
-
-    @property
-    def last(self) -> Mapping[str, int]:
-        """The number of the message that was sent last, by key."""
-        last, _ = self._before
-        return {**last, **self._last}
-
-    @property
-    def replaced(self) -> Set[int]:
-        """The numbers of messages that a later message with the same key replaces."""
-        _, replaced = self._before
-        return self._replaced | replaced
-
-    def __contains__(self, key: object) -> bool:
-        """Return whether a message of a key was sent."""
-        last, _ = self._before
-        return key in self._last or key in last
-
-    def replaces(self, number: int) -> bool:
-        """Return whether a later message with the same key replaces a message."""
-        _, replaced = self._before
-        return number in self._replaced or number in replaced
 
 
 def _uuid(id_: str) -> bytes | None:

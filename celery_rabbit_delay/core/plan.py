@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from . import changes, streams
+from . import streams
 from .destination import Declarations, Destination
 from .errors import InvalidDelay, InvalidDestination
 from .headers import (
@@ -26,6 +26,7 @@ from .headers import (
     wrap,
     wrap_for_return,
 )
+from .keys import check_keyed_delay
 from .options import Options
 from .topology import Stream
 
@@ -160,7 +161,7 @@ def _key_and_number(headers: Headers, delay: int) -> tuple[str | None, int | Non
     if isinstance(number, int):
         return None, number
     try:
-        changes.check_keyed_delay(delay)
+        check_keyed_delay(delay)
     except InvalidDelay:
         if headers.get("retries"):
             return None, None  # an error inside the task would lose the retry

@@ -14,8 +14,8 @@ from ..core import headers as headers_
 from ..core.errors import DelayError
 from . import forms, plot, search
 from .acts import Act, Acts
+from .database import reading
 from .desk import FAILURES, Desk, Done
-from .index import reading
 from .overview import Overview
 from .text import printable, reason
 

@@ -21,7 +21,7 @@ from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
 from ..operate import Allowed, BeatStatus, Finding, Orphan, Record, Snapshot, Status
 from . import search
-from .index import WAITING, reading
+from .database import WAITING, reading
 from .indexer import Indexer
 from .search import Row
 

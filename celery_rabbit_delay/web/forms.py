@@ -14,7 +14,7 @@ from ..core import headers as headers_
 from ..core import streams
 from ..core.due import due_at
 from ..core.errors import InvalidDelay
-from .index import CANCELLED, WAITING
+from .database import CANCELLED, WAITING
 from .search import Filter
 
 #: The maximum number of messages in one form, and of its bytes.

@@ -6,10 +6,8 @@ stopped, because it stores the contents of a stream together with the position i
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -18,23 +16,16 @@ from typing import Any, NamedTuple
 
 from .. import operate
 from ..core import changes, journal, streams
-from ..core.changes import Changes, Keys
-from ..core.errors import DelayError
+from ..core.changes import Changes
 from ..core.headers import X_DELAY_SENT
+from ..core.keys import Keys
 from ..core.streams import Unreadable
 from ..operate import Place, QueueNames, Record, StreamMessage
-from .damage import Gate, IndexDamaged, noticing_damage
+from .damage import IndexDamaged, noticing_damage
+from .database import CANCELLED, REPLACED, TABLES, VERSION, WAITING, IndexUnusable, clean, connect, create, gate, lock
 from .text import SEARCHED, body_text, printable
 
 logger = logging.getLogger(__name__)
-
-#: Readers of the index hold it while they have its file open; whoever replaces a damaged file closes it.
-_gate = Gate()
-
-#: The state of a message: waiting, cancelled before it is due, replaced by a later message with its key.
-WAITING, CANCELLED, REPLACED = 0, 1, 2
-
-_VERSION = 2
 
 #: The end of the year 9999, in milliseconds: the latest due time.
 _LATEST = 253_402_300_799_999
@@ -45,55 +36,12 @@ _NUMBERS = 1 << streams.NUMBER_BITS
 #: The maximum number of past rows to remove at a time.
 _PRUNED = 5000
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS place (stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS name (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS message (
-    row INTEGER PRIMARY KEY,
-    number INTEGER NOT NULL UNIQUE,
-    due INTEGER NOT NULL,          -- milliseconds since 1970
-    state INTEGER NOT NULL,
-    id TEXT NOT NULL,
-    task INTEGER NOT NULL,         -- a name
-    queue INTEGER NOT NULL,        -- a name
-    key TEXT,
-    retries INTEGER NOT NULL,
-    stamps TEXT,                   -- JSON of the headers that tell whether a stamp cancels it
-    arguments TEXT NOT NULL,       -- as they are searched
-    stream INTEGER NOT NULL,       -- a name
-    offset INTEGER NOT NULL
-);
-CREATE INDEX IF NOT EXISTS message_due ON message (state, due);
-CREATE INDEX IF NOT EXISTS message_id ON message (id);
-CREATE INDEX IF NOT EXISTS message_task ON message (task, state, due);
-CREATE INDEX IF NOT EXISTS message_queue ON message (queue, state, due);
-CREATE INDEX IF NOT EXISTS message_stamps ON message (row) WHERE stamps IS NOT NULL;
-CREATE TABLE IF NOT EXISTS cancelled (id TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS stamp (
-    name TEXT, value TEXT, at INTEGER, PRIMARY KEY (name, value)  -- by which tasks sent until then were cancelled
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS void (number INTEGER PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS last (key TEXT PRIMARY KEY, number INTEGER NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS replaced (number INTEGER PRIMARY KEY, seen INTEGER NOT NULL);
-CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(
-    arguments, content='message', content_rowid='row', tokenize='trigram', detail='none'
-);
-CREATE TRIGGER IF NOT EXISTS message_removed AFTER DELETE ON message BEGIN
-    INSERT INTO search (search, rowid, arguments) VALUES ('delete', old.row, old.arguments);
-END;
-"""
-
 _INSERT = """INSERT OR IGNORE INTO message
     (number, due, state, id, task, queue, key, retries, stamps, arguments, stream, offset)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 #: The position of `retries` in a row.
 _RETRIES = 7
-
-
-class IndexUnusable(DelayError):
-    """The file is the index of another cascade, is in use, or is not an index."""
 
 
 class Counts(NamedTuple):
@@ -113,7 +61,7 @@ class Index:
         self._about = about
         self._names: dict[str, int] = {}
         with ExitStack() as failing:
-            self._lock = failing.enter_context(_lock(path))
+            self._lock = failing.enter_context(lock(path))
             try:
                 self._check()
                 self._open()
@@ -132,7 +80,7 @@ class Index:
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         if tables and not (version and {"about", "message", "place"} <= tables):
             raise IndexUnusable(f"{self.path} is a file of another program: name another file")
-        if version not in (0, _VERSION):
+        if version not in (0, VERSION):
             raise IndexUnusable(f"{self.path} was made by another release: delete it, or name another file")
 
     def _open(self) -> None:
@@ -146,7 +94,7 @@ class Index:
     def _prepare(self) -> None:
         db = self._db
         # In one transaction, because tables without a version count as those of another program.
-        db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
+        db.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
         with db:
             db.execute("INSERT OR IGNORE INTO about VALUES ('of', ?)", [self._about])
         found = db.execute("SELECT value FROM about WHERE name = 'of'").fetchone()[0]
@@ -161,10 +109,10 @@ class Index:
         """Begin a new index in place of a damaged one."""
         logger.warning("A new index is begun: %s", damage)
         self._db.close()
-        with _gate.alone():
+        with gate.alone():
             for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            _create(self.path)
+            create(self.path)
             self._open()
         self._names.clear()
 
@@ -181,7 +129,7 @@ class Index:
             for table in ("message", "name", "place", "cancelled", "stamp", "void", "last", "replaced"):
                 db.execute(f"DELETE FROM {table}")
         self._names.clear()
-        self._db.executescript(_TABLES)
+        self._db.executescript(TABLES)
 
     def apply(self, entries: Iterable[tuple[str, StreamMessage]], queues: QueueNames, now: int) -> Counts:
         """Store some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
@@ -350,54 +298,3 @@ def _pairs(stamps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in stamps.items():
         for one in value if isinstance(value, list) else [value]:
             yield name, str(one)
-
-
-def clean(text: str) -> str:
-    """Return text that SQLite can store."""
-    return text.encode(errors="replace").decode()
-
-
-def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
-    """Return a connection to an index for one thread."""
-    db = sqlite3.connect(path, timeout=30, check_same_thread=False)  # only one thread at a time writes
-    try:
-        db.execute("PRAGMA case_sensitive_like = OFF")
-        db.execute("PRAGMA cache_size = -32000")  # 32 MB
-        if writable:
-            db.execute("PRAGMA journal_mode = WAL")  # readers do not wait for the writer
-            # Syncs only at checkpoints: a crash costs the last moments at most.
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA journal_size_limit = 64000000")
-        else:
-            db.execute("PRAGMA query_only = ON")
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Connect to an index for reading. Raises `IndexDamaged`."""
-    with _gate.shared(), noticing_damage(path), closing(connect(path)) as db:
-        yield db
-
-
-def _create(path: Path) -> None:
-    """Create a file that only its owner can read, unless it exists."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-
-
-def _lock(path: Path) -> Any:
-    """Lock the index against other processes, and let only the file's owner read it."""
-    try:
-        _create(path)
-        lock = open(path.with_name(f"{path.name}.lock"), "a")  # noqa: SIM115  held until the process ends
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            lock.close()
-            raise IndexUnusable(f"{path} is in use by another process: name another file") from exc
-    except OSError as exc:
-        raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
-    return lock

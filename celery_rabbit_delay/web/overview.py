@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 from ..amqp.clocks import utc_ms
 from ..operate import BeatStatus, Status
 from . import search
+from .database import reading
 from .desk import FAILURES, Desk
 from .gauges import Measured
-from .index import reading
 from .indexer import Indexer
 from .search import Filter, Share
 from .text import reason

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .index import CANCELLED, WAITING
+from .database import CANCELLED, WAITING
 from .text import pattern
 
 #: Rows per page; the number of soonest rows to scan before the full-text index is used; the limit for counting the

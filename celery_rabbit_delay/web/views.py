@@ -18,9 +18,9 @@ from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
 from .acts import Acts
+from .database import reading
 from .desk import FAILURES, ORPHANS, Desk, Verified, marks_of
 from .gauges import exposition
-from .index import reading
 from .overview import Overview
 from .search import Filter, Row
 from .setting import Setting

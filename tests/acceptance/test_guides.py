@@ -162,6 +162,15 @@ def test_the_guide_to_django_shows_what_happens(reader: Reader) -> None:
     reader.sees("How was order 42?")
 
 
+def test_the_guide_to_one_off_entries_moves_them(reader: Reader) -> None:
+    pytest.importorskip("django_celery_beat")
+    reader.directory = reader.examples / "one_off"
+    reader.follow("how-to/from-one-off-entries.md")
+    reader.start("celery -A shop worker")
+    again = reader.run("python move.py")
+    assert again.endswith("0 entries moved\n")
+
+
 def test_the_guide_to_flask_shows_what_happens(reader: Reader) -> None:
     pytest.importorskip("flask")
     [(worker, _), (serve, _)] = commands("how-to/flask.md")

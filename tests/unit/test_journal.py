@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import DelayError, InvalidDelay, Options
 from celery_rabbit_delay.core import changes, journal, routing_key, streams
-from celery_rabbit_delay.core.changes import Changes, Keys
+from celery_rabbit_delay.core import keys as keys_
+from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import X_DELAY_SENT
 from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.core.keys import Keys, check_keyed_delay, last_of_key
 from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.core.topology import Topology
 
@@ -185,7 +187,7 @@ def test_a_message_that_is_larger_than_any_of_ours_is_not_taken() -> None:
         with pytest.raises(Unreadable, match="it has 48,000,"):
             known.apply(message)
     with pytest.raises(Unreadable, match="it has 48,000,"):
-        keys.apply(changes.last_of_key("k" * 48_000_000, 1))
+        keys.apply(last_of_key("k" * 48_000_000, 1))
     assert known.apply(b"c" + json.dumps(["x" * 256, "fine"]).encode()) == ["fine"]
     with pytest.raises(DelayError, match="revoke at most 2,000,000 bytes of them at a time"):
         changes.cancelled_stamps({"customer": ["7" * 2_000_000]}, NOW)
@@ -204,13 +206,14 @@ def test_of_many_cancelled_ids_the_last_ones_are_known(monkeypatch: pytest.Monke
 
 
 def test_of_many_void_copies_and_keys_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "KEPT", 1000)
+    for module in (changes, keys_):
+        monkeypatch.setattr(module, "KEPT", 1000)
     monkeypatch.setattr(changes, "_FEW_VOIDS", 10)
     known, keys = Changes(time.time), Keys(time.monotonic)
     for number in range(10_000):
         known.apply(changes.void(number, 2**45))
-        keys.apply(changes.last_of_key(str(number), 2 * number))
-        keys.apply(changes.last_of_key(str(number), 2 * number + 1))
+        keys.apply(last_of_key(str(number), 2 * number))
+        keys.apply(last_of_key(str(number), 2 * number + 1))
     assert set(range(9000, 10_000)) <= set(known.void)
     assert len(list(known.void)) <= 2000
     assert all(keys.replaces(2 * number) for number in range(9700, 10_000))
@@ -292,8 +295,8 @@ def test_the_last_message_of_a_key_replaces_earlier_ones() -> None:
     keys = Keys(time.monotonic)
     assert not keys.replaces(1)
     for number in (1, 2, 3):
-        keys.apply(changes.last_of_key("report", number))
-    keys.apply(changes.last_of_key("other", 5))
+        keys.apply(last_of_key("report", number))
+    keys.apply(last_of_key("other", 5))
     keys.apply(streams.marker())
     assert [keys.replaces(number) for number in (1, 2, 3, 5)] == [True, True, False, False]
     assert dict(keys.last) == {"report": 3, "other": 5}
@@ -302,14 +305,14 @@ def test_the_last_message_of_a_key_replaces_earlier_ones() -> None:
 def test_a_message_of_which_nothing_was_read_yet_is_not_replaced() -> None:
     """It may be due before what was told of it is read, or its publisher was killed before it told."""
     keys = Keys(time.monotonic)
-    keys.apply(changes.last_of_key("report", 1))
+    keys.apply(last_of_key("report", 1))
     assert not keys.replaces(2)
 
 
 def test_a_message_that_is_told_again_is_the_last_once_more() -> None:
     keys = Keys(time.monotonic)
     for number in (1, 2, 1):
-        keys.apply(changes.last_of_key("report", number))
+        keys.apply(last_of_key("report", number))
     assert [keys.replaces(number) for number in (1, 2)] == [False, True]
 
 
@@ -328,7 +331,7 @@ def test_what_is_said_of_a_key_is_forgotten_after_a_time_but_not_while_a_message
                     replaced[told[key]] = hour
                 told[key] = next(numbers)
                 when[told[key]] = hour
-                keys.apply(changes.last_of_key(key, told[key]))
+                keys.apply(last_of_key(key, told[key]))
         recent = {key: number for key, number in told.items() if when[number] > hour - kept}
         assert recent.items() <= keys.last.items()
         assert not any(map(keys.replaces, told.values()))  # none is ever lost
@@ -341,11 +344,11 @@ def test_a_key_that_is_read_late_is_kept_as_long_as_one_that_was_just_said() -> 
     now = 0.0
     keys = Keys(lambda: now)
     now = 1.9 * 2 * streams.MAX_KEYED_DELAY
-    keys.apply(changes.last_of_key("old", 1))
+    keys.apply(last_of_key("old", 1))
     now += 2 * streams.MAX_KEYED_DELAY
-    keys.apply(changes.last_of_key("new", 2))
+    keys.apply(last_of_key("new", 2))
     assert dict(keys.last) == {"old": 1, "new": 2}
-    keys.apply(changes.last_of_key("old", 3))
+    keys.apply(last_of_key("old", 3))
     assert keys.last["old"] == 3
     assert keys.replaces(1)
 
@@ -357,9 +360,9 @@ def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
 
 
 def test_a_message_with_a_key_may_not_wait_longer_than_its_key_is_remembered() -> None:
-    changes.check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000)
+    check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000)
     with pytest.raises(InvalidDelay, match=r"x-delay-key may wait for 86400 s at most, .*or leave the key out"):
-        changes.check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000 + 1)
+        check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000 + 1)
 
 
 def test_a_record_knows_about_how_large_it_is() -> None:
@@ -397,15 +400,15 @@ def test_what_changes_and_keys_say_can_be_kept_elsewhere() -> None:
     assert set(known.void) == {7}
     assert {name: set(values) for name, values in known.stamps.items()} == {"batch": {"red", "5"}}
     keys = Keys(time.monotonic)
-    keys.apply(changes.last_of_key("report", 9))
+    keys.apply(last_of_key("report", 9))
     assert dict(keys.last) == {"report": 9}
 
 
 def test_a_key_is_known_once_a_message_of_it_was_sent_also_from_before_the_last_days() -> None:
     now = [0.0]
     keys = Keys(lambda: now[0])
-    keys.apply(changes.last_of_key("report-42", 1))
+    keys.apply(last_of_key("report-42", 1))
     assert ("report-42" in keys, "report-43" in keys) == (True, False)
     now[0] = 2.0 * streams.MAX_KEYED_DELAY
-    keys.apply(changes.last_of_key("report-43", 2))
+    keys.apply(last_of_key("report-43", 2))
     assert ("report-42" in keys, "report-43" in keys, "report-44" in keys) == (True, True, False)

@@ -16,6 +16,7 @@ from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.options import Options
 
 
@@ -36,7 +37,7 @@ def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_agai
 ) -> None:
     client = Client()
     known = receiving.known_to[client].keys[Options().cascade.root]
-    known.apply(changes.last_of_key("k", 1))  # read before the connection was lost
+    known.apply(last_of_key("k", 1))  # read before the connection was lost
     connection = connected(client)
 
     def catch_up(connection: Any, stream: Any, *args: Any, **kwargs: Any) -> None:

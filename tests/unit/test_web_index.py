@@ -20,10 +20,12 @@ from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.streams import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.core.keys import last_of_key
+from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web import index as index_
-from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.damage import IndexDamaged
-from celery_rabbit_delay.web.index import Index, IndexUnusable, connect, reading
+from celery_rabbit_delay.web.database import IndexUnusable, connect, reading
+from celery_rabbit_delay.web.index import Index
 from celery_rabbit_delay.web.search import Filter
 
 NOW = 1_800_000_000_000
@@ -129,10 +131,10 @@ def test_a_stamp_cancels_only_what_was_sent_before(streams: Streams) -> None:
 
 
 def test_what_was_never_said_to_be_the_last_of_its_key_is_not_replaced(streams: Streams) -> None:
-    streams.tell(record(1, key="k"), changes.last_of_key("k", 1))
+    streams.tell(record(1, key="k"), last_of_key("k", 1))
     streams.tell(record(2, key="k"))  # its publisher was killed before it said so
     assert streams.found() == ["id-1", "id-2"]
-    streams.tell(changes.last_of_key("k", 3))
+    streams.tell(last_of_key("k", 3))
     streams.tell(record(3, key="k"))
     assert streams.found() == ["id-2", "id-3"]
 
@@ -140,9 +142,9 @@ def test_what_was_never_said_to_be_the_last_of_its_key_is_not_replaced(streams: 
 def test_what_is_published_again_is_the_last_again(streams: Streams) -> None:
     streams.tell(record(1, key="k"), record(2, key="k"))
     for number in (1, 2, 1):
-        streams.tell(changes.last_of_key("k", number))
+        streams.tell(last_of_key("k", number))
     assert streams.found() == ["id-1"]
-    streams.tell(*(changes.last_of_key("k", number) for number in (2, 1, 2)))
+    streams.tell(*(last_of_key("k", number) for number in (2, 1, 2)))
     assert streams.found() == ["id-2"]
 
 
@@ -152,7 +154,7 @@ def test_only_the_last_message_of_a_key_waits_in_any_order_of_reading(order: lis
     import tempfile
 
     bodies: dict[str, Any] = {"first": record(1, key="k"), "second": record(2, key="k"), "third": record(3, key="k")}
-    keys = iter([changes.last_of_key("k", number) for number in (1, 2, 3)])  # in their own order
+    keys = iter([last_of_key("k", number) for number in (1, 2, 3)])  # in their own order
     with tempfile.TemporaryDirectory() as directory:
         streams = Streams(Path(directory, "index"))
         for name in order:
@@ -295,7 +297,7 @@ def test_the_file_of_another_program_stays_as_it_is(tmp_path: Path, version: int
 def test_an_index_whose_making_was_interrupted_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index.sqlite"
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(index_, "_TABLES", f"{index_._TABLES} SELECT no_such_function();")
+        interrupted.setattr(index_, "TABLES", f"{database.TABLES} SELECT no_such_function();")
         with pytest.raises(IndexUnusable, match="cannot be used as an index"):
             Index(path, "here")
     Index(path, "here").close()

@@ -26,8 +26,7 @@ from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import BeatStatus, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
-from celery_rabbit_delay.web import index as index_
-from celery_rabbit_delay.web import search
+from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web.damage import IndexDamaged
 from celery_rabbit_delay.web.desk import Broker, Desk, Done
 from celery_rabbit_delay.web.gauges import Measured, exposition
@@ -351,7 +350,7 @@ def test_a_damaged_index_is_named_and_built_again(client: Any, tmp_path: Path, m
     def connect(path: Path) -> Any:
         raise sqlite3.DatabaseError("database disk image is malformed")
 
-    monkeypatch.setattr(index_, "connect", connect)
+    monkeypatch.setattr(database, "connect", connect)
     for path in ("/", "/task/5", "/metrics"):
         answer = client.get(path)
         assert answer.status_code == 503

@@ -1,0 +1,116 @@
+"""The SQLite file of the index: its tables, connections to it, and its lock against other processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import DelayError
+from .damage import Gate, noticing_damage
+
+#: Readers of the index hold it while they have its file open; whoever replaces a damaged file closes it.
+gate = Gate()
+
+#: The state of a message: waiting, cancelled before it is due, replaced by a later message with its key.
+WAITING, CANCELLED, REPLACED = 0, 1, 2
+
+VERSION = 2
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS place (stream TEXT PRIMARY KEY, offset INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS name (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS message (
+    row INTEGER PRIMARY KEY,
+    number INTEGER NOT NULL UNIQUE,
+    due INTEGER NOT NULL,          -- milliseconds since 1970
+    state INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    task INTEGER NOT NULL,         -- a name
+    queue INTEGER NOT NULL,        -- a name
+    key TEXT,
+    retries INTEGER NOT NULL,
+    stamps TEXT,                   -- JSON of the headers that tell whether a stamp cancels it
+    arguments TEXT NOT NULL,       -- as they are searched
+    stream INTEGER NOT NULL,       -- a name
+    offset INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS message_due ON message (state, due);
+CREATE INDEX IF NOT EXISTS message_id ON message (id);
+CREATE INDEX IF NOT EXISTS message_task ON message (task, state, due);
+CREATE INDEX IF NOT EXISTS message_queue ON message (queue, state, due);
+CREATE INDEX IF NOT EXISTS message_stamps ON message (row) WHERE stamps IS NOT NULL;
+CREATE TABLE IF NOT EXISTS cancelled (id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS stamp (
+    name TEXT, value TEXT, at INTEGER, PRIMARY KEY (name, value)  -- by which tasks sent until then were cancelled
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS void (number INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS last (key TEXT PRIMARY KEY, number INTEGER NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS replaced (number INTEGER PRIMARY KEY, seen INTEGER NOT NULL);
+CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(
+    arguments, content='message', content_rowid='row', tokenize='trigram', detail='none'
+);
+CREATE TRIGGER IF NOT EXISTS message_removed AFTER DELETE ON message BEGIN
+    INSERT INTO search (search, rowid, arguments) VALUES ('delete', old.row, old.arguments);
+END;
+"""
+
+
+class IndexUnusable(DelayError):
+    """The file is the index of another cascade, is in use, or is not an index."""
+
+
+def clean(text: str) -> str:
+    """Return text that SQLite can store."""
+    return text.encode(errors="replace").decode()
+
+
+def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
+    """Return a connection to an index for one thread."""
+    db = sqlite3.connect(path, timeout=30, check_same_thread=False)  # only one thread at a time writes
+    try:
+        db.execute("PRAGMA case_sensitive_like = OFF")
+        db.execute("PRAGMA cache_size = -32000")  # 32 MB
+        if writable:
+            db.execute("PRAGMA journal_mode = WAL")  # readers do not wait for the writer
+            # Syncs only at checkpoints: a crash costs the last moments at most.
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA journal_size_limit = 64000000")
+        else:
+            db.execute("PRAGMA query_only = ON")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Connect to an index for reading. Raises `IndexDamaged`."""
+    with gate.shared(), noticing_damage(path), closing(connect(path)) as db:
+        yield db
+
+
+def create(path: Path) -> None:
+    """Create a file that only its owner can read, unless it exists."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def lock(path: Path) -> Any:
+    """Lock the index against other processes, and let only the file's owner read it."""
+    try:
+        create(path)
+        held = open(path.with_name(f"{path.name}.lock"), "a")  # noqa: SIM115  held until the process ends
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            held.close()
+            raise IndexUnusable(f"{path} is in use by another process: name another file") from exc
+    except OSError as exc:
+        raise IndexUnusable(f"{path} cannot be used as an index: {exc}") from exc
+    return held

@@ -1,0 +1,268 @@
+"""Reminders in RabbitMQ, and as one-off entries in the table of django-celery-beat, side by side.
+
+    python -m evidence.benchmarks.one_off                          100,000 of each on RabbitMQ 4.3, half an hour
+    python -m evidence.benchmarks.one_off --amount 1000 --out /tmp/one_off.json
+
+Writes `one_off.json`, and draws it into docs/how-to/from-one-off-entries.md. All reminders are due within a minute, and
+are taken from the queue without running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+from celery import Celery
+
+import celery_rabbit_delay
+from tests.kit import background, meter
+from tests.kit.node import Node, find_server
+from tests.kit.page import fill, markdown
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).with_name("one_off.json")
+PAGE = ROOT / "docs" / "how-to" / "from-one-off-entries.md"
+
+OURS, TABLE = "celery-rabbit-delay", "one-off entries"
+
+#: Seconds in which all are due, for which an idle beat and node are watched, and that are waited for late ones.
+MINUTE, IDLE, PATIENCE = 60, 30, 900
+
+QUEUE = "reminders"
+
+
+def app_of(url: str) -> Celery:
+    app = Celery("reminders", broker=url, set_as_current=False)
+    app.conf.task_default_queue = QUEUE
+    return app
+
+
+def set_up_django(directory: Path) -> None:
+    from django.conf import settings
+    from django.core.management import call_command
+
+    settings.configure(**django_settings(directory))
+    import django
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+
+
+def django_settings(directory: Path) -> dict[str, Any]:
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "table.sqlite3")}
+    return {
+        "SECRET_KEY": "not one",
+        "USE_TZ": True,
+        "INSTALLED_APPS": ["django_celery_beat"],
+        "DATABASES": {"default": database},
+        "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField",
+    }
+
+
+def add_to_table(dues: Sequence[float], at_once: bool) -> float:
+    """Add entries in one statement, or one after the other, as an application does; return the seconds."""
+    from django_celery_beat.models import ClockedSchedule, PeriodicTask, PeriodicTasks
+
+    def clocked(due: float) -> Any:
+        return ClockedSchedule(clocked_time=datetime.fromtimestamp(due, timezone.utc))
+
+    def entry(due: float, clocked: Any) -> Any:
+        return PeriodicTask(name=repr(due), task="remind", args=json.dumps([due]), clocked=clocked, one_off=True)
+
+    began = time.monotonic()
+    if at_once:
+        schedules = ClockedSchedule.objects.bulk_create([clocked(due) for due in dues], batch_size=1000)
+        PeriodicTask.objects.bulk_create(map(entry, dues, schedules), batch_size=1000)
+        PeriodicTasks.update_changed()
+    else:
+        for due in dues:
+            schedule = clocked(due)
+            schedule.save()
+            entry(due, schedule).save()
+    return time.monotonic() - began
+
+
+def add_to_broker(app: Celery, dues: Sequence[float], at_once: bool) -> float:
+    began = time.monotonic()
+
+    def send(producer: Any = None) -> None:
+        for due in dues:
+            app.send_task("remind", (due,), eta=datetime.fromtimestamp(due, timezone.utc), producer=producer)
+
+    if at_once:
+        with celery_rabbit_delay.batch(app) as producer:
+            send(producer)
+    else:
+        send()
+    return time.monotonic() - began
+
+
+@contextmanager
+def beat(url: str, directory: Path) -> Iterator[psutil.Process]:
+    """Run beat with the table."""
+    (directory / "table_settings.py").write_text(
+        "".join(f"{name} = {value!r}\n" for name, value in django_settings(directory).items())
+    )
+    (directory / "table_beat.py").write_text(
+        f"import django\ndjango.setup()\nfrom celery import Celery\napp = Celery('reminders', broker={url!r})\n"
+        f"app.conf.task_default_queue = {QUEUE!r}\n"
+    )
+    command = [sys.executable, "-m", "celery", "-A", "table_beat", "beat", "-l", "INFO", "--pidfile", ""]
+    command += ["-S", "django_celery_beat.schedulers:DatabaseScheduler"]
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "table_settings", "PYTHONPATH": str(directory)}
+    process = background.start(command, directory / "beat.log", directory, environment)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        background.kill(process)
+
+
+def received(app: Celery, amount: int, patience: float) -> list[float]:
+    """Take reminders from the queue until all are there, or none should come any more; return how late they are."""
+    late: list[float] = []
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        app.amqp.queues[QUEUE](channel).declare()
+
+        def on_message(message: Any) -> None:
+            late.append(time.time() - float(json.loads(message.body)[0][0]))
+
+        channel.basic_consume(QUEUE, callback=on_message, no_ack=True)
+        until = time.monotonic() + patience
+        while len(late) < amount and time.monotonic() < until:
+            try:
+                connection.drain_events(timeout=5)
+            except TimeoutError:
+                continue
+    return late
+
+
+def idle(node: Node, others: Sequence[psutil.Process]) -> float:
+    """Return the CPU of the node and some processes while nothing is due, as a part of one CPU."""
+
+    def used() -> float:
+        return meter.cpu(meter.pid(node)) + sum(sum(one.cpu_times()[:2]) for one in others)
+
+    before = used()
+    time.sleep(IDLE)
+    return (used() - before) / IDLE
+
+
+def dues_in(amount: int, seconds: float) -> list[float]:
+    """Return moments within a minute that begins in some seconds."""
+    start = time.time() + seconds
+    return [round(start + MINUTE * number / amount, 6) for number in range(amount)]
+
+
+def figures(late: Sequence[float], amount: int) -> dict[str, Any]:
+    found = {"came": len(late), "early": sum(one < 0 for one in late)}
+    return found | ({"first": late[0], "p50": meter.percentile(late, 50), "last": max(late)} if late else {})
+
+
+def ours(node: Node, amount: int, few: int) -> dict[str, Any]:
+    app = app_of(node.url())
+    celery_rabbit_delay.install(app)
+    found: dict[str, Any] = {"one": add_to_broker(app, dues_in(few, 7 * 86_400), at_once=False) / few}
+    before = time.monotonic()
+    add_to_broker(app, dues_in(amount, 7 * 86_400), at_once=True)
+    found["all"] = took = time.monotonic() - before
+    found["idle"] = idle(node, [])
+    add_to_broker(app, dues_in(amount, 3 * took + 20), at_once=True)
+    found |= figures(received(app, amount, 3 * took + MINUTE + PATIENCE), amount)
+    app.close()
+    return found
+
+
+def table(node: Node, amount: int, few: int, directory: Path) -> dict[str, Any]:
+    app = app_of(node.url())
+    set_up_django(directory)
+    from django_celery_beat.models import ClockedSchedule, PeriodicTask
+
+    found: dict[str, Any] = {"one": add_to_table(dues_in(few, 7 * 86_400), at_once=False) / few}
+    found["all"] = add_to_table(dues_in(amount, 7 * 86_400), at_once=True)
+    with beat(node.url(), directory) as process:
+        time.sleep(60)  # until it has read the table
+        found["idle"] = idle(node, [process])
+    for model in (PeriodicTask, ClockedSchedule):
+        model.objects.all()._raw_delete("default")  # without a signal for each
+    with beat(node.url(), directory):
+        add_to_table(dues_in(amount, 3 * found["all"] + 60), at_once=True)
+        found |= figures(received(app, amount, 3 * found["all"] + 60 + MINUTE + PATIENCE), amount)
+    app.close()
+    return found
+
+
+def drawn(results: dict[str, Any]) -> str:
+    """Return the table of the how-to."""
+
+    def of(name: str, show: Any) -> list[str]:
+        return [show(results[kind]) for kind in (TABLE, OURS)]
+
+    amount = results["amount"]
+
+    def came(found: dict[str, Any]) -> str:
+        return "all" if found["came"] == amount else f"{found['came']:,} in {PATIENCE // 60} minutes"
+
+    def late(found: dict[str, Any]) -> str:
+        if not found["came"]:
+            return "–"
+        last = f"{found['last']:.1f} s" if found["came"] == amount else "not sent yet"
+        return f"{found['first']:.1f} s, {found['p50']:.1f} s, {last}"
+
+    lines = [
+        ["add one", *of("one", lambda found: f"{1000 * found['one']:.1f} ms")],
+        [f"add {amount:,} together", *of("all", lambda found: f"{found['all']:.0f} s")],
+        ["CPU while none is due", *of("idle", lambda found: f"{100 * found['idle']:.1f} % of one")],
+        ["all due within a minute: sent", *of("came", came)],
+        ["late: the first, half, the last", *of("late", late)],
+    ]
+    about = results["about"]
+    return (
+        f"{markdown([f'{amount:,} reminders', 'in the table, with beat', 'in RabbitMQ'], lines)}\n\n"
+        f"Measured on {about['date']} with django-celery-beat {about['django-celery-beat']} and SQLite, RabbitMQ "
+        f"{about['rabbitmq']}, Celery {about['celery']} and Python {about['python']}, on a machine with "
+        f"{about['cpus']} CPUs. Of what is in RabbitMQ, the node's CPU counts; of the table, beat's as well."
+    )
+
+
+def page(text: str) -> str:
+    results = json.loads(RESULTS.read_text())
+    return fill(text, {"one_off": lambda: drawn(results)})
+
+
+def main() -> None:
+    from importlib.metadata import version
+
+    parser = argparse.ArgumentParser(prog="python -m evidence.benchmarks.one_off", description=__doc__.splitlines()[0])
+    parser.add_argument("--rabbitmq", default="4.3", help="a name for tools/get-rabbitmq")
+    parser.add_argument("--amount", type=int, default=100_000)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    few = min(1000, arguments.amount)
+    results: dict[str, Any] = {"amount": arguments.amount}
+    for kind in (OURS, TABLE):
+        node = Node(find_server(arguments.rabbitmq), ("rabbitmq_management",))
+        with tempfile.TemporaryDirectory() as directory, node:
+            if kind == OURS:
+                results[kind] = ours(node, arguments.amount, few)
+            else:
+                results[kind] = table(node, arguments.amount, few, Path(directory))
+            results["about"] = {**meter.about(node), "django-celery-beat": version("django-celery-beat")}
+        print(kind, results[kind], file=sys.stderr, flush=True)
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.out == RESULTS:
+        PAGE.write_text(page(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
