@@ -36,7 +36,7 @@ PAGE = ROOT / "docs" / "how-to" / "from-one-off-entries.md"
 OURS, TABLE = "celery-rabbit-delay", "one-off entries"
 
 #: Seconds in which all are due, for which an idle beat and node are watched, and that are waited for late ones.
-MINUTE, IDLE, PATIENCE = 60, 30, 900
+MINUTE, IDLE, PATIENCE = 60, 30, 600
 
 QUEUE = "reminders"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import shop  # sets Django up
 from django_celery_beat.models import PeriodicTask, PeriodicTasks
-from shop import app
 
 import celery_rabbit_delay
 
@@ -15,7 +15,7 @@ TOGETHER = 1000
 
 
 def send(entry: Any, producer: Any) -> None:
-    app.send_task(
+    shop.app.send_task(
         entry.task,
         json.loads(entry.args),
         json.loads(entry.kwargs),
@@ -36,7 +36,7 @@ def move() -> int:
     waiting = PeriodicTask.objects.filter(clocked__isnull=False, one_off=True, enabled=True).select_related("clocked")
     moved = 0
     while entries := list(waiting.order_by("clocked__clocked_time")[:TOGETHER]):
-        with celery_rabbit_delay.batch(app) as producer:
+        with celery_rabbit_delay.batch(shop.app) as producer:
             for entry in entries:
                 send(entry, producer)
         PeriodicTask.objects.filter(pk__in=[entry.pk for entry in entries]).update(enabled=False)
