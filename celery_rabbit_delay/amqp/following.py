@@ -14,7 +14,7 @@ from ..core.errors import DelayError
 from ..core.topology import Stream
 from . import declare
 from .connecting import copy_of
-from .streams import SILENCE, StreamMessage, StreamReader, consume, message_of
+from .stream_reader import SILENCE, StreamMessage, StreamReader, consume, message_of
 
 #: The prefetch count, in messages of at most 100 records each.
 _PREFETCH = 200

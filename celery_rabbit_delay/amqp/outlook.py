@@ -19,7 +19,7 @@ from .clocks import utc_ms
 from .destinations import QueueNames
 from .following import Follower
 from .schedule import Scheduled, describe, is_cancelled, is_due_later, to_message
-from .streams import StreamMessage
+from .stream_reader import StreamMessage
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from ..core.options import Options, options_of
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
-from .streams import StreamMessage, StreamReader, consume, message_of
+from .stream_reader import StreamMessage, StreamReader, consume, message_of
 
 logger = logging.getLogger(__name__)
 

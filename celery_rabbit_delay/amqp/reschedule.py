@@ -21,7 +21,7 @@ from ..core.options import OPTIONS, Options
 from ..core.streams import Unreadable
 from ..core.unwrap import resent
 from .connecting import closing, copy_of
-from .only_reader import only_reader
+from .exclusive_reader import exclusive_reader
 from .schedule import to_message, waiting, write_changes
 from .waiting import ANYWHERE, Allowed
 
@@ -90,7 +90,7 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
     if others do not end their moves. Two moves of one message at the same moment would each leave a copy.
     """
     options: Options = connection.transport.delay_options
-    with only_reader(connection.default_channel, streams.changes(options.cascade).name, PATIENCE) as is_alone:
+    with exclusive_reader(connection.default_channel, streams.changes(options.cascade).name, PATIENCE) as is_alone:
         if not is_alone:
             raise DelayError(f"another move has not ended in {PATIENCE} s: try again")
         with _moving(connection, allowed, options) as move:

@@ -23,7 +23,7 @@ from ..core.keys import Keys
 from ..core.streams import Unreadable
 from .clocks import utc_ms
 from .destinations import QueueNames
-from .streams import StreamReader
+from .stream_reader import StreamReader
 
 logger = logging.getLogger(__name__)
 

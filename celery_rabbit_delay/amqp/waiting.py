@@ -29,7 +29,7 @@ from .confirms import ConfirmedChannel
 from .connecting import own_channel
 from .deliveries import is_unreadable, take_anything
 from .destinations import bindings_of
-from .only_reader import wait_for_return
+from .exclusive_reader import wait_for_return
 from .publisher import DelayedPublisher
 
 #: Headers in which a quorum queue counts its deliveries of a message.

@@ -15,7 +15,7 @@ from ..amqp import declare
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import copy_of
 from ..amqp.destinations import destinations_of
-from ..amqp.only_reader import only_reader, wait_for_return
+from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
 from ..amqp.receiving import known_to
 from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
@@ -113,7 +113,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         with (
             suppress(AccessRefused),
             closing(self.channel.connection.channel()) as channel,
-            only_reader(channel, cascade.orphans, PATIENCE) as alone,
+            exclusive_reader(channel, cascade.orphans, PATIENCE) as alone,
         ):
             there = declare.message_count(channel, cascade.orphans) or 0
             if there:

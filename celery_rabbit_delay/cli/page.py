@@ -14,7 +14,7 @@ from .web import broker_of
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
-    from ..web.desk import Broker
+    from ..web.operations import Broker
 
 
 def page(

@@ -15,7 +15,7 @@ from .options import any_queue_option, management_option
 from .target import Target, handle_errors, pass_target, snapshot_of
 
 if TYPE_CHECKING:
-    from ..web.desk import Broker
+    from ..web.operations import Broker
 
 #: The environment variable with the password of the page.
 PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
@@ -83,7 +83,7 @@ def metrics(target: Target, index: Path | None, management_url: str | None) -> N
 
 def broker_of(target: Target, management_url: str | None, any_queue: bool = False) -> Broker:
     """Return what the page and the metrics know of the broker."""
-    from ..web.desk import Broker
+    from ..web.operations import Broker
 
     with target.connection() as connection:
         place = f"{connection.hostname}:{connection.port}/{(connection.virtual_host or '').lstrip('/')}"

@@ -12,7 +12,7 @@ from ..amqp.following import Follower, Place, StreamReplaced, message_at
 from ..amqp.reschedule import moving, reschedule, reschedule_all
 from ..amqp.schedule import Scheduled, cancel, describe, scheduled, to_message
 from ..amqp.schemes import delay_url
-from ..amqp.streams import StreamMessage, StreamReader
+from ..amqp.stream_reader import StreamMessage, StreamReader
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
 from .beat import BeatStatus, PeriodicTask, beat_status

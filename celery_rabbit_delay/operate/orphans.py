@@ -13,7 +13,7 @@ from amqp import Message
 
 from ..amqp import declare, waiting
 from ..amqp.connecting import own_channel
-from ..amqp.only_reader import only_reader, wait_for_return
+from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
 from ..amqp.receiving import learn
 from ..core.headers import State, read_state
 from .cascades import require
@@ -40,7 +40,7 @@ def orphans(connection: kombu.Connection, limit: int, allowed: waiting.Allowed |
     """
     require(connection)
     channel, queue = connection.default_channel, connection.transport.delay_options.cascade.orphans
-    with only_reader(channel, queue):
+    with exclusive_reader(channel, queue):
         found = waiting.look(connection, queue, limit)
     is_there = functools.cache(lambda queue: declare.message_count(channel, queue) is not None)
 
@@ -73,7 +73,7 @@ def replay(
 
     channel = connection.default_channel
     sent = 0
-    with only_reader(channel, cascade.orphans):
+    with exclusive_reader(channel, cascade.orphans):
         there = declare.message_count(channel, cascade.orphans) or 0
         for message, refused in waiting.replay(connection.connection, cascade, allowed, limit, is_chosen):
             sent += refused is None
@@ -86,7 +86,7 @@ def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
     require(connection)
     removed = 0
     queue = connection.transport.delay_options.cascade.orphans
-    with only_reader(connection.default_channel, queue):
+    with exclusive_reader(connection.default_channel, queue):
         there = declare.message_count(connection.default_channel, queue) or 0
         with own_channel(connection) as channel:  # closing it returns the others to the queue
             for message in waiting.take(channel, queue, limit):

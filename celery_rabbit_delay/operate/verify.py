@@ -14,7 +14,7 @@ from amqp.exceptions import AccessRefused, PreconditionFailed
 
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
-from ..amqp.streams import StreamReader
+from ..amqp.stream_reader import StreamReader
 from ..core import streams
 from ..core.destination import Destination, read
 from ..core.errors import CascadeMissing, StreamUnavailable

@@ -15,12 +15,12 @@ from ..core.errors import DelayError
 from . import forms, plot, search
 from .acts import Act, Acts
 from .database import reading
-from .desk import FAILURES, Desk, Done
+from .operations import FAILURES, Done, Operations
 from .overview import Overview
-from .text import printable, reason
+from .printing import printable, reason
 
 
-def add_actions(site: Flask, desk: Desk, overview: Overview, acts: Acts, path: Path) -> None:
+def add_actions(site: Flask, operations: Operations, overview: Overview, acts: Acts, path: Path) -> None:
     """Add the targets of the forms."""
 
     def selected() -> list[int]:
@@ -51,12 +51,12 @@ def add_actions(site: Flask, desk: Desk, overview: Overview, acts: Acts, path: P
     @site.post("/cancel")
     def cancel() -> Any:
         numbers = selected()
-        return answer(lambda: desk.cancel(numbers), "cancelled")
+        return answer(lambda: operations.cancel(numbers), "cancelled")
 
     @site.post("/run-now")
     def run_now() -> Any:
         numbers = selected()
-        return answer(lambda: desk.move(numbers, datetime.now(timezone.utc)), "due at once")
+        return answer(lambda: operations.move(numbers, datetime.now(timezone.utc)), "due at once")
 
     @site.post("/reschedule")
     def reschedule() -> Any:
@@ -67,22 +67,22 @@ def add_actions(site: Flask, desk: Desk, overview: Overview, acts: Acts, path: P
             flash(printable(str(exc), 300), "bad")
             return redirect(forms.back(), 303)
         shown = plot.text(headers_.milliseconds(due), forms.zone(), "%Y-%m-%d %H:%M:%S %Z")
-        return answer(lambda: desk.move(numbers, due), f"moved to {shown}")
+        return answer(lambda: operations.move(numbers, due), f"moved to {shown}")
 
     @site.post("/orphans/replay")
     def replay() -> Any:
         marks = forms.marks()
-        return answer(lambda: desk.replay(marks), "sent on")
+        return answer(lambda: operations.replay(marks), "sent on")
 
     @site.post("/orphans/remove")
     def remove() -> Any:
         marks = forms.marks()
-        return answer(lambda: desk.remove(marks), "removed")
+        return answer(lambda: operations.remove(marks), "removed")
 
     @site.post("/health/verify")
     def verify() -> Any:
         try:
-            site.extensions["verified"][:] = [desk.verify()]
+            site.extensions["verified"][:] = [operations.verify()]
         except FAILURES as exc:
             flash(printable(reason(exc), 500), "bad")
         overview.forget()

@@ -16,7 +16,7 @@ from .setting import Setting
 
 def add_guard(site: Flask, setting: Setting) -> None:
     """Reject requests without permission, and requests forged by other sites."""
-    door = safety.Door(setting.password)
+    passwords = safety.Passwords(setting.password)
 
     @site.before_request
     def check() -> Response | None:
@@ -26,7 +26,7 @@ def add_guard(site: Flask, setting: Setting) -> None:
         if request.endpoint in ("static", "login", "enter"):
             pass
         elif request.endpoint == "metrics" and _basic() is not None:
-            if not setting.password or not door.opens(request.remote_addr or "", _basic() or ""):
+            if not setting.password or not passwords.accept(request.remote_addr or "", _basic() or ""):
                 abort(401, "The password is wrong.")
         elif setting.password and not session.get("entered"):
             if request.method == "GET" and request.endpoint != "metrics":
@@ -56,9 +56,9 @@ def add_guard(site: Flask, setting: Setting) -> None:
     @site.post("/login")
     def enter() -> Any:
         address = request.remote_addr or ""
-        if door.is_closed(address):
+        if passwords.is_blocked(address):
             abort(429, "Too many wrong passwords: wait for a minute.")
-        if not setting.password or not door.opens(address, request.form.get("password", "")):
+        if not setting.password or not passwords.accept(address, request.form.get("password", "")):
             flash("The password is wrong.", "bad")
             return redirect(url_for("login"), 303)
         session.clear()

@@ -23,7 +23,7 @@ from ..core.streams import Unreadable
 from ..operate import Place, QueueNames, Record, StreamMessage
 from .damage import IndexDamaged, noticing_damage
 from .database import CANCELLED, REPLACED, TABLES, VERSION, WAITING, IndexUnusable, clean, connect, create, gate, lock
-from .text import SEARCHED, body_text, printable
+from .printing import SEARCHED, body_text, printable
 
 logger = logging.getLogger(__name__)
 

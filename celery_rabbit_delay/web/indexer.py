@@ -20,7 +20,7 @@ from ..core.topology import Stream
 from ..operate import Follower, QueueNames, StreamMessage, StreamReplaced
 from .damage import IndexDamaged, noticing_damage
 from .index import Counts, Index
-from .text import reason
+from .printing import reason
 
 logger = logging.getLogger(__name__)
 

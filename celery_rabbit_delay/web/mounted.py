@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .desk import Broker
+from .operations import Broker
 from .serve import indexing
 from .setting import Setting
 from .site import create

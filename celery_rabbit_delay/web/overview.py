@@ -12,11 +12,11 @@ from ..amqp.clocks import utc_ms
 from ..operate import BeatStatus, Status
 from . import search
 from .database import reading
-from .desk import FAILURES, Desk
 from .gauges import Measured
 from .indexer import Indexer
+from .operations import FAILURES, Operations
+from .printing import reason
 from .search import Filter, Share
-from .text import reason
 
 T = TypeVar("T")
 
@@ -46,10 +46,10 @@ class Summary(NamedTuple):
 class Overview:
     """Cached answers. An answer lives ten times as long as it took, and at least some seconds."""
 
-    def __init__(self, path: Path, indexer: Indexer, desk: Desk) -> None:
+    def __init__(self, path: Path, indexer: Indexer, operations: Operations) -> None:
         self._path = path
         self._indexer = indexer
-        self._desk = desk
+        self._operations = operations
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
 
@@ -75,7 +75,7 @@ class Overview:
 
         def ask() -> Status | str:
             try:
-                return self._desk.status()
+                return self._operations.status()
             except FAILURES as exc:
                 return reason(exc)
 
@@ -86,7 +86,7 @@ class Overview:
 
         def ask() -> BeatStatus | str | None:
             try:
-                return self._desk.beat()
+                return self._operations.beat()
             except FAILURES as exc:
                 return reason(exc)
 

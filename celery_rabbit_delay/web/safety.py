@@ -76,7 +76,7 @@ def same(given: str, expected: str) -> bool:
     return hmac.compare_digest(*digests)
 
 
-class Door:
+class Passwords:
     """Checks passwords, and blocks an address for a while after many wrong ones."""
 
     def __init__(self, password: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -84,15 +84,15 @@ class Door:
         self._clock = clock
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()
 
-    def is_closed(self, address: str) -> bool:
+    def is_blocked(self, address: str) -> bool:
         """Return whether an address is blocked."""
         moment = self._clock()
         recent = [at for at in self._wrong.get(address, ()) if moment - at < _SECONDS]
         return len(recent) >= _TRIES
 
-    def opens(self, address: str, given: str) -> bool:
+    def accept(self, address: str, given: str) -> bool:
         """Return whether a password is right, unless its address is blocked."""
-        if self.is_closed(address):
+        if self.is_blocked(address):
             return False
         if same(given, self._password):
             self._wrong.pop(address, None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .database import CANCELLED, WAITING
-from .text import pattern
+from .printing import pattern
 
 #: Rows per page; the number of soonest rows to scan before the full-text index is used; the limit for counting the
 #: matches of a text.

@@ -15,11 +15,11 @@ from .. import operate
 from ..core.errors import UnsupportedConfiguration
 from . import safety
 from .damage import IndexDamaged
-from .desk import Broker, Desk
 from .gauges import exposition
 from .index import Index
 from .indexer import Indexer, indexed
 from .listening import listen
+from .operations import Broker, Operations
 from .overview import Overview
 from .setting import Setting
 from .site import create
@@ -58,7 +58,7 @@ def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:
     while True:
         with indexing(broker, index, damage) as (path, indexer):
             indexed(indexer)
-            overview = Overview(path, indexer, Desk(broker, indexer, path))
+            overview = Overview(path, indexer, Operations(broker, indexer, path))
             try:
                 return exposition(overview.measured(management))
             except IndexDamaged as exc:

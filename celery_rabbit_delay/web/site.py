@@ -1,4 +1,4 @@
-"""The Flask application of the page. Its data come from the index and the desk."""
+"""The Flask application of the page. Its data come from the index and the operations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from . import forms, plot, search
 from .actions import add_actions
 from .acts import Acts
 from .damage import IndexDamaged
-from .desk import Broker, Desk
 from .guard import add_guard, token
 from .indexer import Indexer
+from .operations import Broker, Operations
 from .overview import Overview
+from .printing import printable
 from .setting import Setting
-from .text import printable
 from .views import add_views
 
 
@@ -36,13 +36,13 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
         MAX_FORM_MEMORY_SIZE=forms.FORM,
         MAX_FORM_PARTS=forms.SELECTED + 20,
     )
-    desk = Desk(broker, indexer, path)
-    overview = Overview(path, indexer, desk)
+    operations = Operations(broker, indexer, path)
+    overview = Overview(path, indexer, operations)
     acts = Acts()
     add_guard(site, setting)
     _filters(site)
-    add_views(site, setting, desk, overview, acts, path)
-    add_actions(site, desk, overview, acts, path)
+    add_views(site, setting, operations, overview, acts, path)
+    add_actions(site, operations, overview, acts, path)
 
     @site.errorhandler(IndexDamaged)
     def damaged(exc: IndexDamaged) -> Any:

@@ -19,17 +19,19 @@ from ..operate import Record
 from . import forms, plot, search
 from .acts import Acts
 from .database import reading
-from .desk import FAILURES, ORPHANS, Desk, Verified, marks_of
 from .gauges import exposition
+from .operations import FAILURES, ORPHANS, Operations, Verified, marks_of
 from .overview import Overview
+from .printing import body_text, printable
 from .search import Filter, Row
 from .setting import Setting
-from .text import body_text, printable
 
 _Link = dict[str, Any] | None
 
 
-def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, acts: Acts, path: Path) -> None:
+def add_views(
+    site: Flask, setting: Setting, operations: Operations, overview: Overview, acts: Acts, path: Path
+) -> None:
     """Add the pages that change nothing."""
     verified: list[Verified] = []  # the last result of `verify`, which an action stores
     site.extensions["verified"] = verified
@@ -72,7 +74,7 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, act
         if not rows:
             abort(404, "This task no longer waits: it was delivered or moved.")
         try:
-            details = _details(desk.record(rows[0]))
+            details = _details(operations.record(rows[0]))
         except FAILURES as exc:
             details = {"error": str(exc)}
         return render_template("task.html", row=rows[0], origin=forms.origin(), **details)
@@ -80,7 +82,7 @@ def add_views(site: Flask, setting: Setting, desk: Desk, overview: Overview, act
     @site.get("/orphans")
     def orphans() -> Any:
         try:
-            found, error = desk.orphans(), None
+            found, error = operations.orphans(), None
         except FAILURES as exc:
             found, error = [], str(exc)
         status = overview.status()

@@ -14,7 +14,7 @@ from amqp.exceptions import AMQPError, RecoverableConnectionError
 from kombu.exceptions import OperationalError
 
 from celery_rabbit_delay import StreamUnavailable
-from celery_rabbit_delay.amqp import streams as reading_streams
+from celery_rabbit_delay.amqp import stream_reader
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
@@ -107,9 +107,9 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
                     publish(connection, body)
             with soon(), pytest.raises(RecoverableConnectionError, match="timed out"):
                 publish(other, "x" * 50_000_000)  # more than any socket takes
-            monkeypatch.setattr(reading_streams, "SILENCE", 2)
+            monkeypatch.setattr(stream_reader, "SILENCE", 2)
             unavailable = pytest.raises(StreamUnavailable, match="does an alarm block publishers")
-            with soon(), reading_streams.StreamReader(reading, patience=0) as reader, unavailable:
+            with soon(), stream_reader.StreamReader(reading, patience=0) as reader, unavailable:
                 next(reader.read_exactly(stream))
             assert list(reader.read(stream))  # which writes nothing
         for one in (connection, other):

@@ -22,7 +22,7 @@ from celery_rabbit_delay.amqp.deliveries import is_unreadable, take_anything
 from celery_rabbit_delay.amqp.following import Follower, message_at
 from celery_rabbit_delay.amqp.receiving import catch_up
 from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.amqp.streams import StreamMessage, StreamReader
+from celery_rabbit_delay.amqp.stream_reader import StreamMessage, StreamReader
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER

@@ -14,7 +14,7 @@ import pytest
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN
 from celery_rabbit_delay.amqp.schedule import write_changes
-from celery_rabbit_delay.amqp.streams import StreamMessage, StreamReader
+from celery_rabbit_delay.amqp.stream_reader import StreamMessage, StreamReader
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.topology import Stream

@@ -9,7 +9,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import operate
-from celery_rabbit_delay.amqp.only_reader import only_reader
+from celery_rabbit_delay.amqp.exclusive_reader import exclusive_reader
 from celery_rabbit_delay.amqp.waiting import Allowed, replay
 from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.app.consumers import DelayedConsumer
@@ -175,6 +175,6 @@ def test_a_consumer_says_when_it_could_not_look_at_all_orphans(
     monkeypatch.setattr(consumers, "PATIENCE", 0.1)
     consume(vhost, "a")
     assert "read only the oldest 1 of 2 orphans: `celery -A APP delay orphans replay --limit 2` sends" in caplog.text
-    with vhost.connection() as other, only_reader(other.default_channel, vhost.cascade.orphans):
+    with vhost.connection() as other, exclusive_reader(other.default_channel, vhost.cascade.orphans):
         consume(vhost, "a")
     assert "Others are still reading the orphans" in caplog.text

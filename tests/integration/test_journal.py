@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch
-from celery_rabbit_delay.amqp.streams import StreamReader
+from celery_rabbit_delay.amqp.stream_reader import StreamReader
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from celery_rabbit_delay.core.journal import Record

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, operate
-from celery_rabbit_delay.amqp.streams import StreamReader
+from celery_rabbit_delay.amqp.stream_reader import StreamReader
 from celery_rabbit_delay.core import streams
 from tests.kit.broker import Vhost, publish
 

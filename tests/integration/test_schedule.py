@@ -28,7 +28,7 @@ from celery_rabbit_delay import (
     upstream,
 )
 from celery_rabbit_delay.amqp import reschedule
-from celery_rabbit_delay.amqp.streams import StreamReader
+from celery_rabbit_delay.amqp.stream_reader import StreamReader
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record

@@ -16,7 +16,7 @@ from amqp.exceptions import AMQPError, MessageNacked, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.amqp import blocks, following, streams
+from celery_rabbit_delay.amqp import blocks, following, stream_reader
 from celery_rabbit_delay.amqp import connection as connection_
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing
@@ -199,10 +199,10 @@ def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     client.connect = client.collect = lambda: None
     client.connected = False
     monkeypatch.setattr(following, "copy_of", lambda client: client)
-    monkeypatch.setattr(streams, "copy_of", lambda client: client)
-    monkeypatch.setattr(streams, "_count", lambda *args: 1)
+    monkeypatch.setattr(stream_reader, "copy_of", lambda client: client)
+    monkeypatch.setattr(stream_reader, "_count", lambda *args: 1)
     monkeypatch.setattr(following, "_consume", lambda *args, **kwargs: "tag")
-    monkeypatch.setattr(streams, "consume", lambda *args, **kwargs: "tag")
+    monkeypatch.setattr(stream_reader, "consume", lambda *args, **kwargs: "tag")
     return client
 
 
@@ -217,14 +217,14 @@ def test_a_follower_comes_back_in_time(broker: Broker, client: Any) -> None:
 def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(broker: Broker, client: Any) -> None:
     broker.questions = 3
     with pytest.raises(TimeoutError, match="has not answered in time"):
-        streams.StreamReader(client)._extents([STREAM])
-    assert broker.now == streams.SILENCE
+        stream_reader.StreamReader(client)._extents([STREAM])
+    assert broker.now == stream_reader.SILENCE
 
 
 def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Broker, client: Any) -> None:
     broker.questions = 3
     assert following.message_at(client, STREAM, 7) is None
-    assert broker.now == streams.SILENCE
+    assert broker.now == stream_reader.SILENCE
 
 
 @pytest.mark.parametrize("amount", [0, 2])

@@ -14,7 +14,7 @@ from celery_rabbit_delay import Options, upstream
 from celery_rabbit_delay.amqp import outlook
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.outlook import Outlook
-from celery_rabbit_delay.amqp.streams import StreamMessage
+from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import wrap
 from celery_rabbit_delay.core.journal import Record, pack_records

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
+from celery_rabbit_delay.amqp.stream_reader import Extent, StreamMessage, StreamReader
 from celery_rabbit_delay.amqp.stream_writer import StreamWriter, paused_of
-from celery_rabbit_delay.amqp.streams import Extent, StreamMessage, StreamReader
 from celery_rabbit_delay.core import streams
 
 

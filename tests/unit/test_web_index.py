@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.streams import StreamMessage
+from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import last_of_key

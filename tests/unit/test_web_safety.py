@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay.web.safety import Door, is_known, is_loopback, same
-from celery_rabbit_delay.web.text import body_text, pattern, printable
+from celery_rabbit_delay.web.printing import body_text, pattern, printable
+from celery_rabbit_delay.web.safety import Passwords, is_known, is_loopback, same
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]"])
@@ -54,21 +54,21 @@ def test_secrets_are_compared_whatever_is_in_them() -> None:
 
 def test_who_sends_wrong_passwords_has_to_wait_and_nobody_else() -> None:
     moment = 0.0
-    door = Door("sesame", lambda: moment)
-    assert [door.opens("a", "wrong") for _ in range(10)] == [False] * 10
-    assert door.is_closed("a")
-    assert not door.opens("a", "sesame")
-    assert door.opens("b", "sesame")
+    passwords = Passwords("sesame", lambda: moment)
+    assert [passwords.accept("a", "wrong") for _ in range(10)] == [False] * 10
+    assert passwords.is_blocked("a")
+    assert not passwords.accept("a", "sesame")
+    assert passwords.accept("b", "sesame")
     moment = 61
-    assert not door.is_closed("a")
-    assert door.opens("a", "sesame")
+    assert not passwords.is_blocked("a")
+    assert passwords.accept("a", "sesame")
 
 
 def test_not_every_address_is_remembered() -> None:
-    door = Door("sesame", lambda: 0.0)
+    passwords = Passwords("sesame", lambda: 0.0)
     for number in range(10_050):
-        door.opens(str(number), "wrong")
-    assert len(door._wrong) == 10_000
+        passwords.accept(str(number), "wrong")
+    assert len(passwords._wrong) == 10_000
 
 
 @given(st.text(), st.integers(1, 50))

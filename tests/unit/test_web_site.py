@@ -20,7 +20,7 @@ from kombu.utils import functional
 import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.streams import StreamMessage
+from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
@@ -28,10 +28,10 @@ from celery_rabbit_delay.operate import BeatStatus, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web.damage import IndexDamaged
-from celery_rabbit_delay.web.desk import Broker, Desk, Done
 from celery_rabbit_delay.web.gauges import Measured, exposition
 from celery_rabbit_delay.web.index import Counts, Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
+from celery_rabbit_delay.web.operations import Broker, Done, Operations
 from celery_rabbit_delay.web.search import Row, Share
 from celery_rabbit_delay.web.serve import check
 from celery_rabbit_delay.web.setting import Setting
@@ -202,7 +202,9 @@ def test_a_record_that_somebody_made_up_is_said_to_be_one(
     client: Any, cc: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     properties, body = upstream.serialize(Message(b"x", application_headers={"CC": cc}))
-    monkeypatch.setattr(Desk, "record", lambda self, row: Record(row.due, row.number, row.id, "", properties, body))
+    monkeypatch.setattr(
+        Operations, "record", lambda self, row: Record(row.due, row.number, row.id, "", properties, body)
+    )
     answer = client.get("/task/5")
     assert answer.status_code == 200
     assert "it is not what this package writes" in text(answer)
@@ -301,11 +303,11 @@ def test_all_that_match_can_be_changed_at_once_and_the_page_says_who_did(
     store(index, *range(10, 130))
     asked: list[list[int]] = []
 
-    def cancel(desk: Desk, numbers: list[int]) -> Done:
+    def cancel(operations: Operations, numbers: list[int]) -> Done:
         asked.append(numbers)
         return Done(len(numbers), [], ["a", "b", "c", "<d>"])
 
-    monkeypatch.setattr(Desk, "cancel", cancel)
+    monkeypatch.setattr(Operations, "cancel", cancel)
     link = "/?task=shop.%3Cb%3E1&range=day"
     page = text(client.get(link))
     [chosen] = re.findall(r'name="matching" value="([^"]*)" data-amount="61"', page)
@@ -328,9 +330,9 @@ def test_the_reason_of_a_refusal_names_its_task_once(
 ) -> None:
     index = Index(tmp_path / "index.sqlite", "here")
     waiting = Row(1, 5, 2**45, "my-id", "t", "q", None, 0, "", "s", 0, 0)
-    monkeypatch.setattr(Desk, "_acting", lambda desk: nullcontext())
-    monkeypatch.setattr(Desk, "_waiting", lambda desk, numbers: ([waiting], []))
-    monkeypatch.setattr(Desk, "_record", lambda *args: None)
+    monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
+    monkeypatch.setattr(Operations, "_waiting", lambda operations, numbers: ([waiting], []))
+    monkeypatch.setattr(Operations, "_record", lambda *args: None)
     monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
 
     def move(records: Any, due: Any) -> None:
@@ -338,8 +340,8 @@ def test_the_reason_of_a_refusal_names_its_task_once(
 
     monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
     indexer = Indexer(index, lambda: None, QueueNames())
-    desk = Desk(Broker("here", lambda: None, [], [], lambda _: None), indexer, index.path)
-    assert desk.move([5], datetime.now(timezone.utc)).refused == [shown]
+    operations = Operations(Broker("here", lambda: None, [], [], lambda _: None), indexer, index.path)
+    assert operations.move([5], datetime.now(timezone.utc)).refused == [shown]
     index.close()
 
 

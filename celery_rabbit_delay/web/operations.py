@@ -61,7 +61,7 @@ class Verified(NamedTuple):
     problems: list[str] | None  # that test messages have shown; None: none were sent
 
 
-class Desk:
+class Operations:
     """Runs the page's actions, one change at a time. Reads do not wait for changes."""
 
     def __init__(self, broker: Broker, indexer: Indexer, path: Path) -> None:

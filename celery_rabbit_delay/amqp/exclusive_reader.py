@@ -16,7 +16,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 @contextmanager
-def only_reader(channel: Any, queue: str, patience: float = 5) -> Iterator[bool]:
+def exclusive_reader(channel: Any, queue: str, patience: float = 5) -> Iterator[bool]:
     """Hold an exclusive queue as a lock on reading a queue; yield whether no other reader is known.
 
     If another one still reads it after `patience` seconds, go on without the lock, as does a user who may not configure

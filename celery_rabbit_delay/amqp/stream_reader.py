@@ -107,7 +107,7 @@ class StreamReader:
         Raises `StreamUnavailable`, `NotPermitted`.
         """
         stream, *others = wanted
-        [found] = self._patiently(stream, lambda: iter([self._extents([stream, *others])]))
+        [found] = self._with_retries(stream, lambda: iter([self._extents([stream, *others])]))
         return dict(found)
 
     def read(self, stream: Stream, extent: Extent | None = None) -> Iterator[StreamMessage]:
@@ -142,9 +142,9 @@ class StreamReader:
                 last = message.offset
                 yield message
 
-        yield from self._patiently(stream, rest)
+        yield from self._with_retries(stream, rest)
 
-    def _patiently(self, stream: Stream, attempt: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    def _with_retries(self, stream: Stream, attempt: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield what an attempt yields; begin another one after an error, for some time since the last that worked."""
         deadline: float | None = None
         while True:
