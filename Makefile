@@ -41,7 +41,7 @@ demo: $(VENV)/ready
 demo-picture: $(VENV)/ready
 	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
-unit: $(VENV)/ready
+unit: $(VENV)/ready-for-unit
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit $(ARGS)
 
 test: TIER := -m "not (long or more or browser or cluster)"
@@ -122,8 +122,12 @@ browser:
 screenshot: $(VENV)/ready broker browser
 	SCREENSHOT=$(CURDIR)/docs/web.png $(BIN)/python -m pytest -q tests/acceptance/test_browser.py $(ARGS)
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready-for-unit: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[unit]'
+	touch $@
+
+$(VENV)/ready: $(VENV)/ready-for-unit
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
