@@ -94,7 +94,7 @@ def vhost(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Vhost]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes: on two CPUs three for `-n logical`, and twelve for `-n auto`, as most tests wait."""
+    """Return the number of processes: on two CPUs three for `-n logical`, twelve for `-n auto`, as most tests wait."""
     per_cpu = 6 if config.option.numprocesses == "auto" else 1.5
     return max(2, int(per_cpu * (os.cpu_count() or 1)))
 

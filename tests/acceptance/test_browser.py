@@ -369,3 +369,34 @@ def test_the_page_fits_a_phone_and_a_dark_screen_and_draws_the_picture_of_the_do
             if path != "/health":
                 assert top(chrome) < 560
         assert grounds[0] != grounds[1] == grounds[2]
+
+
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 900, "light"), (390, 844, "dark")])
+def test_all_that_match_are_cancelled_at_once_and_then_listed(
+    shop: Shop, chrome: Any, tmp_path: Path, width: int, height: int, scheme: str
+) -> None:
+    fill(shop, 400)
+    pictures = Path(os.environ.get("PICTURES") or tmp_path)
+    with looking(chrome, tmp_path, **shop.environment) as site:
+        chrome.get(site.url)
+        shows(chrome, "400 found", "#found")
+        picture(chrome, site, width, height, scheme, "/?task=shop.expire_cart&range=week")
+        wait_until(lambda: amount(chrome, "#rows tbody tr") == 50, "a page of them is there")
+        found = int(text(chrome, "#found").split()[0].replace(",", ""))
+        assert 50 < found < 200
+        click(chrome, "#rows tbody tr input")
+        shows(chrome, "1 selected", "#acts")
+        click(chrome, "[name=matching]")
+        shows(chrome, f"{found} selected", "#acts")
+        (pictures / f"matching-{width}.png").write_bytes(chrome.get_screenshot_as_png())
+        click(chrome, "#acts .danger")
+        confirm(chrome)
+        shows(chrome, f"{found} cancelled", ".messages")
+        shows(chrome, "No waiting task matches", "#rows")
+        click(chrome, "#tiles a[href*='state=cancelled']")
+        wait_until(lambda: amount(chrome, "#rows tbody tr") == 50, "the cancelled ones are listed")
+        assert amount(chrome, "#rows tbody input") == 0
+        shows(chrome, f"{found} found", "#found")
+        (pictures / f"cancelled-{width}.png").write_bytes(chrome.get_screenshot_as_png())
+        (pictures / f"health-{width}.png").write_bytes(picture(chrome, site, width, height, scheme, "/health"))
+        shows(chrome, f"{found} cancelled:", "#acts-done")
