@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from celery_rabbit_delay.core.topology import Binding, Cascade, Topology
 from tools.svg import HEIGHT, Box, Picture
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "diagrams"
+EVIDENCE = Path(__file__).parents[1] / "evidence" / "battle"
 
 DEFAULT = Options()
 #: Small enough to look at, with the names of the default options.
@@ -195,6 +197,37 @@ def choice() -> str:
     return picture.svg("Which way to delay tasks", right + 300, last.bottom[1] + 20)
 
 
+def restart() -> str:
+    """Draw when tasks run whose time comes while the only node is killed, from what the battle measured."""
+    battles = json.loads((EVIDENCE / "results.json").read_text())
+    lanes = [
+        (f"RabbitMQ {release}, retry interval of {interval}", battles[release][scenario]["celery-rabbit-delay"])
+        for release in ("3.10", "4.3")
+        for interval, scenario in (
+            ("ten seconds", "broker killed"),
+            ("three minutes, the default", "broker killed, RabbitMQ's own settings"),
+        )
+    ]
+    most = max(figures["p100"] for _, figures in lanes)
+    picture, left, width, step = Picture(), 20, 640, 62
+    picture.note(
+        left,
+        28,
+        "A node is killed and starts again. Tasks that wait stay on its disk. Of those that were due in between:",
+    )
+    for row, (name, figures) in enumerate(lanes):
+        y = 44 + row * step
+        half, last = (max(44, width * figures[percent] / most) for percent in ("p50", "p100"))
+        picture.note(left, y + 12, name)
+        picture.bar("queue", left, y + 20, last)
+        picture.bar("exchange", left, y + 20, min(half, last))
+        words = f"half run after {figures['p50']:.1f} s, the last after {figures['p100']:.0f} s"
+        picture.note(left + 4, y + 34, words) if last > 300 else picture.note(left + last + 8, y + 34, words)
+    return picture.svg(
+        "When tasks run that are due while the only node is down", left + width + 20, 44 + len(lanes) * step
+    )
+
+
 def short(cascade: Cascade, name: str) -> str:
     """Return a name without what all names begin with."""
     return name.removeprefix(f"{cascade.root}.")
@@ -203,6 +236,7 @@ def short(cascade: Cascade, name: str) -> str:
 DIAGRAMS = {
     "choice.svg": choice,
     "journey.svg": lambda: default_journey(70),
+    "restart.svg": restart,
     "round.svg": lambda: default_journey(60),
     "topology.svg": topology,
 }
