@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit import background
-from tests.kit.wait import wait_until
 
 GET_RABBITMQ = Path(__file__).parents[2] / "tools" / "get-rabbitmq"
 
@@ -329,14 +328,8 @@ def kill_epmd(port: int) -> None:
 @contextlib.contextmanager
 def alarm(node: Node) -> Iterator[None]:
     """Have a node block its publishers (https://www.rabbitmq.com/docs/memory)."""
-
-    def is_blocking() -> bool:
-        return "memory" in node.ctl("eval", "rabbit_alarm:get_local_alarms().")
-
     node.ctl("set_vm_memory_high_watermark", "0.00001")
     try:
-        wait_until(is_blocking, "the alarm is on")
         yield
     finally:
         node.ctl("set_vm_memory_high_watermark", "0.4")
-        wait_until(lambda: not is_blocking(), "the alarm is off")
