@@ -12,7 +12,7 @@
 # make battle  kills brokers, workers, publishers and beats, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as broken links within the site, are errors
 # make linkcheck   checks the external links of the docs
-# make diagrams   redraws docs/diagrams from the topology
+# make diagrams   redraws docs/diagrams from the topology and from what the battle measured
 # make demo-picture   redraws docs/demo.svg from what the demo prints on RabbitMQ 4.3
 # make screenshot   retakes the picture in docs/web.md, in headless Chromium
 # make layout  rewrites tests/unit/layout.json from the topology

@@ -1,4 +1,4 @@
-"""Draws docs/diagrams/*.svg from the topology: `make diagrams`. A test checks that they are current."""
+"""Draws docs/diagrams/*.svg from the topology and the battle: `make diagrams`. A test checks that they are current."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_rabbit_delay.core.topology import Binding, Cascade, Topology
 from tools.svg import HEIGHT, Box, Picture
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "diagrams"
-EVIDENCE = Path(__file__).parents[1] / "evidence" / "battle"
+BATTLES = Path(__file__).parents[1] / "evidence" / "battle" / "results.json"
 
 DEFAULT = Options()
 #: Small enough to look at, with the names of the default options.
@@ -199,7 +199,7 @@ def choice() -> str:
 
 def restart() -> str:
     """Draw when tasks run whose time comes while the only node is killed, from what the battle measured."""
-    battles = json.loads((EVIDENCE / "results.json").read_text())
+    battles = json.loads(BATTLES.read_text())
     lanes = [
         (f"RabbitMQ {release}, retry interval of {interval}", battles[release][scenario]["celery-rabbit-delay"])
         for release in ("3.10", "4.3")
@@ -217,12 +217,12 @@ def restart() -> str:
     )
     for row, (name, figures) in enumerate(lanes):
         y = 44 + row * step
-        half, last = (max(44, width * figures[percent] / most) for percent in ("p50", "p100"))
+        half, last = (width * figures[percent] / most for percent in ("p50", "p100"))
         picture.note(left, y + 12, name)
         picture.bar("queue", left, y + 20, last)
-        picture.bar("exchange", left, y + 20, min(half, last))
+        picture.bar("exchange", left, y + 20, half)
         words = f"half run after {figures['p50']:.1f} s, the last after {figures['p100']:.0f} s"
-        picture.note(left + 4, y + 34, words) if last > 300 else picture.note(left + last + 8, y + 34, words)
+        picture.note(left + (4 if last > width / 2 else last + 8), y + 34, words)
     return picture.svg(
         "When tasks run that are due while the only node is down", left + width + 20, 44 + len(lanes) * step
     )

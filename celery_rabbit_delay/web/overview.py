@@ -72,25 +72,11 @@ class Overview:
 
     def status(self) -> Status | str:
         """Return the message counts of the cascade, or the reason why they are unknown."""
-
-        def ask() -> Status | str:
-            try:
-                return self._operations.status()
-            except FAILURES as exc:
-                return reason(exc)
-
-        return self._remembered("status", 4, ask)
+        return self._remembered("status", 4, lambda: _or_reason(self._operations.status))
 
     def beat(self) -> BeatStatus | str | None:
         """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
-
-        def ask() -> BeatStatus | str | None:
-            try:
-                return self._operations.beat()
-            except FAILURES as exc:
-                return reason(exc)
-
-        return self._remembered("beat", 10, ask)
+        return self._remembered("beat", 10, lambda: _or_reason(self._operations.beat))
 
     def measured(self, management: bool) -> Measured:
         """Return the values of the metrics."""
@@ -140,3 +126,11 @@ class Overview:
                 answer.lock.release()
         value: T = answer.value
         return value
+
+
+def _or_reason(ask: Callable[[], T]) -> T | str:
+    """Return an answer of the broker, or the reason why there is none."""
+    try:
+        return ask()
+    except FAILURES as exc:
+        return reason(exc)

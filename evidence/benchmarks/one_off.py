@@ -15,20 +15,19 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 from celery import Celery
 
 import celery_rabbit_delay
 from tests.kit import background, meter
 from tests.kit.node import Node, find_server
-from tests.kit.page import fill, markdown
+from tests.kit.page import fill, machine, markdown
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("one_off.json")
@@ -99,23 +98,17 @@ def add_to_table(dues: Sequence[float], at_once: bool) -> float:
 
 
 def add_to_broker(app: Celery, dues: Sequence[float], at_once: bool) -> float:
+    """Send tasks in a batch, or one after the other; return the seconds."""
     began = time.monotonic()
-
-    def send(producer: Any = None) -> None:
+    with celery_rabbit_delay.batch(app) if at_once else nullcontext() as producer:
         for due in dues:
             app.send_task("remind", (due,), eta=datetime.fromtimestamp(due, timezone.utc), producer=producer)
-
-    if at_once:
-        with celery_rabbit_delay.batch(app) as producer:
-            send(producer)
-    else:
-        send()
     return time.monotonic() - began
 
 
 @contextmanager
-def beat(url: str, directory: Path) -> Iterator[psutil.Process]:
-    """Run beat with the table."""
+def beat(url: str, directory: Path) -> Iterator[int]:
+    """Run beat with the table; yield its process."""
     (directory / "table_settings.py").write_text(
         "".join(f"{name} = {value!r}\n" for name, value in django_settings(directory).items())
     )
@@ -128,7 +121,7 @@ def beat(url: str, directory: Path) -> Iterator[psutil.Process]:
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "table_settings", "PYTHONPATH": str(directory)}
     process = background.start(command, directory / "beat.log", directory, environment)
     try:
-        yield psutil.Process(process.pid)
+        yield process.pid
     finally:
         background.kill(process)
 
@@ -153,9 +146,9 @@ def received(app: Celery, amount: int, patience: float) -> list[float]:
     return late
 
 
-def used(node: Node, others: Sequence[psutil.Process]) -> float:
-    """Return the CPU seconds of the node and some processes until now."""
-    return meter.cpu(meter.pid(node)) + sum(sum(one.cpu_times()[:2]) for one in others)
+def used(processes: Iterable[int]) -> float:
+    """Return the CPU seconds of some processes until now."""
+    return sum(map(meter.cpu, processes))
 
 
 def dues_in(amount: int, seconds: float, within: float) -> list[float]:
@@ -164,21 +157,15 @@ def dues_in(amount: int, seconds: float, within: float) -> list[float]:
     return [round(start + within * number / amount, 6) for number in range(amount)]
 
 
-def compared(
-    node: Node,
-    app: Celery,
-    add: Callable[[Sequence[float], bool], float],
-    amount: int,
-    others: Sequence[psutil.Process],
-) -> dict[str, Any]:
-    """Return what an idle second costs, what sending costs, and how late what is due soon comes."""
-    before = used(node, others)
+def compared(app: Celery, add: Callable[[Sequence[float], bool], float], *processes: int) -> dict[str, Any]:
+    """Return what an idle second costs some processes, what sending costs, and how late what is due soon comes."""
+    before = used(processes)
     time.sleep(IDLE)
-    found: dict[str, Any] = {"idle": (used(node, others) - before) / IDLE}
-    before = used(node, others)
+    found: dict[str, Any] = {"idle": (used(processes) - before) / IDLE}
+    before = used(processes)
     add(dues_in(SOON, 30, MINUTE), True)
     late = received(app, SOON, 30 + MINUTE + PATIENCE)
-    found |= {"cpu": used(node, others) - before, "came": len(late), "early": sum(one < 0 for one in late)}
+    found |= {"cpu": used(processes) - before, "came": len(late), "early": sum(one < 0 for one in late)}
     return found | ({"p50": meter.percentile(late, 50), "last": max(late)} if late else {})
 
 
@@ -193,8 +180,9 @@ def filled(add: Callable[[Sequence[float], bool], float], amount: int) -> dict[s
 def ours(node: Node, amount: int) -> dict[str, Any]:
     app = app_of(node.url())
     celery_rabbit_delay.install(app)
-    found = filled(partial(add_to_broker, app), amount)
-    found |= compared(node, app, partial(add_to_broker, app), amount, [])
+    add = partial(add_to_broker, app)
+    found = filled(add, amount)
+    found |= compared(app, add, meter.pid(node))
     app.close()
     return found
 
@@ -203,9 +191,9 @@ def table(node: Node, amount: int, directory: Path) -> dict[str, Any]:
     app = app_of(node.url())
     set_up_django(directory)
     found = filled(add_to_table, amount)
-    with beat(node.url(), directory) as process:
+    with beat(node.url(), directory) as pid:
         time.sleep(MINUTE)  # until it has read the table
-        found |= compared(node, app, add_to_table, amount, [process])
+        found |= compared(app, add_to_table, meter.pid(node), pid)
     app.close()
     return found
 
@@ -228,9 +216,8 @@ def drawn(results: dict[str, Any]) -> str:
     about = results["about"]
     return (
         f"{markdown([f'{amount:,} reminders within a month', 'in the table, with beat', 'in RabbitMQ'], lines)}\n\n"
-        f"Measured on {about['date']} with django-celery-beat {about['django-celery-beat']} and SQLite, RabbitMQ "
-        f"{about['rabbitmq']}, Celery {about['celery']} and Python {about['python']}, on a machine with "
-        f"{about['cpus']} CPUs. The CPU is that of the node and of beat."
+        f"{machine('Measured', [about])} The table is that of django-celery-beat {about['django-celery-beat']} in "
+        "SQLite. The CPU is that of the node and of beat."
     )
 
 
