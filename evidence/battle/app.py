@@ -1,8 +1,9 @@
 """The Celery app of a battle, set up by environment variables, for workers and publishers alike.
 
 BATTLE_BROKER: URLs. BATTLE_CONTENDER: a name in `CONTENDERS`. BATTLE_OPTIONS: more options of ours, as JSON.
-BATTLE_RAN: the ledger of runs. BATTLE_WORK: seconds that a task takes. BATTLE_CLOCK: seconds that this process's clock
-is ahead. The ledgers have the true time.
+BATTLE_PUBLISHED: the ledger of what is published. BATTLE_RAN: that of runs. BATTLE_SEED: of what publishers choose.
+BATTLE_WORK: seconds that a task takes. BATTLE_CLOCK: seconds that this process's clock is ahead. The ledgers have the
+true time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import freezegun.api
 import kombu
-from celery import Celery
+from celery import Celery, Task
 from freezegun import freeze_time
 
 import celery_rabbit_delay
@@ -24,6 +25,8 @@ from tests.kit import ledger
 QUEUE = "battle"
 
 OURS = "celery-rabbit-delay"
+
+RETRIES = 2  # with backoff
 
 #: Options of `install`, None for Celery alone.
 CONTENDERS: dict[str, dict[str, Any] | None] = {
@@ -72,3 +75,15 @@ if "BATTLE_BROKER" in os.environ:
     def run(name: str) -> None:
         ledger.append(os.environ["BATTLE_RAN"], {"id": name, "at": freezegun.api.real_time()})
         time.sleep(float(os.environ["BATTLE_WORK"]))
+
+    @app.task(name="evidence.battle.retried", bind=True, max_retries=RETRIES)
+    def retried(self: Task, name: str) -> None:
+        """Run, and fail but for the last time. Each retry is a task of its own in the ledgers."""
+        number = self.request.retries
+        run(f"{name}.{number}" if number else name)
+        if number < RETRIES:
+            following, countdown, now = f"{name}.{number + 1}", 2**number, freezegun.api.real_time()
+            published = os.environ["BATTLE_PUBLISHED"]
+            ledger.append(published, {"id": following, "sent": now, "due": now + countdown, "retried": True})
+            self.retry(countdown=countdown, throw=False)
+            ledger.append(published, {"id": following, "confirmed": freezegun.api.real_time()})

@@ -40,6 +40,7 @@ class Arena:
         patience: float = math.inf,
         workers: int = 2,
         work: float = 0.02,
+        seed: int = 0,
     ) -> None:
         self.contender = contender
         self.patience = patience
@@ -53,7 +54,9 @@ class Arena:
             "PYTHONPATH": str(ROOT),
             "BATTLE_BROKER": broker,
             "BATTLE_CONTENDER": contender,
+            "BATTLE_PUBLISHED": str(self.published),
             "BATTLE_RAN": str(self.ran),
+            "BATTLE_SEED": str(seed),
             "BATTLE_WORK": str(work),
         }
         self.faults: list[Fault] = []
@@ -96,12 +99,12 @@ class Arena:
         self.publishers.append(self._start(command, log, self.clocks.publisher, options))
         return self.publishers[-1]
 
-    def cancel(self) -> None:
+    def cancel(self, cancelled: int = 3, moved: int = 12) -> None:
         """Start a process that cancels tasks, after killing the one before. See `evidence.battle.canceller`."""
         if self.canceller is not None:
             with self.fault("canceller killed"):
                 kill(self.canceller)
-        command = [sys.executable, "-m", "evidence.battle.canceller", str(self.published)]
+        command = [sys.executable, "-m", "evidence.battle.canceller", str(self.published), str(cancelled), str(moved)]
         self.canceller = self._start(command, self.directory / "canceller.log", self.clocks.publisher)
 
     @contextmanager
@@ -133,11 +136,13 @@ class Arena:
         """Wait until the publishers end and all that was confirmed has run, or nothing has for `patience` seconds."""
         self.wait_for_publishers()
         last_due = max(entry["due"] for entry in ledger.read(self.published) if "due" in entry)
-        lost, last = self.verdict().lost, time.monotonic()
-        while lost and (time.time() <= last_due or time.monotonic() <= last + patience):
-            self.wait(0.5)
-            if (now := self.verdict().lost) != lost or time.time() < last_due:
-                lost, last = now, time.monotonic()
+        size, last = -1, time.monotonic()
+        while time.time() <= last_due or time.monotonic() <= last + patience:
+            self.wait(1)
+            if (now := self.ran.stat().st_size) != size:
+                size, last = now, time.monotonic()
+            elif not self.verdict().lost:
+                break
         self.wait(3)  # for duplicates
         return self.verdict()
 

@@ -1,16 +1,15 @@
 """Cancels some of a battle's tasks and moves others, in a process of its own, so that it can be killed at any point.
 
-    python -m evidence.battle.canceller LEDGER
+    python -m evidence.battle.canceller LEDGER CANCELLED MOVED
 
-Follows the ledger of what is published. Of the tasks that are confirmed and not due within two seconds, it cancels
-every third and gives every twelfth a later due time, again until that returns. Writes into the ledger before and after
-each.
+Follows the ledger of what is published. Of the tasks that are confirmed and not due within two seconds, it cancels one
+in CANCELLED and gives one in MOVED a later due time, again until that returns. It leaves alone what is retried, as
+retries have the id of their task. Writes into the ledger before and after each.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import time
 import zlib
@@ -31,22 +30,23 @@ OURS = CONTENDERS[CONTENDER] is not None
 LATER = 5
 
 
-def main(path: str) -> None:
+def main(path: str, cancelled: int, moved: int) -> None:
     due: dict[str, float] = {}
     done: set[str] = set()
-    for _ in itertools.count():
-        entries = ledger.read(path)
-        due.update({entry["id"]: entry["due"] for entry in entries if "due" in entry})
+    published = ledger.Follower(path)
+    while True:
+        entries = published.read()
+        due.update({entry["id"]: entry["due"] for entry in entries if "due" in entry and "retried" not in entry})
         done.update(entry["id"] for entry in entries if "cancelled" in entry or "moved" in entry)
         for entry in entries:
             name = entry["id"]
-            if "confirmed" not in entry or name in done:
+            if "confirmed" not in entry or name not in due or name in done:
                 continue
             done.add(name)
-            chosen = zlib.crc32(name.encode()) % 12
-            if due[name] > time.time() + 2 and chosen % 3 == 0:
+            chosen = zlib.crc32(name.encode())
+            if due[name] > time.time() + 2 and chosen % cancelled == 0:
                 cancel(path, name)
-            elif due[name] > time.time() + 3 and chosen == 1 and OURS:
+            elif due[name] > time.time() + 3 and chosen % moved == 1 and OURS:
                 move(path, name, due[name] + LATER)
         time.sleep(0.1)
 
@@ -81,4 +81,4 @@ def until_it_returns(change: Callable[[], object]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

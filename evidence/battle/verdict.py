@@ -16,9 +16,20 @@ class Fault(NamedTuple):
     ended: float
 
 
+class Run(NamedTuple):
+    """The first run of a task."""
+
+    due: float
+    at: float
+
+    @property
+    def late(self) -> float:
+        return self.at - self.due
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """Ids of tasks, and how late each ran for the first time, in seconds."""
+    """Ids of tasks, and when each was due and ran for the first time."""
 
     confirmed: int
     lost: list[str]
@@ -30,7 +41,11 @@ class Verdict:
     revoked: list[str]  # of these, those that ran all the same
     moved: list[str]  # to a later time, before they were due; run at the first one, they are early
     late: list[str]  # later than the scenario lets a task be
-    lateness: list[float]
+    runs: list[Run]
+
+    @property
+    def lateness(self) -> list[float]:
+        return [run.late for run in self.runs]
 
     @property
     def good(self) -> bool:
@@ -59,12 +74,14 @@ def judge(
     each run.
 
     A task is lost if it was confirmed and never ran, unless it expired before it was due or somebody tried to cancel
-    it. It was cancelled or moved in time if that was a second or more before it was due. It is early if it ran more
-    than `tolerance` seconds before it was due, and late if it first ran more than `patience` seconds after.
+    it. One that is published again, such as a retry by a task that ran twice, is due when it was due at first. It was
+    cancelled or moved in time if that was a second or more before it was due. It is early if it ran more than
+    `tolerance` seconds before it was due, and late if it first ran more than `patience` seconds after.
     """
     tasks: dict[str, dict[str, Any]] = {}
     for entry in published:
-        tasks.setdefault(entry["id"], {}).update(entry)
+        task = tasks.setdefault(entry["id"], {})
+        task.update(entry if "due" not in task else {key: entry[key] for key in entry.keys() - {"sent", "due"}})
     runs: dict[str, list[float]] = {}
     for entry in ran:
         runs.setdefault(entry["id"], []).append(entry["at"])
@@ -91,5 +108,5 @@ def judge(
         revoked=[name for name in cancelled if name in runs],
         late=[name for name, times in runs.items() if min(times) > due[name] + patience],
         moved=moved,
-        lateness=[min(times) - due[name] for name, times in runs.items()],
+        runs=[Run(due[name], min(times)) for name, times in runs.items()],
     )

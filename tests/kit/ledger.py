@@ -19,6 +19,22 @@ def read(path: str | Path) -> list[Any]:
     return [json.loads(line) for line in complete.splitlines()]
 
 
+class Follower:
+    """Reads a ledger again and again: each time what is new."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._read = 0  # bytes
+
+    def read(self) -> list[Any]:
+        """Return the entries since the last time, without one that is just being written."""
+        with open(self._path, "rb") as ledger:
+            ledger.seek(self._read)
+            complete, end, _ = ledger.read().rpartition(b"\n")
+        self._read += len(complete + end)
+        return [json.loads(line) for line in complete.splitlines()]
+
+
 def count(path: str | Path) -> int:
     """Return how many entries there are so far, without parsing them."""
     return Path(path).read_bytes().count(b"\n")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
-from evidence.battle import report
-from evidence.battle.verdict import Fault, judge
+from evidence.battle import campaign, report
+from evidence.battle.verdict import Fault, Run, judge
+from tests.kit import ledger
 from tests.kit.page import drawn
 
 PUBLISHED: list[dict[str, Any]] = [
@@ -88,3 +91,39 @@ def test_the_page_is_drawn_from_the_results() -> None:
     texts = [page.read_text() for page in report.PAGES]
     assert texts == list(map(report.page, texts))
     assert set().union(*map(drawn, texts)) == set(report.SECTIONS)
+
+
+def test_a_retry_that_is_published_twice_is_due_when_it_was_due_at_first() -> None:
+    again = [{"id": "a", "sent": 3.0, "due": 13.0}, {"id": "a", "confirmed": 3.1}]
+    assert judge([*PUBLISHED, *again], [{"id": "a", "at": 11.0}]).runs == [Run(10.0, 11.0)]
+
+
+def test_a_task_is_struck_from_a_minute_before_it_is_due_until_it_runs() -> None:
+    fault = Fault("broker killed", 100.0, 110.0)
+    assert campaign.is_struck(Run(due=170.0, at=170.1), [fault])
+    assert not campaign.is_struck(Run(due=170.1, at=170.2), [fault])
+    assert campaign.is_struck(Run(due=99.0, at=100.0), [fault])
+    assert not campaign.is_struck(Run(due=99.0, at=99.9), [fault])
+
+
+def test_percentiles_of_pieces_are_at_most_a_tenth_too_high() -> None:
+    late = [0.0, 0.0005, 0.02, 0.5, 100.0]
+    classes = [campaign.lateness_class(seconds) for seconds in late]
+    assert sorted(classes) == classes
+    counts = {str(number): classes.count(number) for number in classes}
+    assert campaign.percentile(counts, 40) == 0.001
+    assert 0.02 <= campaign.percentile(counts, 60) <= 0.022
+    assert 0.5 <= campaign.percentile(counts, 80) <= 0.55
+    assert 100 <= campaign.percentile(counts, 100) <= 110
+    assert math.isnan(campaign.percentile({}, 50))
+
+
+def test_a_follower_of_a_ledger_reads_each_entry_once_and_none_by_halves(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(b'{"id": 1}\n{"i')
+    follower = ledger.Follower(path)
+    assert follower.read() == [{"id": 1}]
+    assert follower.read() == []
+    with path.open("ab") as file:
+        file.write(b'd": 2}\n')
+    assert follower.read() == [{"id": 2}]

@@ -1,0 +1,235 @@
+"""A campaign: millions of tasks of all kinds through hundreds of faults, in pieces that add up.
+
+    python -m evidence.battle.campaign --rabbitmq 4.3 --nodes 3 --minutes 10 --pieces 4
+
+Each piece has brokers of its own and is added to campaign.json when it ends, with its commit, versions and seed. So a
+campaign goes on after an interruption, on any machine. Exits with 1 if a piece of this package lost a confirmed task,
+or ran an early or cancelled one; its ledgers and logs are left in .battle/.
+
+Publishers with different options send all the time. Storms of faults, chosen by the seed, and quiet follow each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from celery_rabbit_delay.core.topology import LAYOUT
+from tests.kit import ledger
+from tests.kit.background import Process
+from tests.kit.meter import about
+from tests.kit.node import find_server
+from tests.kit.proxy import proxy
+
+from .app import CONTENDERS, OURS
+from .arena import ROOT, Arena, Clocks
+from .scenarios import AGAIN, Stage, brokers, crash, heal, leave_evidence
+from .verdict import Fault, Run, Verdict
+
+RESULTS = Path(__file__).with_name("campaign.json")
+PLACE = Path(".battle")
+
+#: Options of the two apps that send.
+APPS: list[dict[str, Any]] = [{"journal": 0}, {"journal": 0, "outboxes": [7, 11, 40], "slack": 0.1}]
+
+CANCELLED, MOVED = 50, 50  # of so many one
+LONGEST = 90  # seconds of delay
+FAULTS = 8  # of a storm
+QUIET = 120  # seconds between storms
+AFTERMATH = 60  # seconds after a fault that do not count as quiet
+
+#: Lateness is counted in classes, so that pieces add up: class n is up to `GROWTH` ** n milliseconds.
+GROWTH = 1.1
+
+#: {"confirmed", "lost", …, "faults": {name: count}, "calm" and "struck": {class of lateness: tasks}}
+Piece = dict[str, Any]
+
+
+class Campaigner:
+    """What is done to one piece, by chance. The `seed` decides what, and in which order."""
+
+    def __init__(self, stage: Stage, seed: int, rate: float, until: float) -> None:
+        self.stage = stage
+        self.chosen = random.Random(seed)
+        self.rate = rate
+        self.until = until  # by the monotonic clock
+        self.publishers = [self.publish(number) for number in range(len(APPS))]
+        self.cancel()
+
+    def publish(self, number: int) -> subprocess.Popen[bytes]:
+        """Start the publisher of one app, for the time that is left."""
+        rate = self.rate / len(APPS)
+        amount = int(rate * max(0.0, self.until - time.monotonic()))
+        return self.stage.arena.publish(amount, rate, 1, LONGEST, "all kinds", APPS[number])
+
+    def cancel(self) -> None:
+        self.stage.arena.cancel(CANCELLED, MOVED)
+
+    def storm(self) -> None:
+        faults: list[Callable[[], None]] = [
+            *[self.kill_broker, self.suspend_broker] * 2,
+            *[self.cut, self.stall, self.kill_worker, self.suspend_worker],
+            *[self.kill_publisher, self.suspend_publisher, self.cancel],
+        ]
+        if len(self.stage.nodes) > 1:
+            faults.append(self.restart_all)
+        for fault in self.chosen.sample(faults, FAULTS):
+            fault()
+            self.stage.arena.wait(self.chosen.uniform(0.5, 6))
+        if len(self.stage.nodes) > 1:
+            heal(self.stage)
+
+    def kill_broker(self) -> None:
+        crash(self.stage, self.chosen.choice(self.stage.nodes))
+
+    def suspend_broker(self) -> None:
+        node = self.chosen.choice(self.stage.nodes)
+        with self.stage.arena.fault("broker suspended"):
+            node.suspend(True)
+            self.stage.arena.wait(self.chosen.uniform(2, 15))
+            node.suspend(False)
+
+    def restart_all(self) -> None:
+        with self.stage.arena.fault("rolling restart"):
+            for node in self.stage.nodes:
+                node.stop()
+                node.start()
+
+    def cut(self) -> None:
+        with self.stage.arena.fault("connections cut"):
+            self.stage.between.cut()
+
+    def stall(self) -> None:
+        with self.stage.arena.fault("network stalled"):
+            self.stage.between.flowing.clear()
+            self.stage.arena.wait(self.chosen.uniform(2, 10))
+            self.stage.between.flowing.set()
+
+    def kill_worker(self) -> None:
+        self.stage.arena.kill_worker(self.chosen.randrange(len(self.stage.arena.workers)))
+
+    def suspend_worker(self) -> None:
+        self.suspend("worker suspended", self.chosen.choice(self.stage.arena.workers))
+
+    def kill_publisher(self) -> None:
+        number = self.chosen.randrange(len(APPS))
+        self.stage.arena.kill_publisher(self.publishers[number])
+        self.publishers[number] = self.publish(number)
+
+    def suspend_publisher(self) -> None:
+        self.suspend("publisher suspended", self.chosen.choice(self.publishers))
+
+    def suspend(self, name: str, process: Process) -> None:
+        with self.stage.arena.fault(name), contextlib.suppress(ProcessLookupError):  # it has ended
+            os.killpg(process.pid, signal.SIGSTOP)
+            self.stage.arena.wait(self.chosen.uniform(2, 10))
+            os.killpg(process.pid, signal.SIGCONT)
+
+
+def fight(broker: str, amount: int, contender: str, minutes: float, rate: float, seed: int, place: Path) -> Piece:
+    """Fight one piece from beginning to end; return its figures."""
+    with brokers(find_server(broker), amount, AGAIN) as nodes, proxy(nodes[0].port) as between:
+        ports = [between.port, *(node.port for node in nodes[1:])]
+        urls = ";".join(f"amqp://guest:guest@127.0.0.1:{port}//" for port in ports)
+        arena = Arena(contender, urls, place, Clocks(), work=0, seed=seed)
+        try:
+            arena.ready()
+            end = time.monotonic() + 60 * minutes
+            campaigner = Campaigner(Stage(arena, nodes, between, 1), seed, rate, end)
+            while time.monotonic() < end:
+                arena.wait(QUIET)
+                campaigner.storm()
+            verdict = arena.finish(50 + AGAIN)
+            if not verdict.good:
+                leave_evidence(nodes, place)
+            piece = {"nodes": amount, "contender": contender, "seed": seed, "minutes": minutes, "rate": rate}
+            return {**piece, "commit": commit(), "layout": LAYOUT, **about(nodes[0]), **figures(verdict, arena)}
+        finally:
+            arena.close()
+
+
+def commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def figures(verdict: Verdict, arena: Arena) -> Piece:
+    struck = {True: Counter[int](), False: Counter[int]()}
+    for run in verdict.runs:
+        struck[is_struck(run, arena.faults)][lateness_class(run.late)] += 1
+    delayed = sum(entry["due"] > entry["sent"] for entry in ledger.read(arena.published) if "due" in entry)
+    return {
+        **{name: count for name, count in verdict.figures().items() if not name.startswith("p")},
+        "delayed": delayed,
+        "faults": dict(Counter(fault.name for fault in arena.faults)),
+        "last": max(run.late for run in verdict.runs),
+        "calm": dict(sorted(struck[False].items())),
+        "struck": dict(sorted(struck[True].items())),
+    }
+
+
+def is_struck(run: Run, faults: Iterable[Fault]) -> bool:
+    """Return whether a fault struck while a task was late, or in the minute before it was due."""
+    return any(fault.began <= run.at and fault.ended >= run.due - AFTERMATH for fault in faults)
+
+
+def lateness_class(seconds: float) -> int:
+    return max(0, math.ceil(math.log(max(seconds, 1e-9) * 1000, GROWTH)))
+
+
+def percentile(classes: Mapping[str, int], percent: float) -> float:
+    """Return the seconds within which so many percent of tasks ran, at most a tenth too high; NaN if there are none."""
+    left = sum(classes.values()) * percent / 100
+    for number in sorted(map(int, classes)):
+        left -= classes[str(number)]
+        if left <= 0:
+            return float(GROWTH**number) / 1000
+    return math.nan
+
+
+def read() -> list[Piece]:
+    found: list[Piece] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m evidence.battle.campaign", description=__doc__.splitlines()[0])
+    parser.add_argument("--rabbitmq", default="4.3", help="a name for tools/get-rabbitmq")
+    parser.add_argument("--nodes", type=int, choices=(1, 3), default=1)
+    parser.add_argument("--contender", choices=list(CONTENDERS), default=OURS, metavar="NAME")
+    parser.add_argument("--minutes", type=float, default=10, help="of publishing, for each piece")
+    parser.add_argument("--rate", type=float, default=300, help="tasks a second")
+    parser.add_argument("--seed", type=int, help="of the first piece; those that follow count on")
+    parser.add_argument("--pieces", type=int, default=1)
+    arguments = parser.parse_args()
+    first = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    good = True
+    for seed in range(first, first + arguments.pieces):
+        shutil.rmtree(PLACE, ignore_errors=True)
+        PLACE.mkdir()
+        options = arguments.contender, arguments.minutes, arguments.rate, seed, PLACE.absolute()
+        piece = fight(arguments.rabbitmq, arguments.nodes, *options)
+        RESULTS.write_text(json.dumps([*read(), piece], indent=1) + "\n")
+        shown = {name: value for name, value in piece.items() if name not in ("calm", "struck")}
+        print(json.dumps(shown), file=sys.stderr, flush=True)
+        if arguments.contender == OURS and any(piece[name] for name in ("lost", "early", "revoked")):
+            good = False
+            break  # its ledgers stay
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
