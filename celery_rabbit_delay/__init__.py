@@ -30,10 +30,9 @@ from .core.errors import (
 if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
     from .amqp.schedule import Scheduled
-    from .app.batch import batch
+    from .app.api import batch, cancel, find, reschedule, scheduled
     from .app.install import install
     from .app.lateness import measure_lateness
-    from .app.schedule import cancel, find, reschedule, scheduled
     from .cli.page import page
     from .core.options import Options
 
@@ -71,14 +70,14 @@ _WHERE = {
     "BatchFailed": ".amqp.batch",
     "Options": ".core.options",
     "Scheduled": ".amqp.schedule",
-    "batch": ".app.batch",
-    "cancel": ".app.schedule",
-    "find": ".app.schedule",
+    "batch": ".app.api",
+    "cancel": ".app.api",
+    "find": ".app.api",
     "install": ".app.install",
     "measure_lateness": ".app.lateness",
     "page": ".cli.page",
-    "reschedule": ".app.schedule",
-    "scheduled": ".app.schedule",
+    "reschedule": ".app.api",
+    "scheduled": ".app.api",
 }
 
 

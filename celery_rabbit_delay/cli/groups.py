@@ -6,29 +6,29 @@ from typing import Any
 
 import click
 
-from . import migrate, orphans, schedule, size, status, topology, web
-from .options import cascade_options, check_names, given
+from . import broker, migrate, orphans, size, status, tasks, web
 from .output import Group, version_option
+from .parameters import cascade_options, check_names, given
 from .target import BrokerTarget
 
 #: By their names.
 COMMANDS: dict[str, click.Command] = {
     str(command.name): command
     for command in (
-        topology.plan,
-        topology.setup,
-        topology.export,
-        topology.verify,
+        broker.plan,
+        broker.setup,
+        broker.export,
+        broker.verify,
         status.status,
         orphans.orphans,
-        schedule.list_scheduled,
-        schedule.cancel,
-        schedule.reschedule,
-        schedule.run_now,
+        tasks.list_scheduled,
+        tasks.cancel,
+        tasks.reschedule,
+        tasks.run_now,
         web.web,
         web.metrics,
         migrate.migrate,
-        topology.teardown,
+        broker.teardown,
         size.size,
     )
 }

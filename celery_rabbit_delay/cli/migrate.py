@@ -12,8 +12,8 @@ import click
 from .. import operate
 from ..core.options import OPTIONS
 from ..core.text import escape
-from .options import any_queue_option, cascade_options, given, management_option
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
+from .parameters import any_queue_option, cascade_options, given, management_option
 from .target import Target, connection_to, management_of, pass_target
 
 

@@ -9,8 +9,8 @@ import click
 from .. import operate
 from ..core.text import escape
 from ..operate import Orphan
-from .options import any_queue_option, json_option, limit_option, management_option
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
+from .parameters import any_queue_option, json_option, limit_option, management_option
 from .status import held_up_data
 from .target import Target, pass_target, snapshot_of
 

@@ -15,8 +15,8 @@ from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape
 from ..operate import HeldUp, Recorded, Status
 from .beat import as_data, as_lines, beat_of
-from .options import management_option, priorities_option
 from .output import EXIT_PROBLEMS, format_duration
+from .parameters import management_option, priorities_option
 from .target import Target, pass_target, snapshot_of
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .beat import beat_of
-from .options import any_queue_option, management_option
+from .parameters import any_queue_option, management_option
 from .target import Target, handle_errors, pass_target, snapshot_of
 
 if TYPE_CHECKING:

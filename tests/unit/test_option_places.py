@@ -14,7 +14,7 @@ import pytest
 
 from celery_rabbit_delay import InvalidOption, Options
 from celery_rabbit_delay.cli import groups, migrate
-from celery_rabbit_delay.cli.options import given
+from celery_rabbit_delay.cli.parameters import given
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
 from celery_rabbit_delay.core.topology import QueueType
 

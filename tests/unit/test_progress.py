@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from celery_rabbit_delay.cli import schedule
+from celery_rabbit_delay.cli import tasks
 
 
 def test_a_bar_is_shown_after_a_second_and_not_before(
@@ -14,7 +14,7 @@ def test_a_bar_is_shown_after_a_second_and_not_before(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with schedule._progress() as progress:
+    with tasks._progress() as progress:
         progress(1, 10)
         assert capsys.readouterr().err == ""
         now += 1.5

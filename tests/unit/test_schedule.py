@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import Scheduled, describe
-from celery_rabbit_delay.cli.schedule import _as_data, format_scheduled
+from celery_rabbit_delay.cli.tasks import _as_data, format_scheduled
 from celery_rabbit_delay.core import headers
 from celery_rabbit_delay.core.destination import is_match
 from celery_rabbit_delay.core.journal import Record

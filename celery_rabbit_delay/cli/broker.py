@@ -7,8 +7,8 @@ import kombu
 
 from .. import operate
 from ..core.text import escape
-from .options import management_option, priorities_option
 from .output import EXIT_PROBLEMS
+from .parameters import management_option, priorities_option
 from .target import BrokerTarget, Target, handle_errors, management_of, pass_target, snapshot_of
 
 

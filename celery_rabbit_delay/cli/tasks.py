@@ -20,8 +20,8 @@ from ..core.errors import InvalidDelay
 from ..core.headers import milliseconds
 from ..core.text import escape
 from ..operate import Scheduled
-from .options import any_queue_option, check_names, json_option
 from .output import EXIT_PROBLEMS
+from .parameters import any_queue_option, check_names, json_option
 from .target import Target, pass_target
 
 F = TypeVar("F", bound=Callable[..., Any])
