@@ -25,6 +25,7 @@ class Measured(NamedTuple):
     next_due: float | None  # seconds since 1970; None if nothing waits
     progress: Progress
     counted: Counts  # since the start
+    orphaned: int  # since the start, as far as it was seen
     status: Status | None  # None: the broker does not answer
     management: bool  # whether the management API was asked
     beat: BeatStatus | None  # None: there is none, or it is unknown
@@ -62,9 +63,10 @@ def _of_the_index(measured: Measured) -> Iterator[Gauge | Counter]:
     if measured.next_due is not None:
         yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", measured.next_due)
     for name, amount in measured.counted._asdict().items():
-        counter = Counter(_named(f"recorded_{name}"), f"Messages in the journal that were {name}, since the start.")
-        counter.add_metric([], amount)
-        yield counter
+        yield _counter(f"recorded_{name}", f"Messages in the journal that were {name}, since the start.", amount)
+    yield _counter(
+        "orphaned", "Messages by which the orphans grew between two looks, since the start.", measured.orphaned
+    )
     behind = measured.progress
     yield _gauge("index_behind_seconds", "Seconds since the index last held all of the journal.", behind.behind)
     yield _gauge("index_behind_messages", "Messages of streams that the index has not read yet.", behind.left)
@@ -115,3 +117,7 @@ def _named(name: str) -> str:
 
 def _gauge(name: str, help_: str, value: float) -> Gauge:
     return Gauge(_named(name), help_, value=value)
+
+
+def _counter(name: str, help_: str, value: float) -> Counter:
+    return Counter(_named(name), help_, value=value)

@@ -52,6 +52,8 @@ class Overview:
         self._operations = operations
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
+        self._orphans: int | None = None  # when the broker was last asked
+        self._orphaned = 0
 
     def summary(self) -> Summary:
         return self._remembered("summary", 1, self._summary)
@@ -72,7 +74,7 @@ class Overview:
 
     def status(self) -> Status | str:
         """Return the message counts of the cascade, or the reason why they are unknown."""
-        return self._remembered("status", 4, lambda: _or_reason(self._operations.status))
+        return self._remembered("status", 4, lambda: _or_reason(self._status))
 
     def beat(self) -> BeatStatus | str | None:
         """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
@@ -85,8 +87,9 @@ class Overview:
         known = None if isinstance(status, str) else status
         active = None if isinstance(beat, str) else beat
         indexer = self._indexer
+        counts = indexer.counted(), self._orphaned
         return Measured(
-            summary.queues, summary.cancelled, next_due, indexer.progress, indexer.counted(), known, management, active
+            summary.queues, summary.cancelled, next_due, indexer.progress, *counts, known, management, active
         )
 
     def forget(self) -> None:
@@ -94,6 +97,14 @@ class Overview:
         with self._lock:
             for answer in self._answers.values():
                 answer.until = 0
+
+    def _status(self) -> Status:
+        status = self._operations.status()
+        if self._orphans is not None and status.orphans is not None:
+            self._orphaned += max(0, status.orphans - self._orphans)
+        if status.orphans is not None:
+            self._orphans = status.orphans
+        return status
 
     def _summary(self) -> Summary:
         moment = utc_ms()

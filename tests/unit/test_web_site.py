@@ -32,6 +32,7 @@ from celery_rabbit_delay.web.gauges import Measured, exposition
 from celery_rabbit_delay.web.index import Counts, Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.operations import Broker, Done, Operations
+from celery_rabbit_delay.web.overview import Overview
 from celery_rabbit_delay.web.search import Row, Share
 from celery_rabbit_delay.web.serve import check
 from celery_rabbit_delay.web.setting import Setting
@@ -253,7 +254,7 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     runs = PeriodicTask("hourly", "t", headers.moment(2500), began), PeriodicTask("broken", "t", None, began)
     beat = BeatStatus("web1:7", list(runs))
     progress = Progress(0.5, 7, 9, None)
-    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), status, True, beat)
+    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), 8, status, True, beat)
     lines = exposition(known).decode().splitlines()
     for line in (
         'celery_rabbit_delay_waiting{queue="a\\"\\n"} 3.0',
@@ -267,6 +268,7 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
         'celery_rabbit_delay_outbox_messages{delay_seconds="60",destination="queue \'q\'",outbox="o1"} 5.0',
         "celery_rabbit_delay_orphans 2.0",
         "celery_rabbit_delay_recorded_delayed_total 5.0",
+        "celery_rabbit_delay_orphaned_total 8.0",
         "celery_rabbit_delay_recorded_cancelled_total 2.0",
         "celery_rabbit_delay_recorded_moved_total 1.0",
         'celery_rabbit_delay_beat_active{process="web1:7"} 1.0',
@@ -280,6 +282,23 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     assert "beat" not in less
     assert "next_due" not in less
     assert "blocked" not in less
+
+
+def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = iter([7, 9, None, 3, 4])
+    monkeypatch.setattr(Operations, "status", lambda operations: Status([], [], next(seen), [], [], []))
+    broker = Broker("here", away, [], [], lambda connection: None)
+    index = Index(tmp_path / "index.sqlite", "here")
+    indexer = Indexer(index, away, QueueNames())
+    overview = Overview(index.path, indexer, Operations(broker, indexer, index.path))
+    counted = []
+    for _ in range(5):
+        counted.append(overview.measured(False).orphaned)
+        overview.forget()
+    index.close()
+    assert counted == [0, 2, 2, 2, 3]
 
 
 def test_cancelled_tasks_are_a_list_of_their_own_that_cannot_be_changed(client: Any, tmp_path: Path) -> None:
