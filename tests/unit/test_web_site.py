@@ -108,7 +108,7 @@ def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
     metrics = text(client.get("/metrics"))
     assert 'celery_rabbit_delay_waiting{queue="q"} 1.0' in metrics
     assert "celery_rabbit_delay_broker_up 0.0" in metrics
-    assert "orphans" not in metrics
+    assert "celery_rabbit_delay_orphans" not in metrics
 
 
 @pytest.mark.parametrize(
