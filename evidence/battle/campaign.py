@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import random
 import shutil
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,13 @@ from tests.kit.meter import about
 from tests.kit.node import find_server
 from tests.kit.proxy import proxy
 
+from . import pieces
 from .app import CONTENDERS, OURS
 from .arena import ROOT, Arena, Clocks
+from .pieces import Piece
 from .scenarios import AGAIN, Stage, brokers, crash, heal, leave_evidence
-from .verdict import Fault, Run, Verdict
+from .verdict import Run, Verdict
 
-RESULTS = Path(__file__).with_name("campaign.json")
 PLACE = Path(".battle")
 
 #: Options of the two apps that send.
@@ -49,13 +49,6 @@ CANCELLED, MOVED = 50, 50  # of so many one
 LONGEST = 90  # seconds of delay
 FAULTS = 8  # of a storm
 QUIET = 120  # seconds between storms
-AFTERMATH = 60  # seconds after a fault that do not count as quiet
-
-#: Lateness is counted in classes, so that pieces add up: class n is up to `GROWTH` ** n milliseconds.
-GROWTH = 1.1
-
-#: {"confirmed", "lost", …, "faults": {name: count}, "calm" and "struck": {class of lateness: tasks}}
-Piece = dict[str, Any]
 
 
 class Campaigner:
@@ -156,6 +149,7 @@ def fight(broker: str, amount: int, contender: str, minutes: float, rate: float,
             if not verdict.good:
                 leave_evidence(nodes, place)
             piece = {"nodes": amount, "contender": contender, "seed": seed, "minutes": minutes, "rate": rate}
+            piece["release"] = broker
             return {**piece, "commit": commit(), "layout": LAYOUT, **about(nodes[0]), **figures(verdict, arena)}
         finally:
             arena.close()
@@ -167,42 +161,19 @@ def commit() -> str:
 
 
 def figures(verdict: Verdict, arena: Arena) -> Piece:
-    struck = {True: Counter[int](), False: Counter[int]()}
+    calm: list[Run] = []
+    struck: list[Run] = []
     for run in verdict.runs:
-        struck[is_struck(run, arena.faults)][lateness_class(run.late)] += 1
+        (struck if pieces.is_struck(run, arena.faults) else calm).append(run)
     delayed = sum(entry["due"] > entry["sent"] for entry in ledger.read(arena.published) if "due" in entry)
     return {
-        **{name: count for name, count in verdict.figures().items() if not name.startswith("p")},
+        **{name: count for name, count in verdict.figures().items() if name in pieces.COUNTS},
         "delayed": delayed,
         "faults": dict(Counter(fault.name for fault in arena.faults)),
         "last": max(run.late for run in verdict.runs),
-        "calm": dict(sorted(struck[False].items())),
-        "struck": dict(sorted(struck[True].items())),
+        "calm": pieces.classes(calm),
+        "struck": pieces.classes(struck),
     }
-
-
-def is_struck(run: Run, faults: Iterable[Fault]) -> bool:
-    """Return whether a fault struck while a task was late, or in the minute before it was due."""
-    return any(fault.began <= run.at and fault.ended >= run.due - AFTERMATH for fault in faults)
-
-
-def lateness_class(seconds: float) -> int:
-    return max(0, math.ceil(math.log(max(seconds, 1e-9) * 1000, GROWTH)))
-
-
-def percentile(classes: Mapping[str, int], percent: float) -> float:
-    """Return the seconds within which so many percent of tasks ran, at most a tenth too high; NaN if there are none."""
-    left = sum(classes.values()) * percent / 100
-    for number in sorted(map(int, classes)):
-        left -= classes[str(number)]
-        if left <= 0:
-            return float(GROWTH**number) / 1000
-    return math.nan
-
-
-def read() -> list[Piece]:
-    found: list[Piece] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    return found
 
 
 def main() -> int:
@@ -222,7 +193,7 @@ def main() -> int:
         PLACE.mkdir()
         options = arguments.contender, arguments.minutes, arguments.rate, seed, PLACE.absolute()
         piece = fight(arguments.rabbitmq, arguments.nodes, *options)
-        RESULTS.write_text(json.dumps([*read(), piece], indent=1) + "\n")
+        pieces.add(piece)
         shown = {name: value for name, value in piece.items() if name not in ("calm", "struck")}
         print(json.dumps(shown), file=sys.stderr, flush=True)
         if arguments.contender == OURS and any(piece[name] for name in ("lost", "early", "revoked")):

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from evidence.battle import campaign, report
+from evidence.battle import pieces, report
 from evidence.battle.verdict import Fault, Run, judge
 from tests.kit import ledger
 from tests.kit.page import drawn
@@ -100,22 +100,50 @@ def test_a_retry_that_is_published_twice_is_due_when_it_was_due_at_first() -> No
 
 def test_a_task_is_struck_from_a_minute_before_it_is_due_until_it_runs() -> None:
     fault = Fault("broker killed", 100.0, 110.0)
-    assert campaign.is_struck(Run(due=170.0, at=170.1), [fault])
-    assert not campaign.is_struck(Run(due=170.1, at=170.2), [fault])
-    assert campaign.is_struck(Run(due=99.0, at=100.0), [fault])
-    assert not campaign.is_struck(Run(due=99.0, at=99.9), [fault])
+    assert pieces.is_struck(Run(due=170.0, at=170.1), [fault])
+    assert not pieces.is_struck(Run(due=170.1, at=170.2), [fault])
+    assert pieces.is_struck(Run(due=99.0, at=100.0), [fault])
+    assert not pieces.is_struck(Run(due=99.0, at=99.9), [fault])
 
 
 def test_percentiles_of_pieces_are_at_most_a_tenth_too_high() -> None:
-    late = [0.0, 0.0005, 0.02, 0.5, 100.0]
-    classes = [campaign.lateness_class(seconds) for seconds in late]
-    assert sorted(classes) == classes
-    counts = {str(number): classes.count(number) for number in classes}
-    assert campaign.percentile(counts, 40) == 0.001
-    assert 0.02 <= campaign.percentile(counts, 60) <= 0.022
-    assert 0.5 <= campaign.percentile(counts, 80) <= 0.55
-    assert 100 <= campaign.percentile(counts, 100) <= 110
-    assert math.isnan(campaign.percentile({}, 50))
+    counts = pieces.classes(Run(10.0, 10.0 + seconds) for seconds in (0.0, 0.0005, 0.02, 0.5, 100.0))
+    assert pieces.percentile(counts, 40) == 0.001
+    assert 0.02 <= pieces.percentile(counts, 60) <= 0.022
+    assert 0.5 <= pieces.percentile(counts, 80) <= 0.55
+    assert 100 <= pieces.percentile(counts, 100) <= 110
+    assert math.isnan(pieces.percentile({}, 50))
+
+
+PIECE: dict[str, Any] = {
+    **{"contender": "celery-rabbit-delay", "rabbitmq": "4.3.6", "release": "4.3", "nodes": 1, "seed": 7, "minutes": 10},
+    **{"rate": 300, "date": "2026-11-25", "commit": "abc", "confirmed": 1000, "delayed": 900, "lost": 0, "early": 0},
+    **{"duplicated": 2, "unexplained": 0, "cancelled": 20, "revoked": 0, "moved": 9, "last": 61.5},
+    **{"faults": {"broker killed": 3}, "calm": {"10": 500}, "struck": {"10": 400, "80": 100}},
+}
+
+
+def test_pieces_of_a_campaign_add_up() -> None:
+    other = {
+        **PIECE,
+        "confirmed": 500,
+        "delayed": 450,
+        "lost": 1,
+        "faults": {"broker killed": 1, "cut": 2},
+        "last": 9.0,
+    }
+    native = {**PIECE, "contender": "native delayed delivery"}
+    assert pieces.summary([PIECE, native, other]) == (
+        "In a campaign of 1,500 tasks, 90 % of them delayed, through 6 faults, 1 were lost, 0 ran early, and of 40 "
+        "cancelled ones 0 ran."
+    )
+    _, _, ours, theirs = pieces.totals([native, PIECE, other]).splitlines()
+    assert "| 4.3.6 | 1 | 6 | 1,500 | 1 | 0 | 4 | 0 | 40 | 0 | 18 | 0.00, 0.00, 0.00 | 0.00, 2.05, 2.05 | 62 |" in ours
+    assert theirs.startswith("| native delayed delivery | 4.3.6 | 1 | 3 | 1,000 | 0 |")
+    assert (
+        '| `--rabbitmq 4.3 --nodes 1 --rate 300 --minutes 10 --seed 7 --contender "native delayed delivery"` | 1,000 | '
+        "3 × broker killed |"
+    ) in pieces.origins([native])
 
 
 def test_a_follower_of_a_ledger_reads_each_entry_once_and_none_by_halves(tmp_path: Path) -> None:
