@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -228,6 +229,50 @@ def restart() -> str:
     )
 
 
+#: Scenarios of the battle, by what a reader calls them.
+FAULTS = {
+    "the only node is killed, and starts again": "broker killed, RabbitMQ's own settings",
+    "one of three nodes is killed": "a node of three killed",
+    "one of three nodes is cut off for 12 s": "a node of three partitioned",
+    "three nodes restart, one after the other": "rolling restart of three",
+    "workers are killed": "workers killed",
+    "connections are cut": "connections cut",
+    "the broker runs out of memory and disk": "memory and disk alarms",
+    "the tasks' queue is deleted, and comes back": "queue deleted",
+}
+CONTENDERS = {
+    "celery-rabbit-delay": ("exchange", "this package"),
+    "native delayed delivery": ("queue", "native delayed delivery"),
+    "plain eta": ("other", "plain eta"),
+}
+
+
+def faults() -> str:
+    """Draw for each fault how late the last task ran, with each way to delay tasks, from what the battle measured."""
+    battles = json.loads(BATTLES.read_text())["4.3"]
+    picture, left, width, line = Picture(), 20, 480, 17
+    y = 28
+    for x, (kind, name) in zip((left, left + 140, left + 340), CONTENDERS.values(), strict=True):
+        picture.bar(kind, x, y - 10, 20, 12)
+        picture.note(x + 28, y, name)
+    rows = {name: battles[scenario] for name, scenario in FAULTS.items() if scenario in battles}
+    most = max(found["p100"] for row in rows.values() for found in row.values() if not math.isnan(found["p100"]))
+    for name, row in rows.items():
+        y += 34
+        picture.note(left, y, name)
+        for contender, (kind, _) in CONTENDERS.items():
+            if contender not in row:
+                continue
+            y += line
+            found = row[contender]
+            late = 0 if math.isnan(found["p100"]) else found["p100"]
+            picture.bar(kind, left, y - 10, max(1, width * late / most), 12)
+            words = f"{late:.1f} s, " if late else ""
+            words += f"{found['lost']} lost, {found['early']} early"
+            picture.note(left + 8 + max(1, width * late / most), y, words)
+    return picture.svg("How late the last task runs, by fault", left + width + 160, y + 20)
+
+
 def short(cascade: Cascade, name: str) -> str:
     """Return a name without what all names begin with."""
     return name.removeprefix(f"{cascade.root}.")
@@ -235,6 +280,7 @@ def short(cascade: Cascade, name: str) -> str:
 
 DIAGRAMS = {
     "choice.svg": choice,
+    "faults.svg": faults,
     "journey.svg": lambda: default_journey(70),
     "restart.svg": restart,
     "round.svg": lambda: default_journey(60),

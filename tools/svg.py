@@ -72,9 +72,9 @@ class Picture:
         self._boxes.append(self._text(*middle, name, anchor="middle"))
         return Box(x, y, width)
 
-    def bar(self, kind: str, x: float, y: float, width: float) -> None:
+    def bar(self, kind: str, x: float, y: float, width: float, height: float = 20) -> None:
         """Add a bar whose length is a figure."""
-        self._boxes.append(f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:.1f}" height="20" rx="2"/>')
+        self._boxes.append(f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:.1f}" height="{height:g}" rx="2"/>')
 
     def arrow(self, points: Sequence[Point], dashed: bool = False) -> None:
         path = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
