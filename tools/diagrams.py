@@ -1,4 +1,4 @@
-"""Draws docs/diagrams/*.svg from the topology and the battle: `make diagrams`. A test checks that they are current."""
+"""Draws docs/diagrams/*.svg, from the topology and from what was measured: `make diagrams`. A test checks them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery_rabbit_delay.core.destination import Destination, is_match
 from celery_rabbit_delay.core.levels import Route
@@ -16,6 +16,7 @@ from celery_rabbit_delay.core.topology import Binding, Cascade, Topology
 from tools.svg import HEIGHT, Box, Picture
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "diagrams"
+BENCHMARKS = Path(__file__).parents[1] / "evidence" / "benchmarks" / "results.json"
 BATTLES = Path(__file__).parents[1] / "evidence" / "battle" / "results.json"
 
 DEFAULT = Options()
@@ -240,37 +241,66 @@ FAULTS = {
     "the broker runs out of memory and disk": "memory and disk alarms",
     "the tasks' queue is deleted, and comes back": "queue deleted",
 }
+#: The kinds of their bars.
 CONTENDERS = {
-    "celery-rabbit-delay": ("exchange", "this package"),
-    "native delayed delivery": ("queue", "native delayed delivery"),
-    "plain eta": ("other", "plain eta"),
+    "celery-rabbit-delay": "exchange",
+    "native delayed delivery": "queue",
+    "plain eta": "other",
+    "no delay": "other",
 }
 
 
 def faults() -> str:
     """Draw for each fault how late the last task ran, with each way to delay tasks, from what the battle measured."""
     battles = json.loads(BATTLES.read_text())["4.3"]
-    picture, left, width, line = Picture(), 20, 480, 17
-    y = 28
-    for x, (kind, name) in zip((left, left + 140, left + 340), CONTENDERS.values(), strict=True):
-        picture.bar(kind, x, y - 10, 20, 12)
-        picture.note(x + 28, y, name)
-    rows = {name: battles[scenario] for name, scenario in FAULTS.items() if scenario in battles}
-    most = max(found["p100"] for row in rows.values() for found in row.values() if not math.isnan(found["p100"]))
-    for name, row in rows.items():
+
+    def of(found: dict[str, Any]) -> tuple[float, str]:
+        late = 0.0 if math.isnan(found["p100"]) else found["p100"]
+        return late, (f"{late:.1f} s, " if late else "") + f"{found['lost']} lost, {found['early']} early"
+
+    lanes = {
+        name: {one: of(battles[scenario][one]) for one in CONTENDERS if one in battles[scenario]}
+        for name, scenario in FAULTS.items()
+    }
+    return lanes_of_bars("How late the last task runs, by fault", lanes, 150)
+
+
+def cpu() -> str:
+    """Draw the broker's CPU for a message with a delay of 1 to 15 s, on one scale, from what the benchmark measured."""
+
+    def of(found: dict[str, Any]) -> tuple[float, str]:
+        return found["median"], f"{found['median']:,.0f} µs"
+
+    lanes = {
+        f"RabbitMQ {release}, {how}": {
+            one: of(found["rows"][row][f"{one}{kind}"]) for one in CONTENDERS if f"{one}{kind}" in found["rows"][row]
+        }
+        for how, row, kind in (
+            ("each message confirmed before the next", "broker_cpu_confirmed", ""),
+            ("in a burst, unconfirmed", "broker_cpu", ", quorum"),
+        )
+        for release, found in json.loads(BENCHMARKS.read_text()).items()
+    }
+    return lanes_of_bars("The broker's CPU for a message", lanes, 90)
+
+
+def lanes_of_bars(title: str, lanes: dict[str, dict[str, tuple[float, str]]], margin: float) -> str:
+    """Draw a lane for each name, with a bar for each contender: its figure, and the words behind the bar."""
+    picture, left, width, y = Picture(), 20, 480, 28
+    shown = [one for one in CONTENDERS if any(one in lane for lane in lanes.values())]
+    for x, one in zip((left, left + 190, left + 390), shown, strict=True):
+        picture.bar(CONTENDERS[one], x, y - 10, 20, 12)
+        picture.note(x + 28, y, one)
+    most = max(figure for lane in lanes.values() for figure, _ in lane.values())
+    for name, lane in lanes.items():
         y += 34
         picture.note(left, y, name)
-        for contender, (kind, _) in CONTENDERS.items():
-            if contender not in row:
-                continue
-            y += line
-            found = row[contender]
-            late = 0 if math.isnan(found["p100"]) else found["p100"]
-            picture.bar(kind, left, y - 10, max(1, width * late / most), 12)
-            words = f"{late:.1f} s, " if late else ""
-            words += f"{found['lost']} lost, {found['early']} early"
-            picture.note(left + 8 + max(1, width * late / most), y, words)
-    return picture.svg("How late the last task runs, by fault", left + width + 160, y + 20)
+        for one, (figure, words) in lane.items():
+            y += 17
+            length = max(1, width * figure / most)
+            picture.bar(CONTENDERS[one], left, y - 10, length, 12)
+            picture.note(left + length + 8, y, words)
+    return picture.svg(title, left + width + margin, y + 20)
 
 
 def short(cascade: Cascade, name: str) -> str:
@@ -280,6 +310,7 @@ def short(cascade: Cascade, name: str) -> str:
 
 DIAGRAMS = {
     "choice.svg": choice,
+    "cpu.svg": cpu,
     "faults.svg": faults,
     "journey.svg": lambda: default_journey(70),
     "restart.svg": restart,

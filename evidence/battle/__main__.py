@@ -4,7 +4,7 @@ python -m evidence.battle                         the short one, on RabbitMQ 3.1
 python -m evidence.battle --long                  every scenario against every contender, for docs/battle.md
 python -m evidence.battle --rabbitmq 4.3 --scenario "broker killed" --rounds 6
 
-Ledgers, logs and a plot are left in .battle/.
+Ledgers and logs are left in .battle/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.table import Table
 from tests.kit.node import find_server
 
 from .app import CONTENDERS, OURS
-from .report import RESULTS, TITLES, add, cells, draw, read
+from .report import RESULTS, TITLES, add, cells
 from .scenarios import SCENARIOS, fight
 from .verdict import Verdict
 
@@ -68,7 +68,6 @@ def main() -> int:
             table.add_row(*battle, *cells(figures))
             good &= verdict.good or battle[-1] != OURS
     Console(width=160).print(table)
-    draw(read(results), PLACE / "lateness.svg")
     return 0 if good else 1
 
 

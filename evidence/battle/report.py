@@ -1,4 +1,4 @@
-"""Draws `results.json` and `load.json` into docs/battle.md, docs/contributing/battle.md and docs/battle/*.svg.
+"""Draws `results.json` and `load.json` into docs/battle.md, docs/trust.md and docs/contributing/battle.md.
 
 A test checks that the pages are current.
 """
@@ -193,45 +193,9 @@ def page(text: str) -> str:
     return fill(text, SECTIONS)
 
 
-def draw(results: Results, file: Path) -> None:
-    """Plot how late tasks were: half of them, and the last; and how many were lost or early. Needs matplotlib."""
-    import matplotlib as mpl
-    import matplotlib.pyplot as plt
-
-    mpl.rcParams.update({"svg.hashsalt": "celery-rabbit-delay", "font.size": 8, "figure.constrained_layout.use": True})
-    names = [name for name in SCENARIOS if any(name in found for found in results.values())]
-    shown = {name for found in results.values() for contenders in found.values() for name in contenders}
-    contenders = [name for name in CONTENDERS if name in shown]
-    height = 1 + 0.14 * len(names) * (1 + len(contenders))
-    figure, [axes] = plt.subplots(1, len(results), figsize=(10, height), sharey=True, sharex=True, squeeze=False)
-    for axis, (broker, found) in zip(axes, results.items(), strict=True):
-        for number, contender in enumerate(contenders):
-            rows = [(n, found[name][contender]) for n, name in enumerate(names) if contender in found.get(name, {})]
-            offset = (number - (len(contenders) - 1) / 2) / (1 + len(contenders))
-            places = [n + offset for n, _ in rows]
-            color = "tab:green" if contender == OURS else f"C{number + 3}"
-            # No logarithm of 0; and nan where none has run.
-            half, most = ([max(0.01, figures[key]) for _, figures in rows] for key in ("p50", "p100"))
-            axis.hlines(places, half, most, color=color, label=contender)
-            axis.plot(half, places, "|", color=color)
-            for place, late, (_, figures) in zip(places, most, rows, strict=True):
-                wrong = [f"{figures[key]} {key}" for key in ("lost", "early") if figures[key]]
-                axis.text(late * 1.2, place, ", ".join(wrong), color="tab:red", va="center", fontsize=6)
-        axis.set_yticks(range(len(names)), names)
-        axis.set_xscale("log")
-        axis.set_xlim(0.01, 1000)
-        axis.set_title(f"RabbitMQ {broker}")
-        axis.set_xlabel("seconds late: half of the tasks, and the last")
-    axes[0].invert_yaxis()
-    axes[0].legend(fontsize=6, loc="lower right")
-    file.parent.mkdir(exist_ok=True)
-    figure.savefig(file, metadata={"Date": None})
-
-
 def main() -> None:
     for one in PAGES:
         one.write_text(page(one.read_text()))
-    draw(read(), _DOCS / "battle" / "lateness.svg")
 
 
 if __name__ == "__main__":

@@ -585,50 +585,10 @@ def page(text: str, results: dict[str, Any]) -> str:
     return fill(text, sections)
 
 
-def plots(results: dict[str, Any]) -> None:
-    """Draw the plots. Needs matplotlib."""
-    import matplotlib as mpl
-    import matplotlib.pyplot as plt
-
-    mpl.rcParams.update({"svg.hashsalt": "celery-rabbit-delay", "font.size": 9, "figure.constrained_layout.use": True})
-    directory = PAGE.with_suffix("")
-    directory.mkdir(exist_ok=True)
-
-    def draw(file: str, row: str, label: str, bars: Callable[[Any, dict[str, Any]], None]) -> None:
-        """Draw one chart of bars for each broker, side by side."""
-        figure, [axes] = plt.subplots(1, len(results), figsize=(9, 2.6), sharey=True, squeeze=False)
-        for axis, (broker, found) in zip(axes, results.items(), strict=True):
-            bars(axis, found["rows"][row])
-            axis.invert_yaxis()
-            axis.set_title(f"RabbitMQ {broker}")
-            axis.set_xlabel(label)
-        figure.savefig(directory / file, metadata={"Date": None})
-
-    def cpu(axis: Any, row: dict[str, Any]) -> None:
-        names = [f"{name}, quorum" for name in (NATIVE, US, QueuePerDelay.name, NONE)]
-        values = [row[name]["median"] for name in names]
-        errors = [
-            [value - row[name]["low"], row[name]["high"] - value] for name, value in zip(names, values, strict=True)
-        ]
-        colors = ["tab:gray", "tab:green", "tab:gray", "tab:gray"]
-        axis.barh(names, values, xerr=list(zip(*errors, strict=True)), color=colors)
-
-    def late(axis: Any, row: dict[str, Any]) -> None:
-        names = [US, NATIVE, QueuePerDelay.name, MessageTTL.name]
-        axis.barh(names, [row[name]["p99"] for name in names], color="tab:gray", label="p99")
-        axis.barh(names, [row[name]["p50"] for name in names], color="tab:green", label="p50")
-        axis.set_xscale("log")
-        axis.legend()
-
-    draw("broker-cpu.svg", "broker_cpu", "broker CPU per message, µs", cpu)
-    draw("lateness.svg", "lateness", "lateness at 200/s, ms", late)
-
-
 def main() -> None:
     results = read()
     for path in (PAGE, NOTES):
         path.write_text(page(path.read_text(), results))
-    plots(results)
 
 
 if __name__ == "__main__":
