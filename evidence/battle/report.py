@@ -1,4 +1,4 @@
-"""Draws `results.json` and `load.json` into docs/battle.md, docs/trust.md and docs/contributing/battle.md.
+"""Draws `results.json`, `load.json` and `campaign.json` into docs/battle.md, docs/trust.md and docs/contributing/battle.md.
 
 A test checks that the pages are current.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from celery_rabbit_delay.core.topology import LAYOUT
 from tests.kit.page import fill, machine, markdown
 
+from . import pieces
 from .app import CONTENDERS, OURS
 from .scenarios import SCENARIOS
 
@@ -179,9 +180,12 @@ def earlier(results: Results) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "earlier": lambda: earlier(read()),
     "machine": lambda: machine("Run", brokers(read())),
-    "first": lambda: f"{earlier(read())}\n\n{first(read())}",
+    "first": lambda: f"{earlier(read())}\n\n{first(read())}\n\n{pieces.summary(pieces.read())}",
     "answers": lambda: answers(read(), read(LOAD)),
     "totals": lambda: totals(read()),
+    "campaign": lambda: pieces.summary(pieces.read()),
+    "campaign_totals": lambda: pieces.totals(pieces.read()),
+    "pieces": lambda: pieces.origins(pieces.read()),
     "scenarios": scenarios,
     "verdicts": lambda: verdicts(read()),
     "load": lambda: load(read(LOAD)),
