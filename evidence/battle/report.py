@@ -1,4 +1,4 @@
-"""Draws `results.json`, `load.json` and `campaign.json` into docs/battle.md, docs/trust.md and docs/contributing/battle.md.
+"""Draws what battles and the campaign found into docs/battle.md, docs/trust.md and docs/contributing/battle.md.
 
 A test checks that the pages are current.
 """

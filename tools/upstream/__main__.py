@@ -48,6 +48,7 @@ SIDES = {"plain": [], "with us": ["-p", "tools.upstream.with_us"]}
 
 def main(arguments: Sequence[str]) -> None:
     names = [name for name in arguments[:1] if name in SUITES]
+    redis_server()  # before both sides run at the same time, for it may install it
     with tempfile.TemporaryDirectory(prefix="celery-rabbit-delay-upstream-") as directory:
         suites = [Suite(name, fetch(name, Path(directory))) for name in names or SUITES]
         same = [suite.is_the_same(arguments[len(names) :]) for suite in suites]
