@@ -30,6 +30,7 @@ for scheme in ("amqp", "pyamqp"):
 
 class Scheduler(beat.Scheduler):
     _lock: Any = Mock(is_held=True, left=[], questions=[], age=0)
+    producer = celery_beat.Scheduler.producer  # ours needs the connection of a lock
 
 
 beat.SLEEP = math.inf
