@@ -101,6 +101,8 @@ def groups(pieces: Iterable[Piece]) -> Iterator[tuple[str, str, int, list[Piece]
 def summary(pieces: list[Piece]) -> str:
     """Return what a reader wants to know first, of this package."""
     mine = [piece for piece in pieces if piece["contender"] == OURS]
+    if not mine:
+        return "No piece of the campaign has been fought yet."
     confirmed, lost, early, cancelled, ran = (
         total(mine, name) for name in ("confirmed", "lost", "early", "cancelled", "revoked")
     )
