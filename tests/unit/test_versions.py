@@ -47,3 +47,8 @@ def test_tox_combines_every_two_versions() -> None:
 
 def version(name: str) -> list[int]:
     return [int(number) if number.isdigit() else 0 for number in name.split(".")]
+
+
+def test_the_main_job_of_the_matrix_is_there() -> None:
+    [named] = re.findall(r"^\[main-job\]\ntests =\n((?: +\S+\n)+)", (ROOT / "tox.ini").read_text(), re.MULTILINE)
+    assert [path for path in named.split() if not (ROOT / path).exists()] == []
