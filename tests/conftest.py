@@ -22,8 +22,7 @@ settings.register_profile(
 )
 settings.load_profile("without a clock")
 
-# Only in test_crash is a node killed right after it has created a queue.
-SAVED_AFTER, declare.SAVED_AFTER = declare.SAVED_AFTER, 0.0
+declare.SAVED_AFTER = 0.0  # see tests.kit.broker.own_node
 
 
 #: Plug-ins with more types of exchanges, which every distribution of RabbitMQ has.

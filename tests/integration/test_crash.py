@@ -8,8 +8,6 @@ from datetime import datetime, timedelta, timezone
 import kombu
 import pytest
 
-from celery_rabbit_delay.amqp import declare
-from tests.conftest import SAVED_AFTER
 from tests.kit.broker import lead, own_node, take
 from tests.kit.frames import routing_keys
 from tests.kit.node import Node, dead_letters_again
@@ -55,10 +53,7 @@ def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early(outbo
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_set_up", [False, True], ids=["with the cascade", "with its outbox"])
-def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(
-    monkeypatch: pytest.MonkeyPatch, is_set_up: bool
-) -> None:
-    monkeypatch.setattr(declare, "SAVED_AFTER", SAVED_AFTER)
+def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(is_set_up: bool) -> None:
     with own_node() as vhost:
         node = vhost.broker.node
         vhost.declare("q")

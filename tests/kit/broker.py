@@ -13,6 +13,7 @@ from urllib.parse import quote
 import kombu
 
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit.node import Node
 from tests.kit.wait import wait_until
@@ -43,11 +44,19 @@ class Broker:
             self.api("DELETE", f"/vhosts/{vhost.name}")
 
 
+#: What the package waits for a broker's disk. Only tests with a node of their own, which they may kill, wait for it.
+SAVED_AFTER = declare.SAVED_AFTER
+
+
 @contextmanager
 def own_node(**options: Any) -> Iterator[Vhost]:
     """Yield a vhost on a node of its own, for a test that others would notice; `options` are those of `Node`."""
-    with Node(plugins=("rabbitmq_management",), **options) as node, Broker(node).vhost() as vhost:
-        yield vhost
+    waited, declare.SAVED_AFTER = declare.SAVED_AFTER, SAVED_AFTER
+    try:
+        with Node(plugins=("rabbitmq_management",), **options) as node, Broker(node).vhost() as vhost:
+            yield vhost
+    finally:
+        declare.SAVED_AFTER = waited
 
 
 @dataclass

@@ -44,6 +44,7 @@ class SharedVhost:
         queues, exchanges = (set(vhost.names(kind)) for kind in ("queues", "exchanges"))
         at_first = self._at_first
         try:
+            self._purge()  # before the outboxes go: what is on the way to one that is gone becomes an orphan
             self._delete(queues - at_first["queues"], exchanges - at_first["exchanges"])
             return self._describe() == at_first and self._purge()
         except AMQPError:  # such as for an exclusive queue, whose connection is just being closed
