@@ -77,8 +77,7 @@ class DelayedPublisher:
             self.streams.prepare([plan])
         deadline, pause, is_repaired = time.monotonic() + PATIENCE, PAUSE, False
         with self._exclusively():
-            if not self.options.confirm:
-                self._read_refusals()
+            self._read_refusals()
             while True:
                 try:
                     self._ensure(plan)
@@ -173,15 +172,13 @@ class DelayedPublisher:
         With `declare="passive"`, look for that outbox, and do without it if it is missing.
         """
         with self._exclusively():
-            if not self.options.confirm:
-                self._read_refusals()
+            self._read_refusals()
             self._ensure(plan)
 
     def bind(self, destination: Destination) -> None:
         """Create the cascade and lead to a destination; with `declare="passive"` check both. Once per connection."""
         with self._exclusively():
-            if not self.options.confirm:
-                self._read_refusals()
+            self._read_refusals()
             if destination not in self.routes.known:
                 self.routes.ensure(destination)
 
@@ -267,12 +264,14 @@ class DelayedPublisher:
         return True
 
     def _read_refusals(self) -> None:
-        """Read what the broker has sent since the last message, if no publish waits for it.
+        """Read what the broker has sent since the last message, if no publish waits for it: without `confirm`.
 
         Otherwise nobody would notice that the connection is lost, or that the broker has closed the channel and drops
         everything that is sent through it. Declares a deleted cascade again. Raises `NotPermitted`, with
         `declare="passive"` `CascadeMissing`, and the errors of a lost connection.
         """
+        if self.options.confirm:
+            return
         try:
             with suppress(TimeoutError):
                 for _ in range(_MAX_READ):

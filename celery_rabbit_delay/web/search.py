@@ -118,9 +118,7 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
 
 def ordered(db: sqlite3.Connection, wanted: Filter, now: int, order: str) -> list[Row]:
     """Return all matches of a filter, `MOST` at most, in one of `ORDERS`, and equal ones by their due times."""
-    where = _Where(wanted, now)
-    condition, values = where.and_()
-    sources = _sources(db, where, wanted.text) if wanted.text else [(f"message WHERE {condition}", values)]
+    sources = _sources(db, _Where(wanted, now), wanted.text)
     found = {row.row: row for rest, values in sources for row in _rows(db, f"{rest} LIMIT {MOST}", values)}
     return sorted(found.values(), key=lambda row: (ORDERS[order](row), row.place))
 
@@ -157,6 +155,10 @@ def _tests(text: str) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _sources(db: sqlite3.Connection, where: _Where, text: str) -> Iterator[tuple[str, list[Any]]]:
+    if not text:
+        condition, values = where.and_()
+        yield f"message WHERE {condition}", values
+        return
     condition, values = where.and_("message.id >= ? AND message.id < ?", text, _after(text))
     yield f"message INDEXED BY message_id WHERE {condition}", values
     for column in ("task", "queue"):
@@ -204,12 +206,12 @@ def _names(db: sqlite3.Connection, column: str, text: str) -> list[int]:
 
 def count(db: sqlite3.Connection, wanted: Filter, now: int) -> int:
     """Return the number of matches of a filter; with a text, at most `MOST` + 1."""
-    where = _Where(wanted, now)
+    sources = _sources(db, _Where(wanted, now), wanted.text)
     if not wanted.text:
-        condition, values = where.and_()
-        return int(db.execute(f"SELECT count(*) FROM message WHERE {condition}", values).fetchone()[0])
+        [(rest, values)] = sources
+        return int(db.execute(f"SELECT count(*) FROM {rest}", values).fetchone()[0])
     found: set[int] = set()
-    for rest, values in _sources(db, where, wanted.text):
+    for rest, values in sources:
         found.update(row for (row,) in db.execute(f"SELECT message.row FROM {rest} LIMIT {MOST + 1}", values))
         if len(found) > MOST:
             return MOST + 1
@@ -226,11 +228,8 @@ def find(db: sqlite3.Connection, numbers: Iterable[int]) -> list[Row]:
 
 def numbers(db: sqlite3.Connection, wanted: Filter, now: int) -> list[int]:
     """Return the numbers of all matches of a filter, the soonest first; `MOST` + 1 at most."""
-    where = _Where(wanted, now)
-    condition, values = where.and_()
-    sources = _sources(db, where, wanted.text) if wanted.text else [(f"message WHERE {condition}", values)]
     found: set[tuple[int, int]] = set()
-    for rest, values in sources:
+    for rest, values in _sources(db, _Where(wanted, now), wanted.text):
         found.update(db.execute(f"SELECT due, number FROM {rest} ORDER BY due LIMIT {MOST + 1}", values))
     return [number for _, number in sorted(found)[: MOST + 1]]
 
