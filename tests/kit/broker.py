@@ -31,11 +31,15 @@ class Broker:
     def version(self) -> tuple[int, ...]:
         return tuple(map(int, self.api("GET", "/overview")["rabbitmq_version"].split(".")))
 
-    @contextmanager
-    def vhost(self) -> Iterator[Vhost]:
+    def add_vhost(self) -> Vhost:
         vhost = Vhost(self, f"t-{uuid.uuid4().hex[:8]}")
         self.api("PUT", f"/vhosts/{vhost.name}")
         self.api("PUT", f"/permissions/{vhost.name}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        return vhost
+
+    @contextmanager
+    def vhost(self) -> Iterator[Vhost]:
+        vhost = self.add_vhost()
         try:
             yield vhost
         finally:
@@ -53,8 +57,8 @@ def own_node(**options: Any) -> Iterator[Vhost]:
     """Yield a vhost on a node of its own, for a test that others would notice; `options` are those of `Node`."""
     waited, declare.SAVED_AFTER = declare.SAVED_AFTER, SAVED_AFTER
     try:
-        with Node(plugins=("rabbitmq_management",), **options) as node, Broker(node).vhost() as vhost:
-            yield vhost
+        with Node(plugins=("rabbitmq_management",), **options) as node:
+            yield Broker(node).add_vhost()
     finally:
         declare.SAVED_AFTER = waited
 
