@@ -27,12 +27,12 @@ from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit import meter
 from tests.kit.node import Node, cluster, find_server, start_all
-from tests.kit.page import markdown
 
+from . import sizing
 from .at_length import fill, log, send_all
 from .contenders import QUEUE, Ours
 
-RESULTS = Path(__file__).with_name("backlog.json")
+RESULTS = sizing.BACKLOG
 
 #: Tasks that are due while no node is up, and how many seconds from the first to the last.
 DUE, DOWN = 6000, 30
@@ -112,7 +112,7 @@ def receive(url: str, wanted: set[str], started: float) -> dict[str, float]:
 def measure(server: Path, nodes: int, amount: int) -> dict[str, Any]:
     with running(server, nodes) as started:
         Ours(started[0].url()).close()
-        found: dict[str, Any] = {"waiting": fill(started[0].url(), amount)[0]}
+        waiting, starts = fill(started[0].url(), amount)[0], dict[str, Any]()
         for outboxes in (0, OUTBOXES):
             if outboxes:
                 add_outboxes(started[0].url())
@@ -120,28 +120,12 @@ def measure(server: Path, nodes: int, amount: int) -> dict[str, Any]:
                 while any(meter.is_busy(meter.pid(node)) for node in started):
                     pass
                 name = f"{'stopped' if is_planned else 'killed'}, {outboxes:,} more outboxes"
-                found[name] = restart(started, is_planned)
-                log(f"{nodes} nodes, {name}: {found[name]}")
-        return {**found, "about": meter.about(started[0])}
-
-
-def table(results: dict[str, Any]) -> str:
-    """Return the seconds of each start."""
-    lines = []
-    for nodes, found in results.items():
-        for name, seconds in found.items():
-            if isinstance(seconds, dict) and "first" in seconds:
-                shown = [f"{seconds[part]:.1f} s" for part in ("up", "first", "all")]
-                lines.append(
-                    [f"{nodes} {'node' if nodes == '1' else 'nodes'}, {name}", f"{found['waiting']:,}", *shown]
-                )
-    head = ["", "wait", "a node answers after", "the first task is there", f"all {DUE:,} that were due"]
-    return markdown(head, lines)
+                starts[name] = restart(started, is_planned)
+                log(f"{nodes} nodes, {name}: {starts[name]}")
+        return {"waiting": waiting, "starts": starts, "about": meter.about(started[0])}
 
 
 def main() -> None:
-    from . import sizing
-
     parser = argparse.ArgumentParser(prog="python -m evidence.benchmarks.backlog", description=__doc__.splitlines()[0])
     parser.add_argument("--rabbitmq", default="4.3", help="a name for tools/get-rabbitmq")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 3])

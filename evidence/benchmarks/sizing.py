@@ -29,6 +29,7 @@ from .contenders import QUEUE, Ours
 from .rows import bodies, drain
 
 RESULTS, AT_LENGTH = (Path(__file__).with_name(name) for name in ("sizing.json", "at_length.json"))
+BACKLOG = AT_LENGTH.with_name("backlog.json")
 PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "sizing.md"
 
 AGAIN = "{dead_letter_worker_publisher_confirm_timeout, 10000}"
@@ -164,12 +165,26 @@ def month(found: dict[str, Any]) -> str:
     return f"{markdown(head, lines)}\n\n{when(found)}"
 
 
+def backlog(results: dict[str, Any]) -> str:
+    """Return what a start with a backlog takes."""
+    lines = []
+    for nodes, found in results.items():
+        for name, seconds in found["starts"].items():
+            shown = [f"{seconds[part]:.1f} s" for part in ("up", "first", "all")]
+            lines.append([f"{nodes} {'node' if nodes == '1' else 'nodes'}, {name}", *shown])
+    head = ["", "a node answers after", "the first of these tasks is there", "the last"]
+    about = [found["about"] for found in results.values()]
+    return f"{markdown(head, lines)}\n\n{machine('Measured', about)}"
+
+
 def page(text: str) -> str:
     results, at_length = (json.loads(path.read_text()) for path in (RESULTS, AT_LENGTH))
-    sections = {"measured": partial(measured, results), "settings": partial(table, results)}
-    return fill(
-        text, sections | {"minute": lambda: minute(at_length["minute"]), "month": lambda: month(at_length["month"])}
-    )
+    sections: dict[str, Callable[[], str]] = {
+        "measured": partial(measured, results),
+        "settings": partial(table, results),
+    }
+    sections |= {"minute": lambda: minute(at_length["minute"]), "month": lambda: month(at_length["month"])}
+    return fill(text, sections | {"backlog": lambda: backlog(json.loads(BACKLOG.read_text()))})
 
 
 def draw() -> None:
