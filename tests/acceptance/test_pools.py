@@ -68,7 +68,7 @@ def test_a_pool_that_grows_and_loses_processes_uses_up_no_deliveries_of_others(m
         shop.send("dies_once", countdown=0.5 + n / 4)
         for name in range(10):
             shop.send("note", f"{n}, {name}", countdown=0.5 + n / 4)
-    wait_until(lambda: len(shop.runs()) >= 5 * 12, "each task has run, and those whose process dies twice")
+    wait_until(lambda: len(shop.runs()) >= 5 * 12, "each task has run, and those whose process dies twice", 180)
     assert len(shop.runs("dies once")) == 10
     assert {run["name"] for run in shop.runs()} == {"dies once"} | {f"{n}, {m}" for n in range(5) for m in range(10)}
     assert worker.stop() == 0
