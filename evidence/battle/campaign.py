@@ -45,6 +45,8 @@ PLACE = Path(".battle")
 #: Options of the two apps that send.
 APPS: list[dict[str, Any]] = [{"journal": 0}, {"journal": 0, "outboxes": [7, 11, 40], "slack": 0.1}]
 
+PUBLISHERS = 8  # each waits for the confirm of each task
+
 CANCELLED, MOVED = 50, 50  # of so many one
 LONGEST = 90  # seconds of delay
 FAULTS = 8  # of a storm
@@ -59,14 +61,14 @@ class Campaigner:
         self.chosen = random.Random(seed)
         self.rate = rate
         self.until = until  # by the monotonic clock
-        self.publishers = [self.publish(number) for number in range(len(APPS))]
+        self.publishers = [self.publish(number) for number in range(PUBLISHERS)]
         self.cancel()
 
     def publish(self, number: int) -> subprocess.Popen[bytes]:
-        """Start the publisher of one app, for the time that is left."""
-        rate = self.rate / len(APPS)
+        """Start a publisher of one of the apps, for the time that is left."""
+        rate = self.rate / PUBLISHERS
         amount = int(rate * max(0.0, self.until - time.monotonic()))
-        return self.stage.arena.publish(amount, rate, 1, LONGEST, "all kinds", APPS[number])
+        return self.stage.arena.publish(amount, rate, 1, LONGEST, "all kinds", APPS[number % len(APPS)])
 
     def cancel(self) -> None:
         self.stage.arena.cancel(CANCELLED, MOVED)
@@ -118,7 +120,7 @@ class Campaigner:
         self.suspend("worker suspended", self.chosen.choice(self.stage.arena.workers))
 
     def kill_publisher(self) -> None:
-        number = self.chosen.randrange(len(APPS))
+        number = self.chosen.randrange(PUBLISHERS)
         self.stage.arena.kill_publisher(self.publishers[number])
         self.publishers[number] = self.publish(number)
 
