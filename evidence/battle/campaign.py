@@ -28,7 +28,7 @@ from typing import Any
 
 from celery_rabbit_delay.core.topology import LAYOUT
 from tests.kit import ledger
-from tests.kit.background import Process
+from tests.kit.background import Process, kill
 from tests.kit.meter import about
 from tests.kit.node import find_server
 from tests.kit.proxy import proxy
@@ -69,6 +69,11 @@ class Campaigner:
         rate = self.rate / PUBLISHERS
         amount = int(rate * max(0.0, self.until - time.monotonic()))
         return self.stage.arena.publish(amount, rate, 1, LONGEST, "all kinds", APPS[number % len(APPS)])
+
+    def stop(self) -> None:
+        """End the publishers, which may be behind: what they have not sent is not sent."""
+        for publisher in self.publishers:
+            kill(publisher)
 
     def cancel(self) -> None:
         self.stage.arena.cancel(CANCELLED, MOVED)
@@ -147,6 +152,7 @@ def fight(broker: str, amount: int, contender: str, minutes: float, rate: float,
             while time.monotonic() < end:
                 arena.wait(QUIET)
                 campaigner.storm()
+            campaigner.stop()
             verdict = arena.finish(50 + AGAIN)
             if not verdict.good:
                 leave_evidence(nodes, place)
