@@ -137,12 +137,13 @@ class Arena:
         self.wait_for_publishers()
         last_due = max(entry["due"] for entry in ledger.read(self.published) if "due" in entry)
         size, last = -1, time.monotonic()
-        while time.time() <= last_due or time.monotonic() <= last + patience:
+        while time.monotonic() <= last + patience:
             self.wait(1)
-            if (now := self.ran.stat().st_size) != size:
-                size, last = now, time.monotonic()
-            elif not self.verdict().lost:
+            size, before = self.ran.stat().st_size, size
+            if size == before and not self.verdict().lost:
                 break
+            if size != before or time.time() < last_due:
+                last = time.monotonic()
         self.wait(3)  # for duplicates
         return self.verdict()
 
