@@ -31,13 +31,12 @@ from tests.kit import ledger
 from tests.kit.background import Process, kill
 from tests.kit.meter import about
 from tests.kit.node import find_server
-from tests.kit.proxy import proxy
 
 from . import pieces
 from .app import CONTENDERS, OURS
 from .arena import ROOT, Arena, Clocks
 from .pieces import Piece
-from .scenarios import AGAIN, Stage, brokers, crash, heal, leave_evidence
+from .scenarios import AGAIN, Stage, crash, heal, leave_evidence, staged
 from .verdict import Run, Verdict
 
 PLACE = Path(".battle")
@@ -141,26 +140,20 @@ class Campaigner:
 
 def fight(broker: str, amount: int, contender: str, minutes: float, rate: float, seed: int, place: Path) -> Piece:
     """Fight one piece from beginning to end; return its figures."""
-    with brokers(find_server(broker), amount, AGAIN) as nodes, proxy(nodes[0].port) as between:
-        ports = [between.port, *(node.port for node in nodes[1:])]
-        urls = ";".join(f"amqp://guest:guest@127.0.0.1:{port}//" for port in ports)
-        arena = Arena(contender, urls, place, Clocks(), work=0, seed=seed)
-        try:
-            arena.ready()
-            end = time.monotonic() + 60 * minutes
-            campaigner = Campaigner(Stage(arena, nodes, between, 1), seed, rate, end)
-            while time.monotonic() < end:
-                arena.wait(QUIET)
-                campaigner.storm()
-            campaigner.stop()
-            verdict = arena.finish(50 + AGAIN)
-            if not verdict.good:
-                leave_evidence(nodes, place)
-            piece = {"nodes": amount, "contender": contender, "seed": seed, "minutes": minutes, "rate": rate}
-            piece["release"] = broker
-            return {**piece, "commit": commit(), "layout": LAYOUT, **about(nodes[0]), **figures(verdict, arena)}
-        finally:
-            arena.close()
+    options = {"clocks": Clocks(), "work": 0, "seed": seed}
+    with staged(contender, find_server(broker), amount, AGAIN, 1, place, **options) as stage:
+        end = time.monotonic() + 60 * minutes
+        campaigner = Campaigner(stage, seed, rate, end)
+        while time.monotonic() < end:
+            stage.arena.wait(QUIET)
+            campaigner.storm()
+        campaigner.stop()
+        verdict = stage.arena.finish(50 + AGAIN)
+        if not verdict.good:
+            leave_evidence(stage.nodes, place)
+        piece = {"nodes": amount, "contender": contender, "seed": seed, "minutes": minutes, "rate": rate}
+        piece |= {"release": broker, "commit": commit(), "layout": LAYOUT}
+        return {**piece, **about(stage.node), **figures(verdict, stage.arena)}
 
 
 def commit() -> str:

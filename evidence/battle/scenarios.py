@@ -366,6 +366,22 @@ def brokers(server: Path, amount: int, again: int) -> Iterator[list[Node]]:
             yield nodes
 
 
+@contextmanager
+def staged(
+    contender: str, server: Path, amount: int, again: int, rounds: int, directory: Path, **options: Any
+) -> Iterator[Stage]:
+    """Yield brokers, a proxy before the first, and workers that are ready; `options` are those of `Arena`."""
+    with brokers(server, amount, again) as nodes, proxy(nodes[0].port) as between:
+        ports = [between.port, *(node.port for node in nodes[1:])]
+        urls = ";".join(f"amqp://guest:guest@127.0.0.1:{port}//" for port in ports)
+        arena = Arena(contender, urls, directory, **options)
+        try:
+            arena.ready()
+            yield Stage(arena, nodes, between, rounds)
+        finally:
+            arena.close()
+
+
 def leave_evidence(nodes: list[Node], directory: Path) -> None:
     """Write down what each node says of the queues, and keep its log."""
     for number, node in enumerate(nodes):
@@ -378,18 +394,13 @@ def leave_evidence(nodes: list[Node], directory: Path) -> None:
 def fight(name: str, contender: str, server: Path, directory: Path, rounds: int) -> tuple[Verdict, dict[str, Any]]:
     """Fight one battle from beginning to end; return how it ended, and what was in it."""
     scenario = SCENARIOS[name]
-    with brokers(server, scenario.nodes, scenario.again) as nodes, proxy(nodes[0].port) as between:
-        ports = [between.port, *(node.port for node in nodes[1:])]
-        urls = ";".join(f"amqp://guest:guest@127.0.0.1:{port}//" for port in ports)
-        arena = Arena(contender, urls, directory, scenario.clocks, scenario.patience)
-        try:
-            arena.ready()
-            arena.publish(scenario.seconds * rounds * RATE, RATE, mode=scenario.mode, options=scenario.options)
-            arena.wait(3)
-            scenario.play(Stage(arena, nodes, between, rounds))
-            verdict = arena.finish(50 + scenario.again)
-            if verdict.lost:
-                leave_evidence(nodes, directory)
-            return verdict, {"rounds": rounds, "layout": LAYOUT, **about(nodes[0])}
-        finally:
-            arena.close()
+    options = {"clocks": scenario.clocks, "patience": scenario.patience}
+    with staged(contender, server, scenario.nodes, scenario.again, rounds, directory, **options) as stage:
+        arena = stage.arena
+        arena.publish(scenario.seconds * rounds * RATE, RATE, mode=scenario.mode, options=scenario.options)
+        arena.wait(3)
+        scenario.play(stage)
+        verdict = arena.finish(50 + scenario.again)
+        if verdict.lost:
+            leave_evidence(stage.nodes, directory)
+        return verdict, {"rounds": rounds, "layout": LAYOUT, **about(stage.node)}

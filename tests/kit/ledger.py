@@ -15,8 +15,7 @@ def append(path: str | Path, entry: Any) -> None:
 
 def read(path: str | Path) -> list[Any]:
     """Return all entries so far, without one that is just being written."""
-    complete, _, _ = Path(path).read_text().rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
+    return Follower(path).read()
 
 
 class Follower:
