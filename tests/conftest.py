@@ -47,11 +47,14 @@ def assert_no_connections(vhost: Vhost) -> None:
     with suppress(AssertionError):
         wait_until(lambda: not vhost.connections(), "all connections of the test are closed", 10)
         return
-    wait_until(
-        lambda: vhost.name not in vhost.broker.node.ctl("list_connections", "vhost", "name", "peer_port"),
-        "RabbitMQ knows of no connection of the test",
-        90,
-    )
+
+    def left() -> list[str]:
+        found = vhost.broker.node.ctl("list_connections", "vhost", "name", "state", "channels", "client_properties")
+        return [line for line in found.splitlines() if line.startswith(vhost.name)]
+
+    with suppress(AssertionError):
+        wait_until(lambda: not left(), "RabbitMQ knows of no connection of the test", 90)
+    assert not left()
 
 
 def assert_no_orphans(vhost: Vhost) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import celery
 import pytest
 
-from tests.kit.broker import QUICK, Broker
+from tests.kit.broker import QUICK, Broker, waiting_for_disks
 from tests.kit.node import Node, dead_letters_again, free_port
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
@@ -74,14 +74,13 @@ def ran(shop: Shop) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("wiped", [False, True], ids=["restarted", "wiped"])
 def test_a_broker_is_killed_under_a_worker_and_a_publisher(shop_at: Callable[..., Shop], wiped: bool) -> None:
     """What was confirmed survives; a broker that comes back empty gets its cascade and its bindings again."""
-    with Node(advanced=dead_letters_again(5)) as node:
+    with waiting_for_disks(), Node(advanced=dead_letters_again(5)) as node:
         shop = shop_at(node.url(), **PATIENT)
         worker = shop.worker()
         shop.send("note", "before", countdown=0.3)
         shop.wait_for(1, "before")
         for n in range(10):
             shop.send("note", f"waits {n}", countdown=21)
-        wait_until(lambda: node.has_registered(".out.+celery"), "the node has written down what it has")
         node.kill()
         if wiped:
             shutil.rmtree(node.data / "data")

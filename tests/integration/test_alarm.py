@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import kombu
@@ -97,11 +97,12 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
     with vhost.connection() as unhurried:  # a busy machine may take longer than a second to declare everything
         lead(unhurried, "q")
         cancel(unhurried, ["x"])
-    with connect(vhost) as connection, connect(vhost) as other, connect(vhost) as reading:
-        for one in (connection, other):
-            one.default_channel  # noqa: B018
-            one.connection.publisher_for()
-        with alarm(vhost.broker.node):
+    with ExitStack() as stack:
+        with alarm(vhost.broker.node):  # which takes longer on a busy machine than a connection may be silent
+            connection, other, reading = (stack.enter_context(connect(vhost)) for _ in range(3))
+            for one in (connection, other):
+                one.default_channel  # noqa: B018
+                one.connection.publisher_for()
             for body in ("small", "again"):
                 with soon(), pytest.raises(TimeoutError, match="does an alarm block publishers"):
                     publish(connection, body)

@@ -48,19 +48,25 @@ class Broker:
             self.api("DELETE", f"/vhosts/{vhost.name}")
 
 
-#: What the package waits for a broker's disk. Only tests with a node of their own, which they may kill, wait for it.
+#: What the package waits for a broker's disk. Most tests do not: see tests/conftest.py.
 SAVED_AFTER = declare.SAVED_AFTER
+
+
+@contextmanager
+def waiting_for_disks() -> Iterator[None]:
+    """Let publishers of this process wait for the broker's disk as the package does, for a node that is killed."""
+    waited, declare.SAVED_AFTER = declare.SAVED_AFTER, SAVED_AFTER
+    try:
+        yield
+    finally:
+        declare.SAVED_AFTER = waited
 
 
 @contextmanager
 def own_node(**options: Any) -> Iterator[Vhost]:
     """Yield a vhost on a node of its own, for a test that others would notice; `options` are those of `Node`."""
-    waited, declare.SAVED_AFTER = declare.SAVED_AFTER, SAVED_AFTER
-    try:
-        with Node(plugins=("rabbitmq_management",), **options) as node:
-            yield Broker(node).add_vhost()
-    finally:
-        declare.SAVED_AFTER = waited
+    with waiting_for_disks(), Node(plugins=("rabbitmq_management",), **options) as node:
+        yield Broker(node).add_vhost()
 
 
 @dataclass

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 
-def append(path: str | Path, entry: Any) -> None:
-    """Append an entry in one write, so that lines of several processes do not mix."""
+def append(path: str | Path, *entries: Any) -> None:
+    """Append entries in one write, so that lines of several processes do not mix."""
     with open(path, "ab", buffering=0) as ledger:
-        ledger.write(json.dumps(entry, default=str).encode() + b"\n")
+        ledger.write(b"".join(json.dumps(entry, default=str).encode() + b"\n" for entry in entries))
 
 
 def read(path: str | Path) -> list[Any]:
