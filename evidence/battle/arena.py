@@ -99,12 +99,13 @@ class Arena:
         self.publishers.append(self._start(command, log, self.clocks.publisher, options))
         return self.publishers[-1]
 
-    def cancel(self, cancelled: int = 3, moved: int = 12) -> None:
+    def cancel(self, cancelled: int = 3, moved: int = 12, step: float = 5) -> None:
         """Start a process that cancels tasks, after killing the one before. See `evidence.battle.canceller`."""
         if self.canceller is not None:
             with self.fault("canceller killed"):
                 kill(self.canceller)
-        command = [sys.executable, "-m", "evidence.battle.canceller", str(self.published), str(cancelled), str(moved)]
+        numbers = map(str, (cancelled, moved, step))
+        command = [sys.executable, "-m", "evidence.battle.canceller", str(self.published), *numbers]
         self.canceller = self._start(command, self.directory / "canceller.log", self.clocks.publisher)
 
     @contextmanager

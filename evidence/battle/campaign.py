@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,14 @@ PLACE = Path(".battle")
 #: Options of the two apps that send.
 APPS: list[dict[str, Any]] = [{"journal": 0}, {"journal": 0, "outboxes": [7, 11, 40], "slack": 0.1}]
 
-PUBLISHERS = 8  # each waits for the confirm of each task
+#: Each app has a publisher that waits for the confirm of each task, and one that sends most tasks, in batches.
+SHARES = {"all kinds": 0.1, "all kinds in batches": 0.9}
+PUBLISHERS = list(product(APPS, SHARES))
 
-CANCELLED, MOVED = 50, 50  # of so many one
+CANCELLED, MOVED = 50, 20  # of so many that wait long enough, one
+STEP = 120  # seconds: of the times that tasks are moved to
 LONGEST = 90  # seconds of delay
-FAULTS = 8  # of a storm
+FAULTS = 12  # of a storm
 QUIET = 120  # seconds between storms
 
 
@@ -60,14 +64,15 @@ class Campaigner:
         self.chosen = random.Random(seed)
         self.rate = rate
         self.until = until  # by the monotonic clock
-        self.publishers = [self.publish(number) for number in range(PUBLISHERS)]
+        self.publishers = [self.publish(number) for number in range(len(PUBLISHERS))]
         self.cancel()
 
     def publish(self, number: int) -> subprocess.Popen[bytes]:
-        """Start a publisher of one of the apps, for the time that is left."""
-        rate = self.rate / PUBLISHERS
+        """Start one of `PUBLISHERS`, for the time that is left."""
+        options, mode = PUBLISHERS[number]
+        rate = self.rate * SHARES[mode] / len(APPS)
         amount = int(rate * max(0.0, self.until - time.monotonic()))
-        return self.stage.arena.publish(amount, rate, 1, LONGEST, "all kinds", APPS[number % len(APPS)])
+        return self.stage.arena.publish(amount, rate, 1, LONGEST, mode, options)
 
     def stop(self) -> None:
         """End the publishers, which may be behind: what they have not sent is not sent."""
@@ -75,7 +80,7 @@ class Campaigner:
             kill(publisher)
 
     def cancel(self) -> None:
-        self.stage.arena.cancel(CANCELLED, MOVED)
+        self.stage.arena.cancel(CANCELLED, MOVED, STEP)
 
     def storm(self) -> None:
         faults: list[Callable[[], None]] = [
@@ -124,7 +129,7 @@ class Campaigner:
         self.suspend("worker suspended", self.chosen.choice(self.stage.arena.workers))
 
     def kill_publisher(self) -> None:
-        number = self.chosen.randrange(PUBLISHERS)
+        number = self.chosen.randrange(len(PUBLISHERS))
         self.stage.arena.kill_publisher(self.publishers[number])
         self.publishers[number] = self.publish(number)
 
@@ -157,8 +162,13 @@ def fight(broker: str, amount: int, contender: str, minutes: float, rate: float,
 
 
 def commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    """Return the commit, and whether anything but the campaign's results differs from it."""
+
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--short", ".", f":!{pieces.RESULTS}")
+    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
 
 
 def figures(verdict: Verdict, arena: Arena) -> Piece:
