@@ -1,4 +1,6 @@
-"""Measures the page with many waiting messages: `python -m evidence.benchmarks.page`, which also fills in docs/web.md.
+"""Measures the page with many waiting messages: `python -m evidence.benchmarks.page`.
+
+It also fills in docs/contributing/web.md.
 
 The records are written to the journal's streams directly, without the messages that they are about: the page reads
 nothing else, and a million delayed messages would measure the broker. Two real tasks are among them, one of which is
@@ -35,7 +37,7 @@ from tests.kit.site import Site, serving
 from tests.kit.wait import wait_until
 
 RESULTS = Path(__file__).with_name("page.json")
-DOCUMENT = Path(__file__).parents[2] / "docs" / "web.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "contributing" / "web.md"
 
 _KINDS = [f"shop.{what}_{whom}" for what in ("send", "make", "charge", "remind") for whom in ("mail", "order", "stock")]
 _QUEUES = ["celery", "mail", "reports", "slow"]
@@ -263,7 +265,7 @@ def draw() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--amount", type=int, default=1_000_000)
-    parser.add_argument("--draw", action="store_true", help="Only fill in docs/web.md again.")
+    parser.add_argument("--draw", action="store_true", help="Only fill in docs/contributing/web.md again.")
     arguments = parser.parse_args()
     if not arguments.draw:
         with tempfile.TemporaryDirectory(prefix="celery-rabbit-delay-page-") as directory:
