@@ -84,7 +84,7 @@ class Campaigner:
 
     def storm(self) -> None:
         faults: list[Callable[[], None]] = [
-            *[self.kill_broker, self.suspend_broker] * 2,
+            *[self.kill_broker, self.suspend_broker] * 3,
             *[self.cut, self.stall, self.kill_worker, self.suspend_worker],
             *[self.kill_publisher, self.suspend_publisher, self.cancel],
         ]
