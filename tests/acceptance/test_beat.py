@@ -245,6 +245,7 @@ def crashing(tmp_path: Path) -> Iterator[Shop]:
         shop.close()
 
 
+@pytest.mark.more
 def test_the_runs_of_a_broken_broker_are_made_up_for(crashing: Shop, start_beat: StartBeat) -> None:
     beats = [start_beat(crashing), start_beat(crashing)]
     wait_for_more(crashing, 3)
@@ -260,6 +261,7 @@ def test_the_runs_of_a_broken_broker_are_made_up_for(crashing: Shop, start_beat:
     assert len([1 for one, after in itertools.pairwise(sent) if after.at - one.at > timedelta(seconds=2)]) == 1
 
 
+@pytest.mark.long
 def test_the_runs_of_an_alarm_are_made_up_for(crashing: Shop, start_beat: StartBeat) -> None:
     beat = start_beat(crashing)
     wait_for_more(crashing, 3)

@@ -150,7 +150,7 @@ def test_beyond_the_maximum_it_warns_once_and_celery_holds_the_task(make_shop: M
     shop.wait_for(1, "soon")
 
 
-@pytest.mark.parametrize("created", [False, True])
+@pytest.mark.parametrize("created", [pytest.param(False, marks=pytest.mark.more), True])
 def test_without_permission_it_warns_once_and_celery_holds_the_tasks(make_shop: MakeShop, created: bool) -> None:
     shop, others = make_shop(), make_shop(None)
     if created:

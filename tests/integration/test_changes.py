@@ -46,7 +46,13 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
     assert found == ["end"]
 
 
-@pytest.mark.parametrize("option", [{"prefix": "other"}, {"tick": 0.02}, {"queue_type": "classic"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"prefix": "other"},
+        *(pytest.param(one, marks=pytest.mark.more) for one in ({"tick": 0.02}, {"queue_type": "classic"})),
+    ],
+)
 def test_a_consumer_with_other_options_gets_nothing_that_was_cancelled_moved_or_replaced(
     vhost: Vhost, option: dict[str, Any]
 ) -> None:

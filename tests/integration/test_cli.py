@@ -361,6 +361,7 @@ def test_a_replay_killed_in_between_loses_nothing(vhost: Vhost) -> None:
 
 
 @pytest.mark.leaves_orphans
+@pytest.mark.more
 def test_a_replay_that_is_interrupted_ends_between_two_orphans(vhost: Vhost) -> None:
     amount = 200
     with replaying(vhost, amount) as replay:
@@ -532,6 +533,7 @@ def test_a_command_whose_output_nobody_takes_ends_without_a_traceback(vhost: Vho
 
 
 @pytest.mark.leaves_orphans
+@pytest.mark.more
 def test_no_command_prints_in_colours(vhost: Vhost) -> None:
     """So that nobody needs `NO_COLOR`, on a terminal either."""
     make_orphans(vhost, 1)

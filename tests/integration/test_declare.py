@@ -104,6 +104,7 @@ def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
     assert len(vhost.take("q", 12)) == 12
 
 
+@pytest.mark.more
 def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a moment the queue is in only one of RabbitMQ's two tables, and counts as "on a node that is down"."""
     node = vhost.broker.node

@@ -40,7 +40,7 @@ def arriving(connection: Any) -> list[str]:
     return found[:-1]
 
 
-@pytest.mark.parametrize("journal", [None, 0])
+@pytest.mark.parametrize("journal", [pytest.param(None, marks=pytest.mark.more), 0])
 def test_only_the_last_of_a_key_is_delivered_also_when_it_is_due_before_an_earlier_one(
     vhost: Vhost, journal: float | None
 ) -> None:
@@ -109,7 +109,10 @@ def test_the_messages_of_a_batch_replace_each_other(vhost: Vhost) -> None:
         assert arriving(connection) == ["third"]
 
 
-@pytest.mark.parametrize("error", [RecoverableConnectionError("lost"), StreamUnavailable("it has no leader")])
+@pytest.mark.parametrize(
+    "error",
+    [pytest.param(RecoverableConnectionError("lost"), marks=pytest.mark.more), StreamUnavailable("it has no leader")],
+)
 def test_a_batch_whose_keys_could_not_be_told_at_first_is_not_lost(
     vhost: Vhost, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -165,7 +168,7 @@ def test_a_moved_message_is_the_last_one_of_its_key(vhost: Vhost, make_app: Make
     assert list(celery_rabbit_delay.scheduled(app)) == []
 
 
-@pytest.mark.parametrize("follows_both", [False, True])
+@pytest.mark.parametrize("follows_both", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_keys_are_kept_when_messages_move_to_another_cascade(vhost: Vhost, follows_both: bool) -> None:
     vhost.declare("q")
     with vhost.connection() as connection, vhost.connection(prefix="other") as target:

@@ -196,6 +196,7 @@ def test_a_migration_that_is_interrupted_ends_between_two_messages(vhost: Vhost)
     wait_until(lambda: waiting(vhost, Options(**NEW).cascade) == amount, "all wait there, none twice")
 
 
+@pytest.mark.long
 def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> None:
     """Found in one of some ten rounds, when RabbitMQ 3.10 and 4.0 leave such a message standing in its level."""
     vhost.declare("q")
@@ -248,6 +249,7 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     assert run(url, "teardown", "--yes").out == "there is no such cascade\n"
 
 
+@pytest.mark.more
 def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost) -> None:
     vhost.declare("q")
     vhost.publish("q", 100)
@@ -291,6 +293,7 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> No
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 
+@pytest.mark.more
 def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> None:
     vhost.declare("q")
     url = vhost.url("amqp")
@@ -377,6 +380,7 @@ def test_teardown_refuses_while_a_message_waits_in_an_outbox(vhost: Vhost, known
     assert (vhost.names("queues"), vhost.names("exchanges")) == before
 
 
+@pytest.mark.more
 def test_teardown_deletes_the_markers_of_other_longest_delays(vhost: Vhost) -> None:
     for delay in ("1", "120", "100000"):
         assert run(vhost.url("amqp"), "setup", options=("--tick", "0.01", "--max-delay", delay)).code == 0
@@ -384,6 +388,7 @@ def test_teardown_deletes_the_markers_of_other_longest_delays(vhost: Vhost) -> N
     assert (vhost.names("queues"), vhost.names("exchanges")) == ([], [])
 
 
+@pytest.mark.more
 def test_teardown_of_classic_queues_does_not_lose_what_waits_in_outboxes_that_amqp_does_not_list(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(queue_type="classic") as connection:

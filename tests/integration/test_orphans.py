@@ -42,7 +42,7 @@ def test_orphans_block_no_other_message(vhost: Vhost) -> None:
         assert message.headers[HEADER]["due"] > 1_700_000_000_000
 
 
-@pytest.mark.parametrize("kind", ["direct", "topic"])
+@pytest.mark.parametrize("kind", ["direct", pytest.param("topic", marks=pytest.mark.more)])
 def test_what_an_exchange_cannot_route_waits_and_blocks_no_other_message(vhost: Vhost, kind: str) -> None:
     """As Celery publishes: with the queue that the message is meant for declared beforehand."""
     exchange = kombu.Exchange("orders", kind)
@@ -156,7 +156,7 @@ def led_into_nothing(vhost: Vhost, connection: kombu.Connection, delay: float, a
     wait_until(lambda: vhost.count(vhost.cascade.orphans) == amount, "they are orphans")
 
 
-@pytest.mark.parametrize("declared", ["auto", "passive"])
+@pytest.mark.parametrize("declared", ["auto", pytest.param("passive", marks=pytest.mark.more)])
 @pytest.mark.parametrize("by", ["the command", "a worker"])
 def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
     vhost: Vhost, by: str, declared: str

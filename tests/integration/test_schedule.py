@@ -350,7 +350,9 @@ def test_a_message_that_is_moved_meanwhile_is_in_each_list(vhost: Vhost) -> None
         assert timedelta(seconds=80) <= last.due - began < timedelta(seconds=81)
 
 
-@pytest.mark.parametrize("where", ["id", "correlation_id", "message_id"])
+@pytest.mark.parametrize(
+    "where", ["id", *(pytest.param(one, marks=pytest.mark.more) for one in ("correlation_id", "message_id"))]
+)
 def test_a_cancelled_message_is_not_delivered_to_a_plain_consumer(vhost: Vhost, where: str) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
@@ -403,6 +405,7 @@ def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost)
     assert (vhost.count("q"), vhost.count("other"), vhost.count("third")) == (0, 1, 1)
 
 
+@pytest.mark.more
 def test_the_copy_of_a_moved_message_can_be_moved_again_and_none_of_the_others_is_delivered(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:

@@ -193,6 +193,7 @@ def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["mine"]
 
 
+@pytest.mark.more
 def test_messages_that_share_an_id_and_nothing_else_are_not_moved(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     site = serve()
@@ -204,6 +205,7 @@ def test_messages_that_share_an_id_and_nothing_else_are_not_moved(vhost: Vhost, 
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["same", "same"]
 
 
+@pytest.mark.more
 def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     site = serve()
@@ -304,6 +306,7 @@ def test_orphans_are_seen_sent_on_and_removed(vhost: Vhost, serve: Serve) -> Non
 
 
 @pytest.mark.leaves_orphans
+@pytest.mark.more
 def test_of_two_equal_orphans_one_can_be_removed(vhost: Vhost, serve: Serve) -> None:
     make_orphans(vhost, 1)
     with vhost.plain() as connection:
@@ -438,7 +441,9 @@ def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve
         assert site.ask("/login").status == 200
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["while the page runs", "while it does not"])
+@pytest.mark.parametrize(
+    "runs", [True, pytest.param(False, marks=pytest.mark.more)], ids=["while the page runs", "while it does not"]
+)
 def test_a_damaged_index_is_built_again(vhost: Vhost, serve: Serve, tmp_path: Path, runs: bool) -> None:
     vhost.declare("q")
     index = tmp_path / "index.sqlite"
