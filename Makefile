@@ -23,6 +23,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# RabbitMQ is installed beside Python's packages.
+MAKEFLAGS += --jobs=2
+
 # Processes need not compile anew what they import.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -122,14 +125,16 @@ browser:
 screenshot: $(VENV)/ready broker browser
 	SCREENSHOT=$(CURDIR)/docs/web.png $(BIN)/python -m pytest -q tests/acceptance/test_browser.py $(ARGS)
 
-$(VENV)/ready-for-unit: pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/ready-for-unit: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[unit]'
 	touch $@
 
-$(VENV)/ready: $(VENV)/ready-for-unit
+$(VENV)/ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	touch $@
+	touch $(VENV)/ready-for-unit $@
 
 $(VENV)/ready-for-docs: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'

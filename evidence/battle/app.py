@@ -2,8 +2,8 @@
 
 BATTLE_BROKER: URLs. BATTLE_CONTENDER: a name in `CONTENDERS`. BATTLE_OPTIONS: more options of ours, as JSON.
 BATTLE_PUBLISHED: the ledger of what is published. BATTLE_RAN: that of runs. BATTLE_SEED: of what publishers choose.
-BATTLE_WORK: seconds that a task takes. BATTLE_CLOCK: seconds that this process's clock is ahead. The ledgers have the
-true time.
+BATTLE_WORK: seconds that a task takes. BATTLE_PREFETCH: the workers' `worker_prefetch_multiplier`. BATTLE_CLOCK:
+seconds that this process's clock is ahead. The ledgers have the true time.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def make_app(broker: str, contender: str) -> Celery:
         broker_connection_max_retries=None,
         broker_transport_options={"confirm_publish": True},
         worker_cancel_long_running_tasks_on_connection_loss=True,
+        worker_prefetch_multiplier=int(os.environ.get("BATTLE_PREFETCH", "4")),
     )
     if options is not None:
         celery_rabbit_delay.install(app, **options, **json.loads(os.environ.get("BATTLE_OPTIONS", "{}")))

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +38,9 @@ class Arena:
         directory: Path,
         clocks: Clocks,
         patience: float = math.inf,
-        workers: int = 2,
+        pools: Sequence[str] = ("prefork", "prefork"),
         work: float = 0.02,
+        prefetch: int = 4,
         seed: int = 0,
     ) -> None:
         self.contender = contender
@@ -58,16 +59,17 @@ class Arena:
             "BATTLE_RAN": str(self.ran),
             "BATTLE_SEED": str(seed),
             "BATTLE_WORK": str(work),
+            "BATTLE_PREFETCH": str(prefetch),
         }
         self.faults: list[Fault] = []
         self.publishers: list[subprocess.Popen[bytes]] = []
         self.canceller: subprocess.Popen[bytes] | None = None
         self.logs: list[Path] = []  # of workers, as they were started
-        self.amount = workers
+        self.pools = pools  # of each worker
         self.start_workers()
 
     def start_workers(self) -> None:
-        self.workers = [self._start_worker(number) for number in range(self.amount)]
+        self.workers = [self._start_worker(number) for number in range(len(self.pools))]
 
     def stop_workers(self) -> None:
         """Stop all workers gracefully: they give back what they hold."""
@@ -79,7 +81,7 @@ class Arena:
 
     def ready(self) -> None:
         """Wait until all workers are ready."""
-        logs = self.logs[-self.amount :]
+        logs = self.logs[-len(self.pools) :]
         self.until(lambda: all(" ready." in log.read_text() for log in logs), "all workers are ready")
 
     def publish(
@@ -136,7 +138,8 @@ class Arena:
     def finish(self, patience: float) -> Verdict:
         """Wait until the publishers end and all that was confirmed has run, or nothing has for `patience` seconds."""
         self.wait_for_publishers()
-        last_due = max(entry["due"] for entry in ledger.read(self.published) if "due" in entry)
+        published = ledger.read(self.published)
+        last_due = max(entry[name] for entry in published for name in ("due", "moving") if name in entry)
         size, last = -1, time.monotonic()
         while time.monotonic() <= last + patience:
             self.wait(1)
@@ -175,6 +178,7 @@ class Arena:
 
     def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "celery", "-A", "evidence.battle.app", "worker", "-c", "2", "-l", "INFO"]
+        command += ["-P", self.pools[number]]
         self.logs.append(self.directory / f"worker-{len(self.logs)}.log")
         return self._start([*command, "-n", f"w{number}@localhost"], self.logs[-1], self.clocks.worker)
 

@@ -46,8 +46,10 @@ PLACE = Path(".battle")
 APPS: list[dict[str, Any]] = [{"journal": 0}, {"journal": 0, "outboxes": [7, 11, 40], "slack": 0.1}]
 
 #: Each app has a publisher that waits for the confirm of each task, and one that sends most tasks, in batches.
-SHARES = {"all kinds": 0.1, "all kinds in batches": 0.9}
+SHARES = {"all kinds": 0.05, "all kinds in batches": 0.95}
 PUBLISHERS = list(product(APPS, SHARES))
+
+POOLS = ["prefork", "solo"]  # of the workers
 
 CANCELLED, MOVED = 50, 20  # of so many that wait long enough, one
 STEP = 120  # seconds: of the times that tasks are moved to
@@ -145,7 +147,7 @@ class Campaigner:
 
 def fight(broker: str, amount: int, contender: str, minutes: float, rate: float, seed: int, place: Path) -> Piece:
     """Fight one piece from beginning to end; return its figures."""
-    options = {"clocks": Clocks(), "work": 0, "seed": seed}
+    options = {"clocks": Clocks(), "work": 0, "pools": POOLS, "prefetch": 16, "seed": seed}
     with staged(contender, find_server(broker), amount, AGAIN, 1, place, **options) as stage:
         end = time.monotonic() + 60 * minutes
         campaigner = Campaigner(stage, seed, rate, end)

@@ -36,7 +36,12 @@ NOTHING = "no delay"  # only in a burst: what is due in that second is sent in t
 def arena_of(node: Node, contender: str) -> Iterator[Arena]:
     """Yield an arena on a node. Its directory stays, with the logs, after an error."""
     arena = Arena(
-        contender, node.url(), Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-load-")), Clocks(), workers=1, work=0.0
+        contender,
+        node.url(),
+        Path(tempfile.mkdtemp(prefix="celery-rabbit-delay-load-")),
+        Clocks(),
+        pools=["prefork"],
+        work=0.0,
     )
     try:
         arena.ready()

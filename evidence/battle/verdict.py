@@ -34,7 +34,7 @@ class Verdict:
     confirmed: int
     lost: list[str]
     early: list[str]
-    duplicated: list[str]  # where a fault explains it: it struck while the task was on its way
+    duplicated: list[str]  # where a fault explains it
     unexplained: list[str]  # duplicates
     expired: list[str]  # ran although they had expired
     cancelled: list[str]  # in time
@@ -74,7 +74,8 @@ def judge(
     each run.
 
     A task is lost if it was confirmed and never ran, unless it expired before it was due or somebody tried to cancel
-    it. One that is published again, such as a retry by a task that ran twice, is due when it was due at first. It was
+    it. One that is published again, such as a retry by a task that ran twice, is due when it was due at first. A fault
+    explains that a task ran twice if it struck after the task was sent; "a.1" is a retry of "a", and sent with it. It was
     cancelled or moved in time if that was a second or more before it was due. It is early if it ran more than
     `tolerance` seconds before it was due, and late if it first ran more than `patience` seconds after.
     """
@@ -93,7 +94,7 @@ def judge(
     twice = {name: times for name, times in runs.items() if len(times) > 1}
 
     def explained(name: str) -> bool:
-        sent, last = tasks[name]["sent"], max(twice[name])
+        sent, last = tasks.get(name.partition(".")[0], tasks[name])["sent"], max(twice[name])
         return any(fault.began <= last and fault.ended >= sent for fault in faults)
 
     faults = list(faults)

@@ -98,6 +98,15 @@ def test_a_retry_that_is_published_twice_is_due_when_it_was_due_at_first() -> No
     assert judge([*PUBLISHED, *again], [{"id": "a", "at": 11.0}]).runs == [Run(10.0, 11.0)]
 
 
+def test_a_fault_explains_why_a_retry_ran_twice_whose_task_it_struck() -> None:
+    retry = {"id": "a.1", "sent": 12.0, "due": 13.0}
+    runs = [{"id": "a.1", "at": 13.0}, {"id": "a.1", "at": 13.1}]
+    struck = judge([*PUBLISHED, retry], runs, [Fault("broker killed", 8.0, 11.0)])
+    assert (struck.duplicated, struck.unexplained) == (["a.1"], [])
+    calm = judge([*PUBLISHED, retry], runs, [Fault("broker killed", 14.0, 15.0)])
+    assert (calm.duplicated, calm.unexplained) == ([], ["a.1"])
+
+
 def test_a_task_is_struck_from_a_minute_before_it_is_due_until_it_runs() -> None:
     fault = Fault("broker killed", 100.0, 110.0)
     assert pieces.is_struck(Run(due=170.0, at=170.1), [fault])
