@@ -10,7 +10,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ class Index:
         """`about` names the cascade and its broker. Raises `IndexUnusable`."""
         self.path = path
         self._about = about
-        self._names: dict[str, int] = {}
+        self._names: dict[str, int] = {}  # the numbers of those in the messages that are being stored
         with ExitStack() as failing:
             self._lock = failing.enter_context(lock(path))
             try:
@@ -114,7 +114,6 @@ class Index:
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             create(self.path)
             self._open()
-        self._names.clear()
 
     def places(self) -> dict[str, Place]:
         """Return the last message that was read of each stream, by the stream's name."""
@@ -128,7 +127,6 @@ class Index:
             db.execute("INSERT INTO search (search) VALUES ('delete-all')")
             for table in ("message", "name", "place", "cancelled", "stamp", "void", "last", "replaced"):
                 db.execute(f"DELETE FROM {table}")
-        self._names.clear()
         self._db.executescript(TABLES)
 
     def apply(self, entries: Iterable[tuple[str, StreamMessage]], queues: QueueNames, now: int) -> Counts:
@@ -137,7 +135,8 @@ class Index:
         places: dict[str, Place] = {}
         cancelled: list[str] = []
         rows: list[tuple[Any, ...]] = []
-        with self._forgetting_names(), self._db as db:
+        self._names.clear()
+        with self._db as db:
             for stream, entry in entries:
                 places[stream] = Place.of(entry)
                 with suppress(Unreadable):
@@ -161,15 +160,6 @@ class Index:
                 "INSERT OR REPLACE INTO place VALUES (?, ?, ?)", [(name, *place) for name, place in places.items()]
             )
         return Counts(len(rows), len(cancelled), sum(1 for _ in changes.void))
-
-    @contextmanager
-    def _forgetting_names(self) -> Iterator[None]:
-        """Forget the numbers of names after an error, with which the database forgets new ones."""
-        try:
-            yield
-        except BaseException:
-            self._names.clear()
-            raise
 
     def prune(self, now: int) -> int:
         """Remove some messages that are due before `now`, in milliseconds since 1970; return their number."""
@@ -223,8 +213,6 @@ class Index:
             shown = clean(text)[:255]
             self._db.execute("INSERT OR IGNORE INTO name (text) VALUES (?)", [shown])
             number = int(self._db.execute("SELECT id FROM name WHERE text = ?", [shown]).fetchone()[0])
-            if len(self._names) > 10_000:
-                self._names.clear()
             self._names[text] = number
         return number
 
