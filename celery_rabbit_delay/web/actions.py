@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from flask import Flask, abort, flash, redirect, request, url_for
@@ -20,14 +19,14 @@ from .overview import Overview
 from .printing import printable, reason
 
 
-def add_actions(site: Flask, operations: Operations, overview: Overview, acts: Acts, path: Path) -> None:
+def add_actions(site: Flask, operations: Operations, overview: Overview, acts: Acts) -> None:
     """Add the targets of the forms."""
 
     def selected() -> list[int]:
         wanted = forms.matching()
         if wanted is None:
             return forms.numbers()
-        with reading(path) as db:
+        with reading(operations.indexer.path) as db:
             numbers = search.numbers(db, wanted, utc_ms())
         if len(numbers) > search.MOST:
             abort(400, f"More than {search.MOST:,} match: choose a filter that fewer match.")

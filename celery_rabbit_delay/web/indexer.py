@@ -57,6 +57,7 @@ class Indexer:
     """Keeps an index up to date until it is stopped."""
 
     def __init__(self, index: Index, connect: Callable[[], kombu.Connection], queues: QueueNames) -> None:
+        self.path = index.path
         self._index = index
         self._connect = connect
         self._queues = queues
@@ -146,7 +147,7 @@ class Indexer:
     def _index_streams(self, connection: kombu.Connection) -> None:
         self._failed += 1
         try:
-            with noticing_damage(self._index.path):
+            with noticing_damage(self.path):
                 try:
                     with Follower(connection) as follower:
                         self._follow(follower, connection)

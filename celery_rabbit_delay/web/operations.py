@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
 
 import kombu
@@ -64,10 +63,9 @@ class Verified(NamedTuple):
 class Operations:
     """Runs the page's actions, one change at a time. Reads do not wait for changes."""
 
-    def __init__(self, broker: Broker, indexer: Indexer, path: Path) -> None:
+    def __init__(self, broker: Broker, indexer: Indexer) -> None:
         self.broker = broker
-        self._indexer = indexer
-        self._path = path
+        self.indexer = indexer
         self._turn = threading.Lock()
         # Orphans that one connection reads are invisible to others meanwhile.
         self._turn_at_orphans = threading.Lock()
@@ -85,13 +83,13 @@ class Operations:
     def cancel(self, numbers: Iterable[int]) -> Done:
         """Cancel waiting messages by the numbers of their records."""
         with self._acting() as connection:
-            self._indexer.catch_up(connection)
+            self.indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
             ids = dict.fromkeys(row.id for row in found if row.id)
             without_id = [(row.number, row.due) for row in found if not row.id]
             if found:
                 operate.cancel(connection, ids, without_id)
-                self._indexer.catch_up(connection)
+                self.indexer.catch_up(connection)
         return Done(len(ids) + len(without_id), refused, list(ids))
 
     def move(self, numbers: Iterable[int], due: datetime) -> Done:
@@ -101,13 +99,13 @@ class Operations:
         with self._acting() as connection:
             with operate.moving(connection, self._allowed) as move:
                 # A message that somebody else has just moved must not be moved again: it would be delivered twice.
-                self._indexer.catch_up(connection)
+                self.indexer.catch_up(connection)
                 found, refused = self._waiting(numbers)
                 for row in found:
                     if row.number in covered:
                         continue
                     try:
-                        with reading(self._path) as db:
+                        with reading(self.indexer.path) as db:
                             copies = search.copies(db, row, utc_ms())
                         move([self._record(connection, copy) for copy in copies], due)
                         covered.update(copy.number for copy in copies)
@@ -115,7 +113,7 @@ class Operations:
                     except DelayError as exc:
                         name, reason = row.id or str(row.number), str(exc)
                         refused.append(reason if name in reason else f"{name}: {reason}")
-            self._indexer.catch_up(connection)
+            self.indexer.catch_up(connection)
         return Done(len(moved), refused, moved)
 
     def record(self, row: Row) -> Record:
@@ -125,7 +123,7 @@ class Operations:
 
     def _waiting(self, numbers: Iterable[int]) -> tuple[list[Row], list[str]]:
         wanted = list(dict.fromkeys(numbers))
-        with reading(self._path) as db:
+        with reading(self.indexer.path) as db:
             rows = [row for row in search.find(db, wanted) if row.state == WAITING and row.due > utc_ms()]
         gone = len(wanted) - len(rows)
         return rows, [f"{gone:,} of the selected tasks no longer wait"] if gone else []

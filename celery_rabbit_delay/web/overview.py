@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..amqp.clocks import utc_ms
@@ -13,7 +12,6 @@ from ..operate import BeatStatus, Status
 from . import search
 from .database import reading
 from .gauges import Measured
-from .indexer import Indexer
 from .operations import FAILURES, Operations
 from .printing import reason
 from .search import Filter, Share
@@ -46,9 +44,8 @@ class Summary(NamedTuple):
 class Overview:
     """Cached answers. An answer lives ten times as long as it took, and at least some seconds."""
 
-    def __init__(self, path: Path, indexer: Indexer, operations: Operations) -> None:
-        self._path = path
-        self._indexer = indexer
+    def __init__(self, operations: Operations) -> None:
+        self._indexer = operations.indexer
         self._operations = operations
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
@@ -60,14 +57,14 @@ class Overview:
 
     def bars(self, wanted: Filter, edges: list[int]) -> list[int]:
         def ask() -> list[int]:
-            with reading(self._path) as db:
+            with reading(self._indexer.path) as db:
                 return search.bars(db, wanted, utc_ms(), edges)
 
         return self._remembered((wanted, edges[0], edges[-1]), 1, ask)
 
     def count(self, wanted: Filter) -> int:
         def ask() -> int:
-            with reading(self._path) as db:
+            with reading(self._indexer.path) as db:
                 return search.count(db, wanted, utc_ms())
 
         return self._remembered(wanted, 1, ask)
@@ -108,7 +105,7 @@ class Overview:
 
     def _summary(self) -> Summary:
         moment = utc_ms()
-        with reading(self._path) as db:
+        with reading(self._indexer.path) as db:
             soonest, latest = search.extent(db, moment) or (None, None)
             queues = search.shares(db, "queue", moment)
             return Summary(

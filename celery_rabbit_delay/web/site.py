@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from datetime import timezone
-from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, render_template, request
@@ -24,7 +23,7 @@ from .setting import Setting
 from .views import add_views
 
 
-def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Flask:
+def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
     """Return the application."""
     site = Flask(__name__, static_url_path="/static")
     site.config.update(
@@ -36,13 +35,13 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
         MAX_FORM_MEMORY_SIZE=forms.FORM,
         MAX_FORM_PARTS=forms.SELECTED + 20,
     )
-    operations = Operations(broker, indexer, path)
-    overview = Overview(path, indexer, operations)
+    operations = Operations(broker, indexer)
+    overview = Overview(operations)
     acts = Acts()
     add_guard(site, setting)
     _filters(site)
-    add_views(site, setting, operations, overview, acts, path)
-    add_actions(site, operations, overview, acts, path)
+    add_views(site, setting, operations, overview, acts)
+    add_actions(site, operations, overview, acts)
 
     @site.errorhandler(IndexDamaged)
     def damaged(exc: IndexDamaged) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, abort, render_template, request
@@ -29,10 +28,9 @@ from .setting import Setting
 _Link = dict[str, Any] | None
 
 
-def add_views(
-    site: Flask, setting: Setting, operations: Operations, overview: Overview, acts: Acts, path: Path
-) -> None:
+def add_views(site: Flask, setting: Setting, operations: Operations, overview: Overview, acts: Acts) -> None:
     """Add the pages that change nothing."""
+    path = operations.indexer.path
     verified: list[Verified] = []  # the last result of `verify`, which an action stores
     site.extensions["verified"] = verified
 

@@ -74,7 +74,7 @@ def client(tmp_path: Path) -> Iterator[Any]:
     store(index, 5)
     indexer = Indexer(index, away, QueueNames())
     broker = Broker("here", away, [], [], lambda connection: None)
-    yield create(Setting(), broker, index.path, indexer).test_client()
+    yield create(Setting(), broker, indexer).test_client()
     index.close()
 
 
@@ -88,7 +88,7 @@ def refused(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     index = Index(tmp_path / "refused.sqlite", "here")
     indexer = Indexer(index, connect, QueueNames())
-    yield create(Setting(), Broker("here", connect, [], [], lambda _: None), index.path, indexer).test_client(), indexer
+    yield create(Setting(), Broker("here", connect, [], [], lambda _: None), indexer).test_client(), indexer
     index.close()
 
 
@@ -124,7 +124,7 @@ def test_pages_follow_each_other_in_each_order_and_back(tmp_path: Path, order: s
     index = Index(tmp_path / "index.sqlite", "here")
     store(index, *range(120))
     broker = Broker("here", away, [], [], lambda _: None)
-    client = create(Setting(), broker, index.path, Indexer(index, away, QueueNames())).test_client()
+    client = create(Setting(), broker, Indexer(index, away, QueueNames())).test_client()
     expected = sorted(range(120), key=key)
     pages = [expected[:50], expected[50:100], expected[100:]]
     link = f"/?order={order}"
@@ -292,7 +292,7 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
     broker = Broker("here", away, [], [], lambda connection: None)
     index = Index(tmp_path / "index.sqlite", "here")
     indexer = Indexer(index, away, QueueNames())
-    overview = Overview(index.path, indexer, Operations(broker, indexer, index.path))
+    overview = Overview(Operations(broker, indexer))
     counted = []
     for _ in range(5):
         counted.append(overview.measured(False).orphaned)
@@ -359,7 +359,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
 
     monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
     indexer = Indexer(index, lambda: None, QueueNames())
-    operations = Operations(Broker("here", lambda: None, [], [], lambda _: None), indexer, index.path)
+    operations = Operations(Broker("here", lambda: None, [], [], lambda _: None), indexer)
     assert operations.move([5], datetime.now(timezone.utc)).refused == [shown]
     index.close()
 
