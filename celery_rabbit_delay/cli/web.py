@@ -65,7 +65,7 @@ def web(
         from ..web.serve import serve
         from ..web.setting import Setting
 
-        setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only, bool(management_url))
+        setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only)
         serve(setting, broker_of(target, management_url, any_queue), index, click.echo)
 
 
@@ -78,7 +78,7 @@ def metrics(target: Target, index: Path | None, management_url: str | None) -> N
     with handle_errors(), _extra():
         from ..web.serve import metrics
 
-        click.echo(metrics(broker_of(target, management_url), index, bool(management_url)), nl=False)
+        click.echo(metrics(broker_of(target, management_url), index), nl=False)
 
 
 def broker_of(target: Target, management_url: str | None, any_queue: bool = False) -> Broker:

@@ -77,7 +77,7 @@ class Overview:
         """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
         return self._remembered("beat", 10, lambda: _or_reason(self._operations.beat))
 
-    def measured(self, management: bool) -> Measured:
+    def measured(self) -> Measured:
         """Return the values of the metrics."""
         summary, status, beat = self.summary(), self.status(), self.beat()
         next_due = None if summary.soonest is None else summary.soonest / 1000
@@ -85,9 +85,7 @@ class Overview:
         active = None if isinstance(beat, str) else beat
         indexer = self._indexer
         counts = indexer.counted(), self._orphaned
-        return Measured(
-            summary.queues, summary.cancelled, next_due, indexer.progress, *counts, known, management, active
-        )
+        return Measured(summary.queues, summary.cancelled, next_due, indexer.progress, *counts, known, active)
 
     def forget(self) -> None:
         """Expire all cached answers after a change."""

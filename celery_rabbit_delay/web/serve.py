@@ -52,14 +52,14 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
         say("stopped")
 
 
-def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:
+def metrics(broker: Broker, index: Path | None) -> bytes:
     """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`."""
     damage: IndexDamaged | None = None
     while True:
         with indexing(broker, index, damage) as indexer:
             indexed(indexer)
             try:
-                return exposition(Overview(Operations(broker, indexer)).measured(management))
+                return exposition(Overview(Operations(broker, indexer)).measured())
             except IndexDamaged as exc:
                 if damage is not None:
                     raise

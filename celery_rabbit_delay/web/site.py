@@ -40,7 +40,7 @@ def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
     acts = Acts()
     add_guard(site, setting)
     _filters(site)
-    add_views(site, setting, operations, overview, acts)
+    add_views(site, operations, overview, acts)
     add_actions(site, operations, overview, acts)
 
     @site.errorhandler(IndexDamaged)

@@ -23,12 +23,11 @@ from .operations import FAILURES, ORPHANS, Operations, Verified, marks_of
 from .overview import Overview
 from .printing import body_text, printable
 from .search import Filter, Row
-from .setting import Setting
 
 _Link = dict[str, Any] | None
 
 
-def add_views(site: Flask, setting: Setting, operations: Operations, overview: Overview, acts: Acts) -> None:
+def add_views(site: Flask, operations: Operations, overview: Overview, acts: Acts) -> None:
     """Add the pages that change nothing."""
     path = operations.indexer.path
     verified: list[Verified] = []  # the last result of `verify`, which an action stores
@@ -98,7 +97,7 @@ def add_views(site: Flask, setting: Setting, operations: Operations, overview: O
 
     @site.get("/metrics")
     def metrics() -> Response:
-        return Response(exposition(overview.measured(setting.management)), content_type="text/plain; version=0.0.4")
+        return Response(exposition(overview.measured()), content_type="text/plain; version=0.0.4")
 
 
 def _page(db: sqlite3.Connection, wanted: Filter, moment: int, order: str) -> tuple[list[Row], _Link, _Link]:

@@ -254,7 +254,7 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     runs = PeriodicTask("hourly", "t", headers.moment(2500), began), PeriodicTask("broken", "t", None, began)
     beat = BeatStatus("web1:7", list(runs))
     progress = Progress(0.5, 7, 9, None)
-    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), 8, status, True, beat)
+    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), 8, status, beat)
     lines = exposition(known).decode().splitlines()
     for line in (
         'celery_rabbit_delay_waiting{queue="a\\"\\n"} 3.0',
@@ -278,7 +278,7 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     assert not [line for line in lines if '"l2"' in line]
     nobody = exposition(known._replace(beat=BeatStatus(None, []))).decode()
     assert 'celery_rabbit_delay_beat_active{process=""} 0.0' in nobody
-    less = exposition(known._replace(next_due=None, management=False, beat=None)).decode()
+    less = exposition(known._replace(next_due=None, status=status._replace(held_up=None), beat=None)).decode()
     assert "beat" not in less
     assert "next_due" not in less
     assert "blocked" not in less
@@ -295,7 +295,7 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
     overview = Overview(Operations(broker, indexer))
     counted = []
     for _ in range(5):
-        counted.append(overview.measured(False).orphaned)
+        counted.append(overview.measured().orphaned)
         overview.forget()
     index.close()
     assert counted == [0, 2, 2, 2, 3]
