@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from flask import Flask, abort, flash, redirect, request, url_for
 
@@ -12,14 +13,24 @@ from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core.errors import DelayError
 from . import forms, plot, search
-from .acts import Act, Acts
 from .database import reading
 from .operations import FAILURES, Done, Operations
 from .overview import Overview
 from .printing import printable, reason
 
+#: The number of acts that the page remembers.
+KEPT = 100
 
-def add_actions(site: Flask, operations: Operations, overview: Overview, acts: Acts) -> None:
+
+class Act(NamedTuple):
+    """A change that was asked for on the page."""
+
+    at: int  # milliseconds since 1970
+    who: str
+    what: str
+
+
+def add_actions(site: Flask, operations: Operations, overview: Overview, acts: deque[Act]) -> None:
     """Add the targets of the forms."""
 
     def selected() -> list[int]:
@@ -36,7 +47,7 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: A
         try:
             done = act()
             ids = f": {', '.join(done.ids[:3])}{', …' if len(done.ids) > 3 else ''}" if done.ids else ""
-            acts.add(Act(utc_ms(), _who(), printable(f"{done.amount:,} {what}{ids}", 500)))
+            acts.appendleft(Act(utc_ms(), _who(), printable(f"{done.amount:,} {what}{ids}", 500)))
             flash(f"{done.amount:,} {what}", "good" if done.amount else "bad")
             for refused in done.refused[:5]:
                 flash(printable(refused, 300), "bad")
@@ -81,7 +92,7 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: A
     @site.post("/health/verify")
     def verify() -> Any:
         try:
-            site.extensions["verified"][:] = [operations.verify()]
+            operations.verify()
         except FAILURES as exc:
             flash(printable(reason(exc), 500), "bad")
         overview.forget()

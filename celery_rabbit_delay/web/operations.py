@@ -66,6 +66,7 @@ class Operations:
     def __init__(self, broker: Broker, indexer: Indexer) -> None:
         self.broker = broker
         self.indexer = indexer
+        self.verified: Verified | None = None  # the last time
         self._turn = threading.Lock()
         # Orphans that one connection reads are invisible to others meanwhile.
         self._turn_at_orphans = threading.Lock()
@@ -168,13 +169,13 @@ class Operations:
         with self._connected() as connection:
             return self.broker.beat(connection)
 
-    def verify(self) -> Verified:
+    def verify(self) -> None:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""
         with self._acting() as connection:
             findings = operate.compare(connection, self.broker.destinations, self.broker.snapshot(connection))
             wrong = [finding for finding in findings if finding.state != "present"]
             problems = list(operate.try_out(connection)) if operate.can_try_out(wrong) else None
-        return Verified(utc_ms(), len(findings), wrong, problems)
+        self.verified = Verified(utc_ms(), len(findings), wrong, problems)
 
 
 def marks_of(orphans: Iterable[Orphan]) -> list[str]:

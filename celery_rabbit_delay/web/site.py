@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from datetime import timezone
 from typing import Any
 
@@ -11,8 +12,7 @@ from flask import Flask, Response, render_template, request
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from . import forms, plot, search
-from .actions import add_actions
-from .acts import Acts
+from .actions import KEPT, Act, add_actions
 from .damage import IndexDamaged
 from .guard import add_guard, token
 from .indexer import Indexer
@@ -37,7 +37,7 @@ def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
     )
     operations = Operations(broker, indexer)
     overview = Overview(operations)
-    acts = Acts()
+    acts = deque[Act](maxlen=KEPT)  # the newest first
     add_guard(site, setting)
     _filters(site)
     add_views(site, operations, overview, acts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import deque
 from typing import Any
 
 from flask import Flask, Response, abort, render_template, request
@@ -16,10 +17,10 @@ from ..core.headers import Delivery
 from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
-from .acts import Acts
+from .actions import Act
 from .database import reading
 from .gauges import exposition
-from .operations import FAILURES, ORPHANS, Operations, Verified, marks_of
+from .operations import FAILURES, ORPHANS, Operations, marks_of
 from .overview import Overview
 from .printing import body_text, printable
 from .search import Filter, Row
@@ -27,11 +28,9 @@ from .search import Filter, Row
 _Link = dict[str, Any] | None
 
 
-def add_views(site: Flask, operations: Operations, overview: Overview, acts: Acts) -> None:
+def add_views(site: Flask, operations: Operations, overview: Overview, acts: deque[Act]) -> None:
     """Add the pages that change nothing."""
     path = operations.indexer.path
-    verified: list[Verified] = []  # the last result of `verify`, which an action stores
-    site.extensions["verified"] = verified
 
     @site.get("/")
     def schedule() -> str:
@@ -90,10 +89,8 @@ def add_views(site: Flask, operations: Operations, overview: Overview, acts: Act
 
     @site.get("/health")
     def health() -> Any:
-        last = verified[-1] if verified else None
-        return render_template(
-            "health.html", status=overview.status(), beat=overview.beat(), verified=last, acts=acts.all()
-        )
+        status, beat = overview.status(), overview.beat()
+        return render_template("health.html", status=status, beat=beat, verified=operations.verified, acts=list(acts))
 
     @site.get("/metrics")
     def metrics() -> Response:
