@@ -246,6 +246,25 @@ def test_nobody_serves_others_without_a_password() -> None:
         check(Setting("0.0.0.0"))
 
 
+@pytest.mark.parametrize("authorization", ["Basic bWU6dGhlaXJz", "Basic \xa7", "Bearer theirs"])
+def test_a_page_without_a_password_takes_no_notice_of_what_a_proxy_in_front_asks_for(
+    client: Any, authorization: str
+) -> None:
+    assert client.get("/metrics", headers={"Authorization": authorization}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [("Basic bWU6c2VzYW1l", 200), ("Basic bWU6d3Jvbmc=", 401), ("Basic \xa7", 401), ("Basic x", 401), ("", 401)],
+)
+def test_metrics_need_the_password_of_the_page(authorization: str, status: int, tmp_path: Path) -> None:
+    index = Index(tmp_path / "index.sqlite", "here")
+    broker = Broker("here", away, [], [], lambda connection: None)
+    site = create(Setting(password="sesame"), broker, Indexer(index, away, QueueNames()))
+    assert site.test_client().get("/metrics", headers={"Authorization": authorization}).status_code == status
+    index.close()
+
+
 def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     levels = [LevelStatus("l1", 125, 3, 40), LevelStatus("l2", 250, None, None), LevelStatus("l3", 1_048_576_125, 1, 0)]
     outboxes = [OutboxStatus("o1", "queue 'q'", 60_000, 5, 1)]
