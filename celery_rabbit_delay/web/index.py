@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _LATEST = 253_402_300_799_999
 
 #: The limit of the messages' numbers.
-_NUMBERS = 1 << streams.NUMBER_BITS
+NUMBERS = 1 << streams.NUMBER_BITS
 
 #: The maximum number of past rows to remove at a time.
 _PRUNED = 5000
@@ -177,7 +177,7 @@ class Index:
 
     def _rows(self, stream: str, entry: StreamMessage, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
         for record in journal.unpack_records(entry.body):
-            if now < record.due <= _LATEST and record.number < _NUMBERS:
+            if now < record.due <= _LATEST and record.number < NUMBERS:
                 with suppress(Unreadable):
                     yield self._row(record, queues, stream, entry.offset)
 
@@ -219,7 +219,7 @@ class Index:
     def _change(self, changes: Changes, cancelled: list[str]) -> None:
         """Apply changes to the messages in the index, and store them for later messages."""
         db = self._db
-        void = [(number,) for number in changes.void if number < _NUMBERS]
+        void = [(number,) for number in changes.void if number < NUMBERS]
         db.executemany("INSERT OR IGNORE INTO void VALUES (?)", void)
         db.executemany("DELETE FROM message WHERE number = ?", void)
         ids = [(clean(id_),) for id_ in cancelled]
@@ -240,8 +240,8 @@ class Index:
     def _replace(self, keys: Keys, now: int) -> None:
         """Mark messages as replaced by the last one of their key. A message whose key was never stored still waits."""
         db = self._db
-        last = [(clean(key), number) for key, number in keys.last.items() if number < _NUMBERS]
-        replaced = {number for number in keys.replaced if number < _NUMBERS}
+        last = [(clean(key), number) for key, number in keys.last.items() if number < NUMBERS]
+        replaced = {number for number in keys.replaced if number < NUMBERS}
         for key, number in last:
             before = db.execute("SELECT number FROM last WHERE key = ? AND number != ?", [key, number]).fetchone()
             replaced.update(before or ())

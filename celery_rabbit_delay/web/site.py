@@ -72,7 +72,7 @@ def _filters(site: Flask) -> None:
     site.jinja_env.filters["printable"] = printable
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
     site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M:%S")
-    site.jinja_env.filters["duration"] = lambda value: plot.until(value).removeprefix("in ")
+    site.jinja_env.filters["duration"] = plot.duration
     site.jinja_env.filters["milliseconds"] = headers_.milliseconds
     site.jinja_env.globals["none"] = search.NONE
     site.jinja_env.trim_blocks = site.jinja_env.lstrip_blocks = True

@@ -20,6 +20,7 @@ from . import forms, plot, search
 from .actions import Act
 from .database import reading
 from .gauges import exposition
+from .index import NUMBERS
 from .operations import FAILURES, ORPHANS, Operations, marks_of
 from .overview import Overview
 from .printing import body_text, printable
@@ -66,7 +67,7 @@ def add_views(site: Flask, operations: Operations, overview: Overview, acts: deq
     @site.get("/task/<int:number>")
     def task(number: int) -> Any:
         with reading(path) as db:
-            rows = search.find(db, [number]) if number < forms.MOST else []
+            rows = search.find(db, [number]) if number < NUMBERS else []
         if not rows:
             abort(404, "This task no longer waits: it was delivered or moved.")
         try:
