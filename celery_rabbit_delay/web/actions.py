@@ -14,9 +14,9 @@ from ..core import headers as headers_
 from ..core.errors import DelayError
 from . import forms, plot, search
 from .database import reading
-from .operations import FAILURES, Done, Operations
+from .operations import Done, Operations, or_reason
 from .overview import Overview
-from .printing import printable, reason
+from .printing import printable
 
 #: The number of acts that the page remembers.
 KEPT = 100
@@ -44,8 +44,10 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
         return numbers
 
     def answer(act: Callable[[], Done], what: str) -> Any:
-        try:
-            done = act()
+        done = or_reason(act)
+        if isinstance(done, str):
+            flash(printable(done, 500), "bad")
+        else:
             ids = f": {', '.join(done.ids[:3])}{', …' if len(done.ids) > 3 else ''}" if done.ids else ""
             acts.appendleft(Act(utc_ms(), _who(), printable(f"{done.amount:,} {what}{ids}", 500)))
             flash(f"{done.amount:,} {what}", "good" if done.amount else "bad")
@@ -53,8 +55,6 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
                 flash(printable(refused, 300), "bad")
             if len(done.refused) > 5:
                 flash(f"and {len(done.refused) - 5:,} more were refused", "bad")
-        except FAILURES as exc:
-            flash(printable(reason(exc), 500), "bad")
         overview.forget()
         return redirect(forms.back(), 303)
 
@@ -91,10 +91,8 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
 
     @site.post("/health/verify")
     def verify() -> Any:
-        try:
-            operations.verify()
-        except FAILURES as exc:
-            flash(printable(reason(exc), 500), "bad")
+        if why := or_reason(operations.verify):
+            flash(printable(why, 500), "bad")
         overview.forget()
         return redirect(url_for("health"), 303)
 

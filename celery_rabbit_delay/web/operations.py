@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import kombu
 from amqp.exceptions import AMQPError
@@ -22,13 +22,13 @@ from ..operate import Allowed, BeatStatus, Finding, Orphan, Record, Snapshot, St
 from . import search
 from .database import WAITING, reading
 from .indexer import Indexer
+from .printing import reason
 from .search import Row
+
+T = TypeVar("T")
 
 #: The maximum number of orphans to show, send or remove at a time.
 ORPHANS = 500
-
-#: Errors of the broker, which the page shows.
-FAILURES = (DelayError, AMQPError, OperationalError, OSError)
 
 
 class Broker(NamedTuple):
@@ -112,8 +112,8 @@ class Operations:
                         covered.update(copy.number for copy in copies)
                         moved.append(row.id or str(row.number))
                     except DelayError as exc:
-                        name, reason = row.id or str(row.number), str(exc)
-                        refused.append(reason if name in reason else f"{name}: {reason}")
+                        name, why = row.id or str(row.number), str(exc)
+                        refused.append(why if name in why else f"{name}: {why}")
             self.indexer.catch_up(connection)
         return Done(len(moved), refused, moved)
 
@@ -176,6 +176,14 @@ class Operations:
             wrong = [finding for finding in findings if finding.state != "present"]
             problems = list(operate.try_out(connection)) if operate.can_try_out(wrong) else None
         self.verified = Verified(utc_ms(), len(findings), wrong, problems)
+
+
+def or_reason(ask: Callable[[], T]) -> T | str:
+    """Return an answer of the broker, or the reason why there is none."""
+    try:
+        return ask()
+    except (DelayError, AMQPError, OperationalError, OSError) as exc:
+        return reason(exc)
 
 
 def marks_of(orphans: Iterable[Orphan]) -> list[str]:

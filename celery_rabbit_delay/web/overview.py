@@ -12,8 +12,7 @@ from ..operate import BeatStatus, Status
 from . import search
 from .database import reading
 from .gauges import Measured
-from .operations import FAILURES, Operations
-from .printing import reason
+from .operations import Operations, or_reason
 from .search import Filter, Share
 
 T = TypeVar("T")
@@ -71,11 +70,11 @@ class Overview:
 
     def status(self) -> Status | str:
         """Return the message counts of the cascade, or the reason why they are unknown."""
-        return self._remembered("status", 4, lambda: _or_reason(self._status))
+        return self._remembered("status", 4, lambda: or_reason(self._status))
 
     def beat(self) -> BeatStatus | str | None:
         """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
-        return self._remembered("beat", 10, lambda: _or_reason(self._operations.beat))
+        return self._remembered("beat", 10, lambda: or_reason(self._operations.beat))
 
     def measured(self) -> Measured:
         """Return the values of the metrics."""
@@ -132,11 +131,3 @@ class Overview:
                 answer.lock.release()
         value: T = answer.value
         return value
-
-
-def _or_reason(ask: Callable[[], T]) -> T | str:
-    """Return an answer of the broker, or the reason why there is none."""
-    try:
-        return ask()
-    except FAILURES as exc:
-        return reason(exc)

@@ -21,7 +21,7 @@ from .actions import Act
 from .database import reading
 from .gauges import exposition
 from .index import NUMBERS
-from .operations import FAILURES, ORPHANS, Operations, marks_of
+from .operations import ORPHANS, Operations, marks_of, or_reason
 from .overview import Overview
 from .printing import body_text, printable
 from .search import Filter, Row
@@ -70,19 +70,14 @@ def add_views(site: Flask, operations: Operations, overview: Overview, acts: deq
             rows = search.find(db, [number]) if number < NUMBERS else []
         if not rows:
             abort(404, "This task no longer waits: it was delivered or moved.")
-        try:
-            details = _details(operations.record(rows[0]))
-        except FAILURES as exc:
-            details = {"error": str(exc)}
+        found = or_reason(lambda: _details(operations.record(rows[0])))
+        details: dict[str, Any] = {"error": found} if isinstance(found, str) else found
         return render_template("task.html", row=rows[0], origin=forms.origin(), **details)
 
     @site.get("/orphans")
     def orphans() -> Any:
-        try:
-            found, error = operations.orphans(), None
-        except FAILURES as exc:
-            found, error = [], str(exc)
-        status = overview.status()
+        answer, status = or_reason(operations.orphans), overview.status()
+        found, error = ([], answer) if isinstance(answer, str) else (answer, None)
         total = None if isinstance(status, str) else status.orphans
         return render_template(
             "orphans.html", orphans=found, marks=marks_of(found), error=error, total=total, most=ORPHANS

@@ -211,6 +211,17 @@ def test_a_record_that_somebody_made_up_is_said_to_be_one(
     assert "it is not what this package writes" in text(answer)
 
 
+@pytest.mark.parametrize("path", ["/health", "/orphans", "/task/5"])
+def test_an_error_without_a_text_is_named(client: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connected(operations: Operations) -> Any:
+        raise TimeoutError
+
+    monkeypatch.setattr(Operations, "_connected", connected)
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert "TimeoutError" in text(answer)
+
+
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\x07"])
 def test_a_form_never_redirects_to_another_site(client: Any, back: str) -> None:
     with client.session_transaction() as session:
