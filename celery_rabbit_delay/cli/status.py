@@ -84,7 +84,7 @@ def _as_data(found: Status) -> dict[str, Any]:
         "blocked": [level.queue for level in found.blocked],
         "levels": [level._asdict() for level in found.levels],
         "outboxes": [outbox._asdict() for outbox in found.outboxes],
-        "streams": [stream._asdict() for stream in found.streams if stream.messages is not None],
+        "streams": [stream._asdict() for stream in found.streams],
         "destinations": found.destinations,
         "stuck": None if found.held_up is None else list(map(held_up_data, found.held_up)),
     }
@@ -107,15 +107,14 @@ def _as_text(found: Status, recorded: Recorded | None, levels: bool) -> str:
         lines.append(f"{one.due:%Y-%m-%d %H:%M:%S}Z  {one.amount:>6,}  {one.queue}  {one.task or 'messages'}")
     lines += [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
-    missing = [level.queue for level in found.levels if level.ready is None]
-    if len(missing) == len(found.levels):
+    if len(found.missing) == len(found.levels):
         lines.append("there is no cascade of these options")
     else:
-        lines += [f"{queue} is missing; run `setup`" for queue in missing]
+        lines += [f"{level.queue} is missing; run `setup`" for level in found.missing]
     lines += [f"{level.queue} may be blocked; run `verify`" for level in found.blocked]
     if levels:
-        holding = [level for level in found.levels if level.ready or level.unsettled]
-        lines += _table("level", "queue", [(one.ttl, one.ready, one.unsettled, one.queue) for one in holding])
+        holding = [(one.ttl, one.ready, one.unsettled, one.queue) for one in found.levels if one.held]
+        lines += _table("level", "queue", holding)
         outboxes = [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes]
         lines += _table("outbox", "for", outboxes)
     return "\n".join(map(escape, lines))

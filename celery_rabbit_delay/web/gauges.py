@@ -76,8 +76,8 @@ def _of_the_broker(status: Status) -> Iterator[Gauge]:
         _named("level_messages"), "Waiting messages in a level, if there are any.", labels=["level", "ttl_seconds"]
     )
     for level in status.levels:
-        if held := (level.ready or 0) + (level.unsettled or 0):
-            levels.add_metric([level.queue, _seconds(level.ttl)], held)
+        if level.held:
+            levels.add_metric([level.queue, _seconds(level.ttl)], level.held)
     yield levels
     outboxes = Gauge(
         _named("outbox_messages"),
@@ -87,8 +87,7 @@ def _of_the_broker(status: Status) -> Iterator[Gauge]:
     for outbox in status.outboxes:
         outboxes.add_metric([outbox.queue, outbox.destination, _seconds(outbox.delay)], outbox.ready)
     yield outboxes
-    missing = sum(level.ready is None for level in status.levels)
-    yield _gauge("missing_levels", "Levels that do not exist.", missing)
+    yield _gauge("missing_levels", "Levels that do not exist.", len(status.missing))
     yield _gauge("orphans", "Messages that could not be delivered when they were due.", status.orphans or 0)
     if status.held_up is not None:  # AMQP does not show this
         yield _gauge("blocked_levels", "Levels that cannot forward their due messages.", len(status.blocked))
