@@ -24,7 +24,7 @@ from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.operate import BeatStatus, PeriodicTask
+from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web.damage import IndexDamaged
@@ -274,6 +274,18 @@ def test_metrics_need_the_password_of_the_page(authorization: str, status: int, 
     site = create(Setting(password="sesame"), broker, Indexer(index, away, QueueNames()))
     assert site.test_client().get("/metrics", headers={"Authorization": authorization}).status_code == status
     index.close()
+
+
+@pytest.mark.parametrize(("is_stuck", "verdict"), [(False, "All is well"), (True, "1 problem")])
+def test_what_may_be_on_its_way_is_shown_and_is_no_problem(
+    client: Any, is_stuck: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_up = HeldUp("o", "queue 'q'", 3, "the cause", is_stuck)
+    monkeypatch.setattr(Operations, "status", lambda operations: Status([], [], 0, [], [held_up], []))
+    monkeypatch.setattr(Operations, "beat", lambda operations: None)
+    health = text(client.get("/health"))
+    assert f"<h1>{verdict}</h1>" in health
+    assert "<td>the cause</td>" in health
 
 
 def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
