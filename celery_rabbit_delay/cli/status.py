@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -13,8 +14,7 @@ import kombu
 from .. import operate
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape
-from ..operate import HeldUp, Recorded, Status
-from .beat import as_data, as_lines, beat_of
+from ..operate import BeatStatus, HeldUp, Recorded, Status
 from .output import EXIT_PROBLEMS, format_duration
 from .parameters import management_option, priorities_option
 from .target import Target, pass_target, snapshot_of
@@ -46,14 +46,14 @@ def status(
         while True:
             snapshot = snapshot_of(management_url, connection)
             found = operate.status(connection, target.destinations(), snapshot, priorities)
-            beat = beat_of(target, connection)
+            beat = target.beat(connection)
             if watch and not as_json:
                 click.clear()
             if as_json:
-                click.echo(json.dumps({**_as_data(found), "beat": beat and as_data(beat)}))
+                click.echo(json.dumps(_as_data(found, beat), default=datetime.isoformat))
             else:
-                lines = [_as_text(found, _recorded(target, connection, found), levels)]
-                click.echo("\n".join([*lines, *(map(escape, as_lines(beat)) if beat else ())]))
+                lines = _as_lines(found, _recorded(target, connection, found), levels)
+                click.echo("\n".join(map(escape, [*lines, *(_beat_as_lines(beat) if beat else ())])))
             if not watch:
                 break
             time.sleep(2)
@@ -77,7 +77,7 @@ def held_up_data(held_up: HeldUp) -> dict[str, Any]:
     return data
 
 
-def _as_data(found: Status) -> dict[str, Any]:
+def _as_data(found: Status, beat: BeatStatus | None) -> dict[str, Any]:
     return {
         "waiting": found.waiting,
         "orphans": found.orphans,
@@ -87,10 +87,11 @@ def _as_data(found: Status) -> dict[str, Any]:
         "streams": [stream._asdict() for stream in found.streams],
         "destinations": found.destinations,
         "stuck": None if found.held_up is None else list(map(held_up_data, found.held_up)),
+        "beat": beat and {"process": beat.process, "entries": [one._asdict() for one in beat.entries]},
     }
 
 
-def _as_text(found: Status, recorded: Recorded | None, levels: bool) -> str:
+def _as_lines(found: Status, recorded: Recorded | None, levels: bool) -> list[str]:
     counts = [f"{found.waiting:,} wait"]
     if recorded:
         counts.append(f"{recorded.amount:,} recorded")
@@ -117,7 +118,7 @@ def _as_text(found: Status, recorded: Recorded | None, levels: bool) -> str:
         lines += _table("level", "queue", holding)
         outboxes = [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes]
         lines += _table("outbox", "for", outboxes)
-    return "\n".join(map(escape, lines))
+    return lines
 
 
 def _table(what: str, where: str, rows: Sequence[tuple[int, int | None, int | None, str]]) -> Iterator[str]:
@@ -127,3 +128,14 @@ def _table(what: str, where: str, rows: Sequence[tuple[int, int | None, int | No
     for delay, ready, unsettled, name in sorted(rows, key=lambda row: (row[0], row[3])):
         settling = "" if unsettled is None else f"{unsettled:,}"
         yield f"{format_duration(delay):>10}  {ready or 0:>9,}  {settling:>9}  {name}"
+
+
+def _beat_as_lines(beat: BeatStatus) -> Iterator[str]:
+    """Yield the active process, and when it will send what."""
+    if beat.process is None:
+        yield "no beat is active: start one with `celery -A APP beat -S rabbit-delay`"
+        return
+    yield f"beat is active on {beat.process}"
+    for one in beat.entries:
+        due = f"{one.next:%Y-%m-%d %H:%M:%S}Z" if one.next else "unknown"
+        yield f"{due:>20}  {one.entry}  {one.task}"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .beat import beat_of
 from .parameters import any_queue_option, management_option
 from .target import Target, handle_errors, pass_target, snapshot_of
 
@@ -95,7 +94,7 @@ def broker_of(target: Target, management_url: str | None, any_queue: bool = Fals
         target.destinations(),
         lambda connection: snapshot_of(management_url, connection),
         any_queue,
-        lambda connection: beat_of(target, connection),
+        target.beat,
     )
 
 
