@@ -88,7 +88,7 @@ def export(target: Target, priorities: bool, kind: str) -> None:
     """
     with handle_errors():
         connection = target.connection()
-    click.echo(operate.export(connection, kind, priorities), nl=False)
+    click.echo(operate.export(connection, kind, priorities))
 
 
 @click.command(short_help="Check the cascade, and send test messages through it.")
