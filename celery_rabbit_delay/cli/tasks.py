@@ -229,9 +229,5 @@ def _as_data(waiting: Scheduled) -> dict[str, Any]:
 
 def format_scheduled(waiting: Scheduled) -> str:
     """Return a line about a waiting message."""
-    what = f"{waiting.task}{_arguments(waiting)}" if waiting.task else "message"
+    what = f"{waiting.task} {waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else "message"
     return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}")
-
-
-def _arguments(waiting: Scheduled) -> str:
-    return f" {waiting.args or '()'} {waiting.kwargs or '{}'}"
