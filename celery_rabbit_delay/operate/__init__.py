@@ -20,7 +20,7 @@ from .cascades import cascades, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
 from .management import Management, Snapshot
-from .migrate import is_same, migrate
+from .migrate import Moved, is_same, migrate
 from .orphans import Orphan, orphans, purge, remove, replay
 from .pruning import prune
 from .setup import setup, teardown
@@ -35,6 +35,7 @@ __all__ = [
     "Follower",
     "HeldUp",
     "Management",
+    "Moved",
     "Orphan",
     "PeriodicTask",
     "Place",
