@@ -16,20 +16,17 @@ from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape
 from ..operate import BeatStatus, HeldUp, Recorded, Status
 from .output import EXIT_PROBLEMS, format_duration
-from .parameters import management_option, priorities_option
+from .parameters import management_option
 from .target import Target, pass_target, snapshot_of
 
 
 @click.command(short_help="Show how many messages wait.")
-@priorities_option
 @management_option
 @click.option("--levels", is_flag=True, help="Also show the levels and outboxes that hold them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @pass_target
-def status(
-    target: Target, priorities: bool | None, management_url: str | None, levels: bool, as_json: bool, watch: bool
-) -> None:
+def status(target: Target, management_url: str | None, levels: bool, as_json: bool, watch: bool) -> None:
     """Show how many messages wait, what is due when, and how many could not be delivered.
 
     What is due when comes from the journal: each task and queue with the time of the first and the number, among the
@@ -45,7 +42,7 @@ def status(
     with target.connected() as connection:
         while True:
             snapshot = snapshot_of(management_url, connection)
-            found = operate.status(connection, target.destinations(), snapshot, priorities)
+            found = operate.status(connection, target.destinations(), snapshot)
             beat = target.beat(connection)
             if watch and not as_json:
                 click.clear()

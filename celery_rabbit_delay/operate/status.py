@@ -97,16 +97,13 @@ class Status(NamedTuple):
 
 
 def status(
-    connection: kombu.Connection,
-    destinations: Iterable[Destination] = (),
-    snapshot: Snapshot | None = None,
-    priorities: bool | None = None,
+    connection: kombu.Connection, destinations: Iterable[Destination] = (), snapshot: Snapshot | None = None
 ) -> Status:
     """Return the message counts. Messages between two queues are visible only in a snapshot of the management API.
 
     Without it, outboxes with a delay count only if they are of `destinations` and have a delay of the option.
     """
-    wanted = existing(connection, priorities)
+    wanted = existing(connection)
     channel = connection.default_channel
 
     def unsettled_in(queue: str) -> int | None:

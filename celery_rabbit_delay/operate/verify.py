@@ -50,7 +50,7 @@ def compare(
     connection: kombu.Connection,
     destinations: Iterable[Destination],
     snapshot: Snapshot | None = None,
-    priorities: bool | None = None,
+    priorities: bool = False,
     on_demand: bool = True,
     with_outboxes: bool = False,
 ) -> list[Finding]:
@@ -209,7 +209,7 @@ def can_try_out(findings: Iterable[Finding]) -> bool:
     return all(finding.kind == "binding" for finding in findings if finding.state != "present")
 
 
-def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Iterator[str]:
+def try_out(connection: kombu.Connection, priorities: bool = False) -> Iterator[str]:
     """Send test messages through the short levels and read the streams; yield problems. Raises as `probe`."""
     options: Options = connection.transport.delay_options
     for cascade in cascades(connection, priorities):
