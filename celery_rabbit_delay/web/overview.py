@@ -82,9 +82,8 @@ class Overview:
         next_due = None if summary.soonest is None else summary.soonest / 1000
         known = None if isinstance(status, str) else status
         active = None if isinstance(beat, str) else beat
-        indexer = self._indexer
-        counts = indexer.counted(), self._orphaned
-        return Measured(summary.queues, summary.cancelled, next_due, indexer.progress, *counts, known, active)
+        progress, counts = self._indexer.progress, self._indexer.counts
+        return Measured(summary.queues, summary.cancelled, next_due, progress, counts, self._orphaned, known, active)
 
     def forget(self) -> None:
         """Expire all cached answers after a change."""

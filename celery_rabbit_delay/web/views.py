@@ -142,7 +142,8 @@ def _details(record: Record) -> dict[str, Any]:
     if state is None:
         raise ValueError(f"it has no header {headers_.HEADER}")
     sent = unwrap(Delivery(f"{state.prefix}.", "@", headers), state)
-    hidden = ("argsrepr", "kwargsrepr", headers_.X_DELAY_NUMBER, headers_.X_DELAY_SENT)
+    texts = ("argsrepr", "kwargsrepr")
+    hidden = (*texts, headers_.X_DELAY_NUMBER, headers_.X_DELAY_SENT)
     shown = {
         printable(name, 200): printable(value if isinstance(value, str) else _json(value), 2000)
         for name, value in list(sent.headers.items())[:200]
@@ -151,11 +152,10 @@ def _details(record: Record) -> dict[str, Any]:
     properties = {
         name: printable(value, 500) for name, value in message.properties.items() if name != "application_headers"
     }
+    args, kwargs = (printable(headers[name]) if is_task and headers.get(name) is not None else None for name in texts)
     return {
-        "args": printable(headers.get("argsrepr"), 10_000) if is_task and headers.get("argsrepr") is not None else None,
-        "kwargs": printable(headers.get("kwargsrepr"), 10_000)
-        if is_task and headers.get("kwargsrepr") is not None
-        else None,
+        "args": args,
+        "kwargs": kwargs,
         "body": None if is_task else body_text(record.body),
         "size": len(record.body),
         "headers": shown,
