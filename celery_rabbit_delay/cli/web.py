@@ -93,7 +93,7 @@ def broker_of(target: Target, management_url: str | None, any_queue: bool = Fals
         target.queues(),
         target.destinations(),
         lambda connection: snapshot_of(management_url, connection),
-        any_queue,
+        target.allowed(any_queue),
         target.beat,
     )
 

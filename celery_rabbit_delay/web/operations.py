@@ -39,7 +39,7 @@ class Broker(NamedTuple):
     queues: Sequence[kombu.Queue]
     destinations: Sequence[Destination]
     snapshot: Callable[[kombu.Connection], Snapshot | None]
-    any_queue: bool = False
+    allowed: Allowed = Allowed(())  # destinations of orphans and of tasks that are moved
     beat: Callable[[kombu.Connection], BeatStatus | None] = lambda connection: None  # None: no beat of this package
 
 
@@ -98,7 +98,7 @@ class Operations:
         moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
-            with operate.moving(connection, self._allowed) as move:
+            with operate.moving(connection, self.broker.allowed) as move:
                 # A message that somebody else has just moved must not be moved again: it would be delivered twice.
                 self.indexer.catch_up(connection)
                 found, refused = self._waiting(numbers)
@@ -138,19 +138,15 @@ class Operations:
                 return record
         raise NotWaiting("the journal no longer has its record")
 
-    @property
-    def _allowed(self) -> Allowed:
-        return Allowed(None if self.broker.any_queue else self.broker.queues)
-
     def orphans(self) -> list[Orphan]:
         """Return the oldest orphans, each with the reason if it would not be sent on."""
         with self._turn_at_orphans, self._connected() as connection:
-            return operate.orphans(connection, ORPHANS, self._allowed)
+            return operate.orphans(connection, ORPHANS, self.broker.allowed)
 
     def replay(self, marks: Iterable[str]) -> Done:
         """Send the orphans with some marks to their destinations."""
         with self._acting() as connection, self._turn_at_orphans:
-            results = list(operate.replay(connection, ORPHANS, self._allowed, _chosen(marks)))
+            results = list(operate.replay(connection, ORPHANS, self.broker.allowed, _chosen(marks)))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), refused)
 
