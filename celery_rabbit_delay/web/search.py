@@ -219,10 +219,7 @@ def copies(db: sqlite3.Connection, row: Row, now: int) -> list[Row]:
 
 def bars(db: sqlite3.Connection, wanted: Filter, now: int, edges: list[int]) -> list[int]:
     """Return the number of due messages between each two consecutive times."""
-    counts = []
-    for since, until in itertools.pairwise(edges):
-        counts.append(count(db, wanted._replace(text="", since=since, until=until), now))
-    return counts
+    return [count(db, wanted._replace(since=since, until=until), now) for since, until in itertools.pairwise(edges)]
 
 
 def extent(db: sqlite3.Connection, now: int) -> tuple[int, int] | None:

@@ -54,16 +54,16 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
 
 def metrics(broker: Broker, index: Path | None) -> bytes:
     """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`."""
-    damage: IndexDamaged | None = None
-    while True:
-        with indexing(broker, index, damage) as indexer:
-            indexed(indexer)
-            try:
-                return exposition(Overview(Operations(broker, indexer)).measured())
-            except IndexDamaged as exc:
-                if damage is not None:
-                    raise
-                damage = exc
+    try:
+        return _metrics(broker, index)
+    except IndexDamaged as exc:
+        return _metrics(broker, index, exc)
+
+
+def _metrics(broker: Broker, index: Path | None, damage: IndexDamaged | None = None) -> bytes:
+    with indexing(broker, index, damage) as indexer:
+        indexed(indexer)
+        return exposition(Overview(Operations(broker, indexer)).measured())
 
 
 @contextmanager
