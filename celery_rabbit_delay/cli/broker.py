@@ -16,7 +16,7 @@ from .target import BrokerTarget, Target, handle_errors, management_of, pass_tar
 @priorities_option
 @management_option
 @pass_target
-def plan(target: Target, priorities: bool | None, management_url: str | None) -> None:
+def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
     Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, or a part
@@ -38,7 +38,7 @@ def plan(target: Target, priorities: bool | None, management_url: str | None) ->
 )
 @management_option
 @pass_target
-def setup(target: Target, priorities: bool | None, prune: bool, management_url: str | None) -> None:
+def setup(target: Target, priorities: bool, prune: bool, management_url: str | None) -> None:
     """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
 
     Also creates the outboxes of the option `outboxes` for queues named with --queue, and for the queues of an app with
@@ -67,9 +67,7 @@ def _creates_outboxes(target: Target, connection: kombu.Connection) -> bool:
 
 
 @click.command()
-@click.option(
-    "--priorities/--no-priorities", default=False, help="Include the levels for priorities above 4 (default: no)."
-)
+@click.option("--priorities", is_flag=True, help="Include the levels for priorities above 4 (default: no).")
 @click.option(
     "--format",
     "kind",
@@ -88,14 +86,14 @@ def export(target: Target, priorities: bool, kind: str) -> None:
     """
     with handle_errors():
         connection = target.connection()
-    click.echo(operate.export(connection, kind, priorities), nl=False)
+    click.echo(operate.export(connection, kind, priorities))
 
 
 @click.command(short_help="Check the cascade, and send test messages through it.")
 @priorities_option
 @management_option
 @pass_target
-def verify(target: Target, priorities: bool | None, management_url: str | None) -> None:
+def verify(target: Target, priorities: bool, management_url: str | None) -> None:
     """Compare the cascade on the broker with the expected one, and send test messages through the levels of up to 2 s.
 
     The messages test the bindings between these levels. Only --management-url compares all bindings, and policies.
@@ -120,7 +118,7 @@ def _compare(
     target: Target,
     connection: kombu.Connection,
     snapshot: operate.Snapshot | None,
-    priorities: bool | None,
+    priorities: bool,
     on_demand: bool,
 ) -> list[operate.Finding]:
     """Show and return what is not as expected."""
@@ -142,7 +140,7 @@ def _show_held_up(connection: kombu.Connection, snapshot: operate.Snapshot | Non
     return not any(held_up.is_stuck for held_up in found)
 
 
-def _probe(connection: kombu.Connection, priorities: bool | None) -> bool:
+def _probe(connection: kombu.Connection, priorities: bool) -> bool:
     """Send test messages, and show problems; return whether there are none."""
     is_sound = True
     for problem in operate.try_out(connection, priorities):

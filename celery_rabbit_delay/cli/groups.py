@@ -11,10 +11,21 @@ from .output import Group, version_option
 from .parameters import cascade_options, check_names, given
 from .target import BrokerTarget
 
-#: By their names.
-COMMANDS: dict[str, click.Command] = {
-    str(command.name): command
-    for command in (
+_ASKS_FOR_HELP = f"{__name__}.asks_for_help"
+
+
+class _Standalone(Group):
+    """A group whose commands require a broker, except for `size` and `--help`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ASKS_FOR_HELP] = "--help" in args
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=_Standalone,
+    help="Manage delayed tasks and their queues without a Celery app.",
+    commands=[
         broker.plan,
         broker.setup,
         broker.export,
@@ -30,25 +41,8 @@ COMMANDS: dict[str, click.Command] = {
         migrate.migrate,
         broker.teardown,
         size.size,
-    )
-}
-
-
-#: The command that asks no broker.
-WITHOUT_BROKER = size.size.name
-
-_ASKS_FOR_HELP = f"{__name__}.asks_for_help"
-
-
-class _Standalone(Group):
-    """A group whose commands require a broker, except for `--help`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_ASKS_FOR_HELP] = "--help" in args
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_Standalone, commands=COMMANDS, help="Manage delayed tasks and their queues without a Celery app.")
+    ],
+)
 @version_option
 @click.option(
     "--broker",
@@ -72,7 +66,7 @@ class _Standalone(Group):
 )
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str | None, queues: tuple[str, ...], **options: Any) -> None:
-    if broker is None and ctx.invoked_subcommand != WITHOUT_BROKER and not ctx.meta[_ASKS_FOR_HELP]:
+    if broker is None and ctx.invoked_subcommand != size.size.name and not ctx.meta[_ASKS_FOR_HELP]:
         raise click.UsageError(
             "Missing option '--broker' / '-b': name a broker with it or with the environment variable "
             "CELERY_BROKER_URL.",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import click
+import kombu
 
 from .. import operate
 from ..core.options import OPTIONS
 from ..core.text import escape
+from ..operate import Moved
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
 from .parameters import any_queue_option, cascade_options, given, management_option
 from .target import Target, connection_to, management_of, pass_target
@@ -48,16 +51,7 @@ def migrate(
     """
     changed = given({name.removeprefix("to_"): value for name, value in changes.items()})
     with origin.connected() as source:
-        current = source.transport.delay_options
-        options = replace(current, declare="auto", confirm=True, **changed)
-        has_same_name = options.cascade.root == current.cascade.root
-        if has_same_name and not to_broker:
-            raise click.UsageError("name the target with --to-prefix, --to-tick, --to-queue-type or --to-broker")
-        transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
-        if to_broker:
-            elsewhere = connection_to(to_broker, transport_options)
-        else:
-            elsewhere = operate.copy_of(source, transport_options=transport_options)
+        elsewhere = _connection_elsewhere(source, to_broker, changed)
         operate.require(source)
         known, management = origin.destinations(), management_of(management_url, source)
 
@@ -66,23 +60,11 @@ def migrate(
             return operate.status(source, known, snapshot).waiting
 
         with operate.connected(elsewhere) as target:
-            if has_same_name and operate.is_same(source, target):
+            if operate.is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
-            moved, refused = 0, Counter[str]()
             before = waiting()
             moving = operate.migrate(source, target, origin.allowed(any_queue), known, management)
-            with (
-                until_interrupted(moving) as (messages, is_interrupted),
-                click.progressbar(length=before, label="moving", file=sys.stderr) as bar,
-            ):
-                for message in messages:
-                    if message.refused is None:
-                        moved += 1
-                    else:
-                        refused[f"stays in {message.queue}: {message.refused}"] += 1
-                    bar.update(1)
-                if not is_interrupted():
-                    bar.update(max(0, before - bar.pos))
+            moved, refused, is_interrupted = _progress(moving, before)
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
@@ -95,8 +77,38 @@ def migrate(
         click.echo(
             "outboxes of other queues than those of the app were not looked at: --management-url shows them", err=True
         )
-    if is_interrupted():
+    if is_interrupted:
         click.echo("interrupted: run this again to move the others", err=True)
         raise SystemExit(EXIT_INTERRUPTED)
     if left:
         raise SystemExit(EXIT_PROBLEMS)
+
+
+def _connection_elsewhere(source: kombu.Connection, to_broker: str | None, changed: dict[str, Any]) -> kombu.Connection:
+    """Return a connection to the broker of `source`, or another one, with changed options."""
+    current = source.transport.delay_options
+    options = replace(current, declare="auto", confirm=True, **changed)
+    transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
+    if to_broker:
+        return connection_to(to_broker, transport_options)
+    if options.cascade.root == current.cascade.root:
+        raise click.UsageError("name the target with --to-prefix, --to-tick, --to-queue-type or --to-broker")
+    return operate.copy_of(source, transport_options=transport_options)
+
+
+def _progress(moving: Iterable[Moved], amount: int) -> tuple[int, Counter[str], bool]:
+    """Show how many messages of an amount were moved; return their number, why others stay, and about Ctrl-C."""
+    moved, refused = 0, Counter[str]()
+    with (
+        until_interrupted(moving) as (messages, is_interrupted),
+        click.progressbar(length=amount, label="moving", file=sys.stderr) as bar,
+    ):
+        for message in messages:
+            if message.refused is None:
+                moved += 1
+            else:
+                refused[f"stays in {message.queue}: {message.refused}"] += 1
+            bar.update(1)
+        if not is_interrupted():
+            bar.update(max(0, amount - bar.pos))
+    return moved, refused, is_interrupted()

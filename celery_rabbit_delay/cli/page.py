@@ -47,5 +47,5 @@ def page(
         from ..web.setting import Setting
     except ModuleNotFoundError as exc:
         raise UnsupportedConfiguration("the page needs more: pip install 'celery-rabbit-delay[web]'") from exc
-    setting = Setting(read_only=read_only, management=bool(management_url), secret=secret, is_mounted=True)
+    setting = Setting(read_only=read_only, secret=secret, is_mounted=True)
     return MountedPage(setting, broker, index)

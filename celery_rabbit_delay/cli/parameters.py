@@ -90,9 +90,7 @@ def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
 
 
 priorities_option = click.option(
-    "--priorities/--no-priorities",
-    default=None,
-    help="Include the levels for priorities above 4 (default: if they exist).",
+    "--priorities", is_flag=True, help="Include the levels for priorities above 4 (default: if they exist)."
 )
 management_option = click.option(
     "--management-url",

@@ -12,14 +12,14 @@ class _Delay(Group):
     """A group whose commands are imported when one of them is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from .groups import COMMANDS
+        from .groups import standalone
 
-        return sorted(COMMANDS)
+        return standalone.list_commands(ctx)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        from .groups import COMMANDS
+        from .groups import standalone
 
-        return COMMANDS.get(name)
+        return standalone.get_command(ctx, name)
 
 
 delay = version_option(_Delay("delay", help="Manage the queues of delayed tasks, and the tasks that wait in them."))

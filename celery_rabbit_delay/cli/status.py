@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -13,23 +14,19 @@ import kombu
 from .. import operate
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape
-from ..operate import HeldUp, Recorded, Status
-from .beat import as_data, as_lines, beat_of
+from ..operate import BeatStatus, HeldUp, Recorded, Status
 from .output import EXIT_PROBLEMS, format_duration
-from .parameters import management_option, priorities_option
+from .parameters import management_option
 from .target import Target, pass_target, snapshot_of
 
 
 @click.command(short_help="Show how many messages wait.")
-@priorities_option
 @management_option
 @click.option("--levels", is_flag=True, help="Also show the levels and outboxes that hold them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @pass_target
-def status(
-    target: Target, priorities: bool | None, management_url: str | None, levels: bool, as_json: bool, watch: bool
-) -> None:
+def status(target: Target, management_url: str | None, levels: bool, as_json: bool, watch: bool) -> None:
     """Show how many messages wait, what is due when, and how many could not be delivered.
 
     What is due when comes from the journal: each task and queue with the time of the first and the number, among the
@@ -45,15 +42,15 @@ def status(
     with target.connected() as connection:
         while True:
             snapshot = snapshot_of(management_url, connection)
-            found = operate.status(connection, target.destinations(), snapshot, priorities)
-            beat = beat_of(target, connection)
+            found = operate.status(connection, target.destinations(), snapshot)
+            beat = target.beat(connection)
             if watch and not as_json:
                 click.clear()
             if as_json:
-                click.echo(json.dumps({**_as_data(found), "beat": beat and as_data(beat)}))
+                click.echo(json.dumps(_as_data(found, beat), default=datetime.isoformat))
             else:
-                lines = [_as_text(found, _recorded(target, connection, found), levels)]
-                click.echo("\n".join([*lines, *(map(escape, as_lines(beat)) if beat else ())]))
+                lines = _as_lines(found, _recorded(target, connection, found), levels)
+                click.echo("\n".join(map(escape, [*lines, *(_beat_as_lines(beat) if beat else ())])))
             if not watch:
                 break
             time.sleep(2)
@@ -77,20 +74,21 @@ def held_up_data(held_up: HeldUp) -> dict[str, Any]:
     return data
 
 
-def _as_data(found: Status) -> dict[str, Any]:
+def _as_data(found: Status, beat: BeatStatus | None) -> dict[str, Any]:
     return {
         "waiting": found.waiting,
         "orphans": found.orphans,
         "blocked": [level.queue for level in found.blocked],
         "levels": [level._asdict() for level in found.levels],
         "outboxes": [outbox._asdict() for outbox in found.outboxes],
-        "streams": [stream._asdict() for stream in found.streams if stream.messages is not None],
+        "streams": [stream._asdict() for stream in found.streams],
         "destinations": found.destinations,
         "stuck": None if found.held_up is None else list(map(held_up_data, found.held_up)),
+        "beat": beat and {"process": beat.process, "entries": [one._asdict() for one in beat.entries]},
     }
 
 
-def _as_text(found: Status, recorded: Recorded | None, levels: bool) -> str:
+def _as_lines(found: Status, recorded: Recorded | None, levels: bool) -> list[str]:
     counts = [f"{found.waiting:,} wait"]
     if recorded:
         counts.append(f"{recorded.amount:,} recorded")
@@ -107,18 +105,17 @@ def _as_text(found: Status, recorded: Recorded | None, levels: bool) -> str:
         lines.append(f"{one.due:%Y-%m-%d %H:%M:%S}Z  {one.amount:>6,}  {one.queue}  {one.task or 'messages'}")
     lines += [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
-    missing = [level.queue for level in found.levels if level.ready is None]
-    if len(missing) == len(found.levels):
+    if len(found.missing) == len(found.levels):
         lines.append("there is no cascade of these options")
     else:
-        lines += [f"{queue} is missing; run `setup`" for queue in missing]
+        lines += [f"{level.queue} is missing; run `setup`" for level in found.missing]
     lines += [f"{level.queue} may be blocked; run `verify`" for level in found.blocked]
     if levels:
-        holding = [level for level in found.levels if level.ready or level.unsettled]
-        lines += _table("level", "queue", [(one.ttl, one.ready, one.unsettled, one.queue) for one in holding])
+        holding = [(one.ttl, one.ready, one.unsettled, one.queue) for one in found.levels if one.held]
+        lines += _table("level", "queue", holding)
         outboxes = [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes]
         lines += _table("outbox", "for", outboxes)
-    return "\n".join(map(escape, lines))
+    return lines
 
 
 def _table(what: str, where: str, rows: Sequence[tuple[int, int | None, int | None, str]]) -> Iterator[str]:
@@ -128,3 +125,14 @@ def _table(what: str, where: str, rows: Sequence[tuple[int, int | None, int | No
     for delay, ready, unsettled, name in sorted(rows, key=lambda row: (row[0], row[3])):
         settling = "" if unsettled is None else f"{unsettled:,}"
         yield f"{format_duration(delay):>10}  {ready or 0:>9,}  {settling:>9}  {name}"
+
+
+def _beat_as_lines(beat: BeatStatus) -> Iterator[str]:
+    """Yield the active process, and when it will send what."""
+    if beat.process is None:
+        yield "no beat is active: start one with `celery -A APP beat -S rabbit-delay`"
+        return
+    yield f"beat is active on {beat.process}"
+    for one in beat.entries:
+        due = f"{one.next:%Y-%m-%d %H:%M:%S}Z" if one.next else "unknown"
+        yield f"{due:>20}  {one.entry}  {one.task}"

@@ -22,7 +22,7 @@ from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
-from ..operate import PERMISSIONS, Allowed, Management, Snapshot
+from ..operate import PERMISSIONS, Allowed, BeatStatus, Management, Snapshot
 from .output import is_of_output
 
 P = ParamSpec("P")
@@ -59,6 +59,10 @@ class Target(ABC):
     def destinations(self) -> list[Destination]:
         """Return the destinations of messages for the app's queues."""
         return [destination for queue in self.queues() for destination in operate.destinations_of(queue)]
+
+    def beat(self, connection: kombu.Connection) -> BeatStatus | None:
+        """Return the state of the app's beat; None without an app, or if its beat has not run with RabbitMQ."""
+        return None
 
     def allowed(self, any_queue: bool) -> Allowed:
         """Return the destinations to which a command may send messages."""
@@ -111,6 +115,11 @@ class AppTarget(Target):
             with suppress(KeyError):  # no such queue, and the app creates none
                 self.app.amqp.queues[queue]  # adds it
         return list(self.app.amqp.queues.values())
+
+    def beat(self, connection: kombu.Connection) -> BeatStatus | None:
+        from ..beat import queue_of  # imports Celery's beat
+
+        return operate.beat_status(connection, queue_of(self.app))
 
 
 def pass_target(command: Callable[Concatenate[Target, P], R]) -> Callable[P, R]:

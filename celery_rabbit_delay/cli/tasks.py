@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -206,19 +206,16 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar after the first second."""
     began = time.monotonic()
     bar: Any = None
+    with ExitStack() as shown:
 
-    def progress(done: int, total: int) -> None:
-        nonlocal bar
-        if bar is None and time.monotonic() - began > 1:
-            bar = click.progressbar(length=total, label="reading", file=sys.stderr).__enter__()
-        if bar is not None:
-            bar.update(done - bar.pos)
+        def progress(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None and time.monotonic() - began > 1:
+                bar = shown.enter_context(click.progressbar(length=total, label="reading", file=sys.stderr))
+            if bar is not None:
+                bar.update(done - bar.pos)
 
-    try:
         yield progress
-    finally:
-        if bar is not None:
-            bar.__exit__(None, None, None)
 
 
 def _as_data(waiting: Scheduled) -> dict[str, Any]:
@@ -229,9 +226,5 @@ def _as_data(waiting: Scheduled) -> dict[str, Any]:
 
 def format_scheduled(waiting: Scheduled) -> str:
     """Return a line about a waiting message."""
-    what = f"{waiting.task}{_arguments(waiting)}" if waiting.task else "message"
+    what = f"{waiting.task} {waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else "message"
     return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}")
-
-
-def _arguments(waiting: Scheduled) -> str:
-    return f" {waiting.args or '()'} {waiting.kwargs or '{}'}"

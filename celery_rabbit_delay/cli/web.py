@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .beat import beat_of
 from .parameters import any_queue_option, management_option
 from .target import Target, handle_errors, pass_target, snapshot_of
 
@@ -65,7 +64,7 @@ def web(
         from ..web.serve import serve
         from ..web.setting import Setting
 
-        setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only, bool(management_url))
+        setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only)
         serve(setting, broker_of(target, management_url, any_queue), index, click.echo)
 
 
@@ -78,7 +77,7 @@ def metrics(target: Target, index: Path | None, management_url: str | None) -> N
     with handle_errors(), _extra():
         from ..web.serve import metrics
 
-        click.echo(metrics(broker_of(target, management_url), index, bool(management_url)), nl=False)
+        click.echo(metrics(broker_of(target, management_url), index), nl=False)
 
 
 def broker_of(target: Target, management_url: str | None, any_queue: bool = False) -> Broker:
@@ -94,8 +93,8 @@ def broker_of(target: Target, management_url: str | None, any_queue: bool = Fals
         target.queues(),
         target.destinations(),
         lambda connection: snapshot_of(management_url, connection),
-        any_queue,
-        lambda connection: beat_of(target, connection),
+        target.allowed(any_queue),
+        target.beat,
     )
 
 

@@ -1,8 +1,10 @@
 """The operators' actions on a cascade, as functions that return data and print nothing. Knows no Celery.
 
 Every function takes a `kombu.Connection` with our transport, whose options select the cascade. The command line and the
-page reach the broker through these names alone.
+page reach the broker through the names that are imported here, and through no others.
 """
+
+# ruff: noqa: F401  they are used by others
 
 from ..amqp.connecting import connected, copy_of
 from ..amqp.connection import advice_on_release
@@ -20,64 +22,9 @@ from .cascades import cascades, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
 from .management import Management, Snapshot
-from .migrate import is_same, migrate
+from .migrate import Moved, is_same, migrate
 from .orphans import Orphan, orphans, purge, remove, replay
 from .pruning import prune
 from .setup import setup, teardown
 from .status import Recorded, Status, recorded, status
 from .verify import Finding, can_try_out, compare, try_out
-
-__all__ = [
-    "PERMISSIONS",
-    "Allowed",
-    "BeatStatus",
-    "Finding",
-    "Follower",
-    "HeldUp",
-    "Management",
-    "Orphan",
-    "PeriodicTask",
-    "Place",
-    "QueueNames",
-    "Record",
-    "Recorded",
-    "Scheduled",
-    "Snapshot",
-    "Status",
-    "StreamMessage",
-    "StreamReader",
-    "StreamReplaced",
-    "advice_on_release",
-    "beat_status",
-    "can_try_out",
-    "cancel",
-    "cascades",
-    "compare",
-    "connected",
-    "copy_of",
-    "delay_url",
-    "describe",
-    "destinations_of",
-    "export",
-    "held_up",
-    "is_same",
-    "message_at",
-    "migrate",
-    "moving",
-    "orphans",
-    "outbox_names",
-    "prune",
-    "purge",
-    "recorded",
-    "remove",
-    "replay",
-    "require",
-    "reschedule",
-    "reschedule_all",
-    "scheduled",
-    "setup",
-    "status",
-    "teardown",
-    "to_message",
-    "try_out",
-]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -45,10 +46,8 @@ def beat_status(connection: kombu.Connection, queue: str, patience: float = 5) -
         channel.basic_publish(question, exchange="", routing_key=queue)
         deadline = time.monotonic() + patience
         while not answers and (left := deadline - time.monotonic()) > 0:
-            try:
+            with suppress(TimeoutError):
                 connection.drain_events(timeout=left)
-            except TimeoutError:
-                break
     if not answers:
         return BeatStatus(None, [])
     entries = [

@@ -22,15 +22,13 @@ from .management import Management, Snapshot
 _ANY = Destination("", ("any",))
 
 
-def cascades(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
-    """Return the cascade for normal messages, and with `priorities` also that for priorities above 4.
+def cascades(connection: kombu.Connection, priorities: bool = False) -> list[Cascade]:
+    """Return the cascade for normal messages, and with `priorities`, or if it exists, that for priorities above 4.
 
-    With None, the latter is included if it exists. Their levels are those of the options.
+    Their levels are those of the options.
     """
     options: Options = connection.transport.delay_options
-    if priorities is None:
-        priorities = _exists(connection, options.high_cascade)
-    return options.cascades(priorities)
+    return options.cascades(priorities or _exists(connection, options.high_cascade))
 
 
 def require(connection: kombu.Connection) -> None:
@@ -43,9 +41,9 @@ def require(connection: kombu.Connection) -> None:
             )
 
 
-def existing(connection: kombu.Connection, priorities: bool | None = None) -> list[Cascade]:
+def existing(connection: kombu.Connection) -> list[Cascade]:
     """Return the same as `cascades`, with the longer levels that processes with a larger `max_delay` have declared."""
-    return [with_longer_levels(connection, cascade) for cascade in cascades(connection, priorities)]
+    return [with_longer_levels(connection, cascade) for cascade in cascades(connection)]
 
 
 def with_longer_levels(connection: kombu.Connection, cascade: Cascade) -> Cascade:

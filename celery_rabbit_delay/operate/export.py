@@ -23,17 +23,7 @@ def definitions(topology: Topology, vhost: str) -> str:
             for e in topology.exchanges.values()
         ],
         "queues": [{"name": q.name, "arguments": dict(q.arguments), **common} for q in topology.queues.values()],
-        "bindings": [
-            {
-                "vhost": vhost,
-                "source": b.source,
-                "destination": b.destination,
-                "destination_type": b.destination_type,
-                "routing_key": b.routing_key,
-                "arguments": {},
-            }
-            for b in topology.bindings
-        ],
+        "bindings": [{**b._asdict(), "vhost": vhost, "arguments": {}} for b in topology.bindings],
     }
     return json.dumps(tables, indent=1)
 
@@ -44,13 +34,15 @@ def terraform(topology: Topology, vhost: str) -> str:
     https://developer.hashicorp.com/terraform/language/syntax/json
     """
     resources: dict[str, dict[str, Any]] = {"rabbitmq_exchange": {}, "rabbitmq_queue": {}, "rabbitmq_binding": {}}
-    common = {"durable": True, "auto_delete": False}
+    common: dict[str, Any] = {"durable": True, "auto_delete": False}
     for exchange in topology.exchanges.values():
-        arguments = {"arguments": dict(exchange.arguments)} if exchange.arguments else {}
+        settings = {"type": exchange.type, **common}
+        if exchange.arguments:
+            settings["arguments"] = {name: _literal(value) for name, value in exchange.arguments.items()}
         resources["rabbitmq_exchange"][_identifier(exchange.name)] = {
             "name": _literal(exchange.name),
             "vhost": _literal(vhost),
-            "settings": {"type": exchange.type, **common, **_literals(arguments)},
+            "settings": settings,
         }
     for queue in topology.queues.values():
         resources["rabbitmq_queue"][_identifier(queue.name)] = {
@@ -70,7 +62,7 @@ def terraform(topology: Topology, vhost: str) -> str:
             "routing_key": _literal(binding.routing_key),
         }
     provider = {"required_providers": {"rabbitmq": {"source": "cyrilgdn/rabbitmq"}}}
-    return json.dumps({"terraform": provider, "resource": resources}, indent=1) + "\n"
+    return json.dumps({"terraform": provider, "resource": resources}, indent=1)
 
 
 def _reference(kind: str, name: str, known: Mapping[str, Any]) -> str:
@@ -80,12 +72,6 @@ def _reference(kind: str, name: str, known: Mapping[str, Any]) -> str:
 def _literal(text: str) -> str:
     """Escape the beginnings of Terraform's templates."""
     return text.replace("${", "$${").replace("%{", "%%{")
-
-
-def _literals(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _literals(item) for key, item in value.items()}
-    return _literal(value) if isinstance(value, str) else value
 
 
 def _identifier(name: str) -> str:

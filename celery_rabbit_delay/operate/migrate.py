@@ -68,8 +68,11 @@ def migrate(
 
 
 def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
-    """Return whether two connections use the same virtual host: then each sees the other's exclusive queue."""
-    name = f"{target.transport.delay_options.cascade.root}.migrate.{uuid.uuid4()}"
+    """Return whether two connections are for the same cascade: then each also sees the other's exclusive queue."""
+    root = target.transport.delay_options.cascade.root
+    if source.transport.delay_options.cascade.root != root:
+        return False
+    name = f"{root}.migrate.{uuid.uuid4()}"
     target.default_channel.queue_declare(name, exclusive=True)
     try:
         return declare.queue_exists(source.default_channel, name)

@@ -79,10 +79,10 @@ def _empty(rows: Rows) -> set[str]:
     return {name for name, row in rows.items() if row.get("messages") == 0}
 
 
-def _outboxes(cascade: Cascade, rows: Rows) -> list[Outbox]:
-    """Return the empty outboxes whose names say their destination."""
+def _outboxes(cascade: Cascade, rows: Rows) -> list[tuple[Outbox, Destination]]:
+    """Return the empty outboxes whose names say their destination, with it."""
     found = filter(None, (outbox_named(cascade, name) for name in _empty(rows)))
-    return [outbox for outbox in found if outbox.destination]
+    return [(outbox, outbox.destination) for outbox in found if outbox.destination]
 
 
 def _leading_nowhere(cascade: Cascade, snapshot: Snapshot, exchanges: Rows) -> set[str]:
@@ -97,8 +97,7 @@ def _leading_nowhere(cascade: Cascade, snapshot: Snapshot, exchanges: Rows) -> s
             return True
         return key is not None and _needs_this_key(exchanges[exchange]) and (exchange, key) not in bound
 
-    outboxes = _outboxes(cascade, snapshot.queues)
-    return {outbox.queue for outbox in outboxes if outbox.destination and is_gone(outbox.destination)}
+    return {outbox.queue for outbox, destination in _outboxes(cascade, snapshot.queues) if is_gone(destination)}
 
 
 def _needs_this_key(exchange: Mapping[str, Any]) -> bool:
@@ -118,14 +117,14 @@ def _idle(cascade: Cascade, management: Management) -> set[str]:
     rows = management.histories()
     return {
         outbox.queue
-        for outbox in _outboxes(cascade, rows)
-        if outbox.delay and _was_empty(rows[outbox.queue]) and (outbox.delay >= SEEN or _leads_to_idle(outbox, rows))
+        for outbox, destination in _outboxes(cascade, rows)
+        if outbox.delay and _was_empty(rows[outbox.queue]) and (outbox.delay >= SEEN or _got_nothing(destination, rows))
     }
 
 
-def _leads_to_idle(outbox: Outbox, rows: Rows) -> bool:
-    """Return whether an outbox leads to queues that have got nothing."""
-    queues = outbox.destination.queues if outbox.destination else ()
+def _got_nothing(destination: Destination, rows: Rows) -> bool:
+    """Return whether a destination is queues that have got nothing."""
+    queues = destination.queues
     return bool(queues) and all(name in rows and _was_empty(rows[name]) for name in queues)
 
 

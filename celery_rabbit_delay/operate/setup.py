@@ -114,7 +114,7 @@ def _drop_cancelled(
     cascade = connection.transport.delay_options.cascade
     told = [streams.changes(cascade).name, streams.keys(cascade).name]
     before = status(connection, destinations)
-    is_told = any(stream.messages is not None for stream in before.streams if stream.queue in told)
+    is_told = any(stream.queue in told for stream in before.streams)
     if not is_told or not 0 < before.waiting <= _AT_MOST:
         return 0
     learn(connection)

@@ -31,6 +31,11 @@ class LevelStatus(NamedTuple):
     ready: int | None  # None: the queue is missing
     unsettled: int | None
 
+    @property
+    def held(self) -> int:
+        """The number of messages that have not left it, as far as known."""
+        return (self.ready or 0) + (self.unsettled or 0)
+
 
 class OutboxStatus(NamedTuple):
     """An outbox with a delay. `ready` messages wait; `unsettled` ones are due (None: unknown)."""
@@ -46,7 +51,7 @@ class StreamStatus(NamedTuple):
     """A stream beside the cascade. RabbitMQ deletes its messages by age, not on delivery."""
 
     queue: str
-    messages: int | None  # None: there is none
+    messages: int
 
 
 class Status(NamedTuple):
@@ -57,15 +62,14 @@ class Status(NamedTuple):
     orphans: int | None  # None: the queue is missing
     destinations: list[str] | None  # of the cascade; None: unknown
     held_up: list[HeldUp] | None  # None: unknown
-    streams: list[StreamStatus]
+    streams: list[StreamStatus]  # those that exist
     #: The number of orphans some seconds ago, including those that somebody was looking at; 0 if unknown.
     all_orphans: int = 0
 
     @property
     def waiting(self) -> int:
         """The number of messages that are not due yet, as far as known."""
-        in_levels = sum((level.ready or 0) + (level.unsettled or 0) for level in self.levels)
-        return in_levels + sum(outbox.ready for outbox in self.outboxes)
+        return sum(level.held for level in self.levels) + sum(outbox.ready for outbox in self.outboxes)
 
     @property
     def stuck(self) -> int:
@@ -76,7 +80,12 @@ class Status(NamedTuple):
     def has_problems(self) -> bool:
         """Whether something is missing, or takes what is due from nobody as far as it is known."""
         held_up = any(one.is_stuck for one in self.held_up or ())
-        return bool(self.blocked or self.orphans or held_up) or any(level.ready is None for level in self.levels)
+        return bool(self.blocked or self.orphans or held_up or self.missing)
+
+    @property
+    def missing(self) -> list[LevelStatus]:
+        """Levels that do not exist."""
+        return [level for level in self.levels if level.ready is None]
 
     @property
     def blocked(self) -> list[LevelStatus]:
@@ -88,16 +97,13 @@ class Status(NamedTuple):
 
 
 def status(
-    connection: kombu.Connection,
-    destinations: Iterable[Destination] = (),
-    snapshot: Snapshot | None = None,
-    priorities: bool | None = None,
+    connection: kombu.Connection, destinations: Iterable[Destination] = (), snapshot: Snapshot | None = None
 ) -> Status:
     """Return the message counts. Messages between two queues are visible only in a snapshot of the management API.
 
     Without it, outboxes with a delay count only if they are of `destinations` and have a delay of the option.
     """
-    wanted = existing(connection, priorities)
+    wanted = existing(connection)
     channel = connection.default_channel
 
     def unsettled_in(queue: str) -> int | None:
@@ -119,8 +125,9 @@ def status(
                 )
     orphans = declare.message_count(channel, wanted[0].orphans)
     beside = [
-        StreamStatus(stream.name, declare.message_count(channel, stream.name))
+        StreamStatus(stream.name, messages)
         for stream in streams.all_streams(wanted[0])
+        if (messages := declare.message_count(channel, stream.name)) is not None
     ]
     if snapshot is None:
         return Status(levels, outboxes, orphans, None, None, beside)

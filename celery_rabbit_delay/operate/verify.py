@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
@@ -50,7 +51,7 @@ def compare(
     connection: kombu.Connection,
     destinations: Iterable[Destination],
     snapshot: Snapshot | None = None,
-    priorities: bool | None = None,
+    priorities: bool = False,
     on_demand: bool = True,
     with_outboxes: bool = False,
 ) -> list[Finding]:
@@ -209,7 +210,7 @@ def can_try_out(findings: Iterable[Finding]) -> bool:
     return all(finding.kind == "binding" for finding in findings if finding.state != "present")
 
 
-def try_out(connection: kombu.Connection, priorities: bool | None = None) -> Iterator[str]:
+def try_out(connection: kombu.Connection, priorities: bool = False) -> Iterator[str]:
     """Send test messages through the short levels and read the streams; yield problems. Raises as `probe`."""
     options: Options = connection.transport.delay_options
     for cascade in cascades(connection, priorities):
@@ -234,16 +235,13 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     routes: list[tuple[Level, ...]] = [(level,) for level in levels]
     routes += [(second, first) for first, second in combinations(levels, 2)]
     arrived: dict[int, float] = {}
-
-    def on_message(message: Message) -> None:
-        arrived[int(message.body)] = time.monotonic()
-
-    channel.basic_consume(queue, no_ack=True, callback=on_message)
+    channel.basic_consume(
+        queue, no_ack=True, callback=lambda message: arrived.setdefault(int(message.body), time.monotonic())
+    )
     sent: dict[int, float] = {}
     for number, route in enumerate(routes):
         exchange, (key, *addresses) = cascade.entry(Route(route, 0), destination)
-        headers = addressed({"CC": []}, addresses)
-        message = Message(str(number), application_headers=headers)
+        message = Message(str(number), application_headers=addressed({"CC": []}, addresses))
         sent[number] = time.monotonic()
         with declare.translate_errors(cascade):
             returned = confirmed.publish(message, exchange, key, confirm_timeout=timeout)
@@ -252,10 +250,8 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
             del sent[number]
     deadline = time.monotonic() + 2 * seconds + patience
     while arrived.keys() < sent.keys() and time.monotonic() < deadline:
-        try:
+        with suppress(TimeoutError):
             connection.drain_events(timeout=0.5)
-        except TimeoutError:
-            continue
     for number, at in sent.items():
         due = at + sum(level.ttl for level in routes[number]) / 1000
         if number not in arrived:

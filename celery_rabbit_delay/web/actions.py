@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flask import Flask, abort, flash, redirect, request, url_for
 
@@ -13,38 +13,48 @@ from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core.errors import DelayError
 from . import forms, plot, search
-from .acts import Act, Acts
 from .database import reading
-from .operations import FAILURES, Done, Operations
+from .operations import Done, Operations, or_reason
 from .overview import Overview
-from .printing import printable, reason
+from .printing import printable
+
+#: The number of acts that the page remembers.
+KEPT = 100
 
 
-def add_actions(site: Flask, operations: Operations, overview: Overview, acts: Acts, path: Path) -> None:
+class Act(NamedTuple):
+    """A change that was asked for on the page."""
+
+    at: int  # milliseconds since 1970
+    who: str
+    what: str
+
+
+def add_actions(site: Flask, operations: Operations, overview: Overview, acts: deque[Act]) -> None:
     """Add the targets of the forms."""
 
     def selected() -> list[int]:
         wanted = forms.matching()
         if wanted is None:
             return forms.numbers()
-        with reading(path) as db:
+        with reading(operations.indexer.path) as db:
             numbers = search.numbers(db, wanted, utc_ms())
         if len(numbers) > search.MOST:
             abort(400, f"More than {search.MOST:,} match: choose a filter that fewer match.")
         return numbers
 
     def answer(act: Callable[[], Done], what: str) -> Any:
-        try:
-            done = act()
+        done = or_reason(act)
+        if isinstance(done, str):
+            flash(printable(done, 500), "bad")
+        else:
             ids = f": {', '.join(done.ids[:3])}{', …' if len(done.ids) > 3 else ''}" if done.ids else ""
-            acts.add(Act(utc_ms(), _who(), printable(f"{done.amount:,} {what}{ids}", 500)))
+            acts.appendleft(Act(utc_ms(), _who(), printable(f"{done.amount:,} {what}{ids}", 500)))
             flash(f"{done.amount:,} {what}", "good" if done.amount else "bad")
             for refused in done.refused[:5]:
                 flash(printable(refused, 300), "bad")
             if len(done.refused) > 5:
                 flash(f"and {len(done.refused) - 5:,} more were refused", "bad")
-        except FAILURES as exc:
-            flash(printable(reason(exc), 500), "bad")
         overview.forget()
         return redirect(forms.back(), 303)
 
@@ -81,10 +91,8 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: A
 
     @site.post("/health/verify")
     def verify() -> Any:
-        try:
-            site.extensions["verified"][:] = [operations.verify()]
-        except FAILURES as exc:
-            flash(printable(reason(exc), 500), "bad")
+        if why := or_reason(operations.verify):
+            flash(printable(why, 500), "bad")
         overview.forget()
         return redirect(url_for("health"), 303)
 

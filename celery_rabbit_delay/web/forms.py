@@ -11,17 +11,14 @@ from zoneinfo import ZoneInfo
 from flask import abort, g, request, url_for
 
 from ..core import headers as headers_
-from ..core import streams
 from ..core.due import due_at
 from ..core.errors import InvalidDelay
 from .database import CANCELLED, WAITING
+from .index import NUMBERS
 from .search import Filter
 
 #: The maximum number of messages in one form, and of its bytes.
 SELECTED, FORM = 1000, 200_000
-
-#: The limit of the messages' numbers.
-MOST = 1 << streams.NUMBER_BITS
 
 #: The delays that the form for moving offers: text and seconds.
 DELAYS = {"in 1 minute": 60, "in 10 minutes": 600, "in 1 hour": 3600, "in 1 day": 86_400, "in 1 week": 604_800}
@@ -41,7 +38,7 @@ def zone() -> tzinfo:
 
 def numbers() -> list[int]:
     """Return the numbers of the selected messages."""
-    chosen = [number for number in request.form.getlist("number", type=int) if 0 <= number < MOST]
+    chosen = [number for number in request.form.getlist("number", type=int) if 0 <= number < NUMBERS]
     if not chosen:
         abort(400, "Nothing was selected: go back, and select a task.")
     return chosen[:SELECTED]

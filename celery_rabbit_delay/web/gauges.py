@@ -27,7 +27,6 @@ class Measured(NamedTuple):
     counted: Counts  # since the start
     orphaned: int  # since the start, as far as it was seen
     status: Status | None  # None: the broker does not answer
-    management: bool  # whether the management API was asked
     beat: BeatStatus | None  # None: there is none, or it is unknown
 
 
@@ -42,7 +41,7 @@ class _Collector(Collector):
         yield from _of_the_index(self._measured)
         yield _gauge("broker_up", "Whether the broker answered.", int(self._measured.status is not None))
         if self._measured.status is not None:
-            yield from _of_the_broker(self._measured.status, self._measured.management)
+            yield from _of_the_broker(self._measured.status)
         if self._measured.beat is not None:
             yield from _of_the_beat(self._measured.beat)
 
@@ -72,13 +71,13 @@ def _of_the_index(measured: Measured) -> Iterator[Gauge | Counter]:
     yield _gauge("index_behind_messages", "Messages of streams that the index has not read yet.", behind.left)
 
 
-def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
+def _of_the_broker(status: Status) -> Iterator[Gauge]:
     levels = Gauge(
         _named("level_messages"), "Waiting messages in a level, if there are any.", labels=["level", "ttl_seconds"]
     )
     for level in status.levels:
-        if held := (level.ready or 0) + (level.unsettled or 0):
-            levels.add_metric([level.queue, _seconds(level.ttl)], held)
+        if level.held:
+            levels.add_metric([level.queue, _seconds(level.ttl)], level.held)
     yield levels
     outboxes = Gauge(
         _named("outbox_messages"),
@@ -88,10 +87,9 @@ def _of_the_broker(status: Status, management: bool) -> Iterator[Gauge]:
     for outbox in status.outboxes:
         outboxes.add_metric([outbox.queue, outbox.destination, _seconds(outbox.delay)], outbox.ready)
     yield outboxes
-    missing = sum(level.ready is None for level in status.levels)
-    yield _gauge("missing_levels", "Levels that do not exist.", missing)
+    yield _gauge("missing_levels", "Levels that do not exist.", len(status.missing))
     yield _gauge("orphans", "Messages that could not be delivered when they were due.", status.orphans or 0)
-    if management:  # AMQP does not show this
+    if status.held_up is not None:  # AMQP does not show this
         yield _gauge("blocked_levels", "Levels that cannot forward their due messages.", len(status.blocked))
         yield _gauge("stuck", "Due messages that their destinations have not accepted.", status.stuck)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import secrets
 from typing import Any
 
@@ -23,15 +21,15 @@ def add_guard(site: Flask, setting: Setting) -> None:
         host = request.headers.get("Host", "")
         if not (setting.is_mounted or safety.is_known(host, setting.host, setting.names)):
             abort(421, "This page does not answer to this host name: allow it with --allow-host.")
-        if request.endpoint in ("static", "login", "enter"):
-            pass
-        elif request.endpoint == "metrics" and _basic() is not None:
-            if not setting.password or not passwords.accept(request.remote_addr or "", _basic() or ""):
-                abort(401, "The password is wrong.")
-        elif setting.password and not session.get("entered"):
-            if request.method == "GET" and request.endpoint != "metrics":
+        is_open = not setting.password or request.endpoint in ("static", "login", "enter")
+        if not is_open and not session.get("entered"):
+            given = _basic() if request.endpoint == "metrics" else None
+            if given is None and request.method == "GET" and request.endpoint != "metrics":
                 return redirect(url_for("login"), 303)  # type: ignore[return-value]
-            abort(401, "Log in first, or send the password.")
+            if given is None:
+                abort(401, "Log in first, or send the password.")
+            if not passwords.accept(request.remote_addr or "", given):
+                abort(401, "The password is wrong.")
         if request.method == "POST":
             _check_post(setting)
         return None
@@ -89,11 +87,9 @@ def token() -> str:
 
 
 def _basic() -> str | None:
-    """Return the password of an Authorization header with any user name; None without a header."""
-    kind, _, credentials = request.headers.get("Authorization", "").partition(" ")
-    if kind.lower() != "basic":
-        return None
+    """Return the password of an Authorization header with any user name; None without one that can be read."""
     try:
-        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
-    except (binascii.Error, ValueError):
-        return ""
+        given = request.authorization
+    except ValueError:  # it is not ASCII
+        return None
+    return given.password if given and given.type == "basic" else None

@@ -10,7 +10,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _LATEST = 253_402_300_799_999
 
 #: The limit of the messages' numbers.
-_NUMBERS = 1 << streams.NUMBER_BITS
+NUMBERS = 1 << streams.NUMBER_BITS
 
 #: The maximum number of past rows to remove at a time.
 _PRUNED = 5000
@@ -59,7 +59,7 @@ class Index:
         """`about` names the cascade and its broker. Raises `IndexUnusable`."""
         self.path = path
         self._about = about
-        self._names: dict[str, int] = {}
+        self._names: dict[str, int] = {}  # the numbers of those in the messages that are being stored
         with ExitStack() as failing:
             self._lock = failing.enter_context(lock(path))
             try:
@@ -114,7 +114,6 @@ class Index:
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             create(self.path)
             self._open()
-        self._names.clear()
 
     def places(self) -> dict[str, Place]:
         """Return the last message that was read of each stream, by the stream's name."""
@@ -128,7 +127,6 @@ class Index:
             db.execute("INSERT INTO search (search) VALUES ('delete-all')")
             for table in ("message", "name", "place", "cancelled", "stamp", "void", "last", "replaced"):
                 db.execute(f"DELETE FROM {table}")
-        self._names.clear()
         self._db.executescript(TABLES)
 
     def apply(self, entries: Iterable[tuple[str, StreamMessage]], queues: QueueNames, now: int) -> Counts:
@@ -137,7 +135,8 @@ class Index:
         places: dict[str, Place] = {}
         cancelled: list[str] = []
         rows: list[tuple[Any, ...]] = []
-        with self._forgetting_names(), self._db as db:
+        self._names.clear()
+        with self._db as db:
             for stream, entry in entries:
                 places[stream] = Place.of(entry)
                 with suppress(Unreadable):
@@ -162,15 +161,6 @@ class Index:
             )
         return Counts(len(rows), len(cancelled), sum(1 for _ in changes.void))
 
-    @contextmanager
-    def _forgetting_names(self) -> Iterator[None]:
-        """Forget the numbers of names after an error, with which the database forgets new ones."""
-        try:
-            yield
-        except BaseException:
-            self._names.clear()
-            raise
-
     def prune(self, now: int) -> int:
         """Remove some messages that are due before `now`, in milliseconds since 1970; return their number."""
         removed = 0
@@ -187,7 +177,7 @@ class Index:
 
     def _rows(self, stream: str, entry: StreamMessage, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
         for record in journal.unpack_records(entry.body):
-            if now < record.due <= _LATEST and record.number < _NUMBERS:
+            if now < record.due <= _LATEST and record.number < NUMBERS:
                 with suppress(Unreadable):
                     yield self._row(record, queues, stream, entry.offset)
 
@@ -223,15 +213,13 @@ class Index:
             shown = clean(text)[:255]
             self._db.execute("INSERT OR IGNORE INTO name (text) VALUES (?)", [shown])
             number = int(self._db.execute("SELECT id FROM name WHERE text = ?", [shown]).fetchone()[0])
-            if len(self._names) > 10_000:
-                self._names.clear()
             self._names[text] = number
         return number
 
     def _change(self, changes: Changes, cancelled: list[str]) -> None:
         """Apply changes to the messages in the index, and store them for later messages."""
         db = self._db
-        void = [(number,) for number in changes.void if number < _NUMBERS]
+        void = [(number,) for number in changes.void if number < NUMBERS]
         db.executemany("INSERT OR IGNORE INTO void VALUES (?)", void)
         db.executemany("DELETE FROM message WHERE number = ?", void)
         ids = [(clean(id_),) for id_ in cancelled]
@@ -252,8 +240,8 @@ class Index:
     def _replace(self, keys: Keys, now: int) -> None:
         """Mark messages as replaced by the last one of their key. A message whose key was never stored still waits."""
         db = self._db
-        last = [(clean(key), number) for key, number in keys.last.items() if number < _NUMBERS]
-        replaced = {number for number in keys.replaced if number < _NUMBERS}
+        last = [(clean(key), number) for key, number in keys.last.items() if number < NUMBERS]
+        replaced = {number for number in keys.replaced if number < NUMBERS}
         for key, number in last:
             before = db.execute("SELECT number FROM last WHERE key = ? AND number != ?", [key, number]).fetchone()
             replaced.update(before or ())

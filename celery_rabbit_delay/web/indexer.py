@@ -57,6 +57,7 @@ class Indexer:
     """Keeps an index up to date until it is stopped."""
 
     def __init__(self, index: Index, connect: Callable[[], kombu.Connection], queues: QueueNames) -> None:
+        self.path = index.path
         self._index = index
         self._connect = connect
         self._queues = queues
@@ -65,7 +66,7 @@ class Indexer:
         self._reached: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._first: dict[str, int] = {}
-        self._counts = Counts()
+        self.counts = Counts()  # of the messages that came since the index was up to date for the first time
         self._seen = threading.Condition()
         self._complete = time.monotonic()
         self._error: str | None = None
@@ -89,15 +90,9 @@ class Indexer:
         ends = dict(self._ends)
         left = sum(max(0, end - self._reached.get(name, -1)) for name, end in ends.items())
         total = sum(end - self._first.get(name, 0) + 1 for name, end in ends.items())
-        behind = 0.0 if self._is_complete(left) else time.monotonic() - self._complete
+        is_complete = self._error is None and not left and not self._pending and self.is_ready.is_set()
+        behind = 0.0 if is_complete else time.monotonic() - self._complete
         return Progress(behind, left, max(total, left), self._error, self.is_ready.is_set())
-
-    def counted(self) -> Counts:
-        """Return how many messages came since the index was up to date for the first time."""
-        return self._counts
-
-    def _is_complete(self, left: int) -> bool:
-        return self._error is None and not left and not self._pending and self.is_ready.is_set()
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
         """Wait until the index has all messages that the streams have now. Raises `StreamUnavailable`."""
@@ -125,7 +120,6 @@ class Indexer:
         self._index.renew(damage)
         self._renewed = time.monotonic()
         self._damage = None
-        self._pending.clear()
         self.is_ready.clear()
 
     def _run(self) -> None:
@@ -146,13 +140,12 @@ class Indexer:
     def _index_streams(self, connection: kombu.Connection) -> None:
         self._failed += 1
         try:
-            with noticing_damage(self._index.path):
+            with noticing_damage(self.path):
                 try:
                     with Follower(connection) as follower:
                         self._follow(follower, connection)
                 except StreamReplaced as exc:
                     logger.warning("The index is built again: %s", exc)
-                    self._pending.clear()
                     self._index.clear()
         except IndexDamaged as exc:
             self._renew(exc)
@@ -210,7 +203,7 @@ class Indexer:
         pending, self._pending, self._bytes = self._pending, [], 0
         found = self._index.apply(pending, self._queues, utc_ms())
         if self.is_ready.is_set():  # what came before the start is no event
-            self._counts = Counts(*map(sum, zip(self._counts, found, strict=True)))
+            self.counts = Counts(*map(sum, zip(self.counts, found, strict=True)))
         with self._seen:
             for name, message in pending:
                 self._reached[name] = message.offset

@@ -42,8 +42,8 @@ class MountedPage:
     def _started(self) -> WSGIApplication:
         broker, process = self._broker(), os.getpid()
         with ExitStack() as stack:
-            path, indexer = stack.enter_context(indexing(broker, self._index))
-            site = create(self._setting, broker, path, indexer)
+            indexer = stack.enter_context(indexing(broker, self._index))
+            site = create(self._setting, broker, indexer)
             indexer.start()
             stack.callback(indexer.stop)
             ending = stack.pop_all()

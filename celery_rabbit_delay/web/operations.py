@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import kombu
 from amqp.exceptions import AMQPError
@@ -23,13 +22,13 @@ from ..operate import Allowed, BeatStatus, Finding, Orphan, Record, Snapshot, St
 from . import search
 from .database import WAITING, reading
 from .indexer import Indexer
+from .printing import reason
 from .search import Row
+
+T = TypeVar("T")
 
 #: The maximum number of orphans to show, send or remove at a time.
 ORPHANS = 500
-
-#: Errors of the broker, which the page shows.
-FAILURES = (DelayError, AMQPError, OperationalError, OSError)
 
 
 class Broker(NamedTuple):
@@ -40,7 +39,7 @@ class Broker(NamedTuple):
     queues: Sequence[kombu.Queue]
     destinations: Sequence[Destination]
     snapshot: Callable[[kombu.Connection], Snapshot | None]
-    any_queue: bool = False
+    allowed: Allowed = Allowed(())  # destinations of orphans and of tasks that are moved
     beat: Callable[[kombu.Connection], BeatStatus | None] = lambda connection: None  # None: no beat of this package
 
 
@@ -64,10 +63,10 @@ class Verified(NamedTuple):
 class Operations:
     """Runs the page's actions, one change at a time. Reads do not wait for changes."""
 
-    def __init__(self, broker: Broker, indexer: Indexer, path: Path) -> None:
+    def __init__(self, broker: Broker, indexer: Indexer) -> None:
         self.broker = broker
-        self._indexer = indexer
-        self._path = path
+        self.indexer = indexer
+        self.verified: Verified | None = None  # the last time
         self._turn = threading.Lock()
         # Orphans that one connection reads are invisible to others meanwhile.
         self._turn_at_orphans = threading.Lock()
@@ -85,13 +84,13 @@ class Operations:
     def cancel(self, numbers: Iterable[int]) -> Done:
         """Cancel waiting messages by the numbers of their records."""
         with self._acting() as connection:
-            self._indexer.catch_up(connection)
+            self.indexer.catch_up(connection)
             found, refused = self._waiting(numbers)
             ids = dict.fromkeys(row.id for row in found if row.id)
             without_id = [(row.number, row.due) for row in found if not row.id]
             if found:
                 operate.cancel(connection, ids, without_id)
-                self._indexer.catch_up(connection)
+                self.indexer.catch_up(connection)
         return Done(len(ids) + len(without_id), refused, list(ids))
 
     def move(self, numbers: Iterable[int], due: datetime) -> Done:
@@ -99,23 +98,23 @@ class Operations:
         moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
-            with operate.moving(connection, self._allowed) as move:
+            with operate.moving(connection, self.broker.allowed) as move:
                 # A message that somebody else has just moved must not be moved again: it would be delivered twice.
-                self._indexer.catch_up(connection)
+                self.indexer.catch_up(connection)
                 found, refused = self._waiting(numbers)
                 for row in found:
                     if row.number in covered:
                         continue
                     try:
-                        with reading(self._path) as db:
+                        with reading(self.indexer.path) as db:
                             copies = search.copies(db, row, utc_ms())
                         move([self._record(connection, copy) for copy in copies], due)
                         covered.update(copy.number for copy in copies)
                         moved.append(row.id or str(row.number))
                     except DelayError as exc:
-                        name, reason = row.id or str(row.number), str(exc)
-                        refused.append(reason if name in reason else f"{name}: {reason}")
-            self._indexer.catch_up(connection)
+                        name, why = row.id or str(row.number), str(exc)
+                        refused.append(why if name in why else f"{name}: {why}")
+            self.indexer.catch_up(connection)
         return Done(len(moved), refused, moved)
 
     def record(self, row: Row) -> Record:
@@ -125,7 +124,7 @@ class Operations:
 
     def _waiting(self, numbers: Iterable[int]) -> tuple[list[Row], list[str]]:
         wanted = list(dict.fromkeys(numbers))
-        with reading(self._path) as db:
+        with reading(self.indexer.path) as db:
             rows = [row for row in search.find(db, wanted) if row.state == WAITING and row.due > utc_ms()]
         gone = len(wanted) - len(rows)
         return rows, [f"{gone:,} of the selected tasks no longer wait"] if gone else []
@@ -139,19 +138,15 @@ class Operations:
                 return record
         raise NotWaiting("the journal no longer has its record")
 
-    @property
-    def _allowed(self) -> Allowed:
-        return Allowed(None if self.broker.any_queue else self.broker.queues)
-
     def orphans(self) -> list[Orphan]:
         """Return the oldest orphans, each with the reason if it would not be sent on."""
         with self._turn_at_orphans, self._connected() as connection:
-            return operate.orphans(connection, ORPHANS, self._allowed)
+            return operate.orphans(connection, ORPHANS, self.broker.allowed)
 
     def replay(self, marks: Iterable[str]) -> Done:
         """Send the orphans with some marks to their destinations."""
         with self._acting() as connection, self._turn_at_orphans:
-            results = list(operate.replay(connection, ORPHANS, self._allowed, _chosen(marks)))
+            results = list(operate.replay(connection, ORPHANS, self.broker.allowed, _chosen(marks)))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), refused)
 
@@ -170,13 +165,21 @@ class Operations:
         with self._connected() as connection:
             return self.broker.beat(connection)
 
-    def verify(self) -> Verified:
+    def verify(self) -> None:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""
         with self._acting() as connection:
             findings = operate.compare(connection, self.broker.destinations, self.broker.snapshot(connection))
             wrong = [finding for finding in findings if finding.state != "present"]
             problems = list(operate.try_out(connection)) if operate.can_try_out(wrong) else None
-        return Verified(utc_ms(), len(findings), wrong, problems)
+        self.verified = Verified(utc_ms(), len(findings), wrong, problems)
+
+
+def or_reason(ask: Callable[[], T]) -> T | str:
+    """Return an answer of the broker, or the reason why there is none."""
+    try:
+        return ask()
+    except (DelayError, AMQPError, OperationalError, OSError) as exc:
+        return reason(exc)
 
 
 def marks_of(orphans: Iterable[Orphan]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..amqp.clocks import utc_ms
@@ -13,9 +12,7 @@ from ..operate import BeatStatus, Status
 from . import search
 from .database import reading
 from .gauges import Measured
-from .indexer import Indexer
-from .operations import FAILURES, Operations
-from .printing import reason
+from .operations import Operations, or_reason
 from .search import Filter, Share
 
 T = TypeVar("T")
@@ -46,9 +43,8 @@ class Summary(NamedTuple):
 class Overview:
     """Cached answers. An answer lives ten times as long as it took, and at least some seconds."""
 
-    def __init__(self, path: Path, indexer: Indexer, operations: Operations) -> None:
-        self._path = path
-        self._indexer = indexer
+    def __init__(self, operations: Operations) -> None:
+        self._indexer = operations.indexer
         self._operations = operations
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
@@ -60,37 +56,34 @@ class Overview:
 
     def bars(self, wanted: Filter, edges: list[int]) -> list[int]:
         def ask() -> list[int]:
-            with reading(self._path) as db:
+            with reading(self._indexer.path) as db:
                 return search.bars(db, wanted, utc_ms(), edges)
 
         return self._remembered((wanted, edges[0], edges[-1]), 1, ask)
 
     def count(self, wanted: Filter) -> int:
         def ask() -> int:
-            with reading(self._path) as db:
+            with reading(self._indexer.path) as db:
                 return search.count(db, wanted, utc_ms())
 
         return self._remembered(wanted, 1, ask)
 
     def status(self) -> Status | str:
         """Return the message counts of the cascade, or the reason why they are unknown."""
-        return self._remembered("status", 4, lambda: _or_reason(self._status))
+        return self._remembered("status", 4, lambda: or_reason(self._status))
 
     def beat(self) -> BeatStatus | str | None:
         """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
-        return self._remembered("beat", 10, lambda: _or_reason(self._operations.beat))
+        return self._remembered("beat", 10, lambda: or_reason(self._operations.beat))
 
-    def measured(self, management: bool) -> Measured:
+    def measured(self) -> Measured:
         """Return the values of the metrics."""
         summary, status, beat = self.summary(), self.status(), self.beat()
         next_due = None if summary.soonest is None else summary.soonest / 1000
         known = None if isinstance(status, str) else status
         active = None if isinstance(beat, str) else beat
-        indexer = self._indexer
-        counts = indexer.counted(), self._orphaned
-        return Measured(
-            summary.queues, summary.cancelled, next_due, indexer.progress, *counts, known, management, active
-        )
+        progress, counts = self._indexer.progress, self._indexer.counts
+        return Measured(summary.queues, summary.cancelled, next_due, progress, counts, self._orphaned, known, active)
 
     def forget(self) -> None:
         """Expire all cached answers after a change."""
@@ -108,7 +101,7 @@ class Overview:
 
     def _summary(self) -> Summary:
         moment = utc_ms()
-        with reading(self._path) as db:
+        with reading(self._indexer.path) as db:
             soonest, latest = search.extent(db, moment) or (None, None)
             queues = search.shares(db, "queue", moment)
             return Summary(
@@ -137,11 +130,3 @@ class Overview:
                 answer.lock.release()
         value: T = answer.value
         return value
-
-
-def _or_reason(ask: Callable[[], T]) -> T | str:
-    """Return an answer of the broker, or the reason why there is none."""
-    try:
-        return ask()
-    except FAILURES as exc:
-        return reason(exc)

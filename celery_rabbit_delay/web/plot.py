@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import timedelta, tzinfo
 from typing import NamedTuple
+
+from ..core import headers
 
 #: The height of the highest bar, in pixels.
 HEIGHT = 88
@@ -118,11 +120,7 @@ def nice(most: int) -> int:
 def text(moment: int, zone: tzinfo, format_: str = "%Y-%m-%d %H:%M:%S") -> str:
     """Return the text of a time in a time zone, from milliseconds since 1970."""
     try:
-        return (
-            (datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=moment))
-            .astimezone(zone)
-            .strftime(format_)
-        )
+        return headers.moment(moment).astimezone(zone).strftime(format_)
     except OverflowError:
         return f"{moment} ms"
 
@@ -141,10 +139,15 @@ def until(milliseconds: int) -> str:
     return f"in {words}" if milliseconds >= 0 else f"{words} ago"
 
 
+def duration(milliseconds: int) -> str:
+    """Return a time span as text, in at most two units."""
+    return f"{milliseconds} ms" if milliseconds < 1000 else until(milliseconds).removeprefix("in ")
+
+
 def _offset(moment: int, zone: tzinfo) -> int:
     """Return the UTC offset of a time zone at a time; both are milliseconds."""
     try:
-        at = datetime.fromtimestamp(moment / 1000, timezone.utc).astimezone(zone)
-    except (OverflowError, ValueError, OSError):
+        at = headers.moment(moment).astimezone(zone)
+    except OverflowError:
         return 0
-    return int((at.utcoffset() or timedelta()).total_seconds() * 1000)
+    return (at.utcoffset() or timedelta()) // timedelta(milliseconds=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .database import CANCELLED, WAITING
@@ -22,9 +22,10 @@ _COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id
     (SELECT text FROM name WHERE name.id = queue), key, retries, message.arguments,
     (SELECT text FROM name WHERE name.id = stream), offset, state"""
 
-
-#: The names that contain a text.
+#: The names that contain a text, and what tells whether a message's id begins with it, or its arguments contain it.
 _NAMED = r"SELECT id FROM name WHERE text LIKE ? ESCAPE '\'"
+_BEGINS = "(message.id >= ? AND message.id < ?)"
+_CONTAINS = r"message.arguments LIKE ? ESCAPE '\'"
 
 
 class Row(NamedTuple):
@@ -130,12 +131,10 @@ def _rows(db: sqlite3.Connection, rest: str, values: list[Any]) -> list[Row]:
 def _near(db: sqlite3.Connection, where: _Where, text: str, order: str) -> list[Row]:
     """Return a page of matches of a text from the soonest rows; nothing if they do not fill a page."""
     condition, values = where.and_()
-    tests, more = [], []
-    for test, value in _tests(text):
-        tests.append(test)
-        more += value
     source = f"(SELECT * FROM message WHERE {condition} {order} LIMIT {_NEAR}) AS message"
-    rows = _rows(db, f"{source} WHERE {' OR '.join(tests)} {order} LIMIT {PAGE + 1}", values + more)
+    test = f"{_BEGINS} OR task IN ({_NAMED}) OR queue IN ({_NAMED}) OR {_CONTAINS}"
+    values += [text, _after(text), *[pattern(text)] * 3]
+    rows = _rows(db, f"{source} WHERE {test} {order} LIMIT {PAGE + 1}", values)
     return rows if len(rows) > PAGE else []
 
 
@@ -147,49 +146,26 @@ def _far(db: sqlite3.Connection, where: _Where, text: str, order: str, back: boo
     return sorted(found.values(), key=lambda row: row.place, reverse=back)[: PAGE + 1]
 
 
-def _tests(text: str) -> Iterator[tuple[str, list[Any]]]:
-    yield "(message.id >= ? AND message.id < ?)", [text, _after(text)]
-    for column in ("task", "queue"):
-        yield f"message.{column} IN ({_NAMED})", [pattern(text)]
-    yield r"message.arguments LIKE ? ESCAPE '\'", [pattern(text)]
-
-
 def _sources(db: sqlite3.Connection, where: _Where, text: str) -> Iterator[tuple[str, list[Any]]]:
-    if not text:
-        condition, values = where.and_()
-        yield f"message WHERE {condition}", values
-        return
-    condition, values = where.and_("message.id >= ? AND message.id < ?", text, _after(text))
-    yield f"message INDEXED BY message_id WHERE {condition}", values
+    """Yield what to select from, with its values: together all that match a filter and a text, some of it twice."""
+    for table, condition, values in _tables(db, text) if text else [("message", "1", ())]:
+        conditions, more = where.and_(condition, *values)
+        yield f"{table} WHERE {conditions}", more
+
+
+def _tables(db: sqlite3.Connection, text: str) -> Iterator[tuple[str, str, Sequence[Any]]]:
+    """Yield the tables to search for a text, each by an index of its own, with a condition and its values."""
+    yield "message INDEXED BY message_id", _BEGINS, (text, _after(text))
     for column in ("task", "queue"):
-        names = _names(db, column, text)
+        table, names = f"message INDEXED BY message_{column}", _names(db, column, text)
         if len(names) > _NAMES:
-            condition, values = where.and_(f"{column} IN ({_NAMED})", pattern(text))
-            yield f"message INDEXED BY message_{column} WHERE {condition}", values
-            continue
-        for name in names:
-            condition, values = where.and_(f"{column} = ?", name)
-            yield f"message INDEXED BY message_{column} WHERE {condition}", values
-    if len(text) < 3:  # the full-text index consists of trigrams
-        condition, values = where.and_(r"arguments LIKE ? ESCAPE '\'", pattern(text))
-        yield f"message WHERE {condition}", values
-    elif re.search(r"[%_\\]", text):  # with ESCAPE, SQLite would scan all rows
-        parts = [part for part in re.split(r"[%_\\]+", text) if len(part) >= 3]
-        condition, values = where.and_(r"message.arguments LIKE ? ESCAPE '\'", pattern(text))
-        if parts:
-            likes = " AND ".join("search.arguments LIKE ?" for _ in parts)
-            yield (
-                f"search CROSS JOIN message ON message.row = search.rowid WHERE {likes} AND {condition}",
-                [f"%{part}%" for part in parts] + values,
-            )
+            yield table, f"{column} IN ({_NAMED})", [pattern(text)]
         else:
-            yield f"message WHERE {condition}", values
-    else:
-        condition, values = where.and_()
-        yield (
-            f"search CROSS JOIN message ON message.row = search.rowid WHERE search.arguments LIKE ? AND {condition}",
-            [f"%{text}%", *values],
-        )
+            yield from ((table, f"{column} = ?", [name]) for name in names)
+    # The full-text index consists of trigrams, and SQLite does not use it for a LIKE with ESCAPE.
+    parts = [f"%{part}%" for part in re.split(r"[%_\\]+", text) if len(part) >= 3]
+    table = "search CROSS JOIN message ON message.row = search.rowid" if parts else "message"
+    yield table, " AND ".join([*("search.arguments LIKE ?" for _ in parts), _CONTAINS]), [*parts, pattern(text)]
 
 
 def _after(text: str) -> str:
@@ -243,10 +219,7 @@ def copies(db: sqlite3.Connection, row: Row, now: int) -> list[Row]:
 
 def bars(db: sqlite3.Connection, wanted: Filter, now: int, edges: list[int]) -> list[int]:
     """Return the number of due messages between each two consecutive times."""
-    counts = []
-    for since, until in itertools.pairwise(edges):
-        counts.append(count(db, wanted._replace(text="", since=since, until=until), now))
-    return counts
+    return [count(db, wanted._replace(since=since, until=until), now) for since, until in itertools.pairwise(edges)]
 
 
 def extent(db: sqlite3.Connection, now: int) -> tuple[int, int] | None:

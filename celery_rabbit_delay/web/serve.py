@@ -38,8 +38,8 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
     """Serve the page until SIGINT or SIGTERM. Raises `UnsupportedConfiguration`, `IndexUnusable`, `OSError`."""
     check(setting)
     signal.signal(signal.SIGTERM, _stop)
-    with indexing(broker, index) as (path, indexer):
-        site = create(setting, broker, path, indexer)
+    with indexing(broker, index) as indexer:
+        site = create(setting, broker, indexer)
         server = listen(site, setting.host, setting.port)
         indexer.start()
         port = server.getsockname()[1] if isinstance(server, BaseWSGIServer) else setting.port
@@ -52,31 +52,29 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
         say("stopped")
 
 
-def metrics(broker: Broker, index: Path | None, management: bool) -> bytes:
+def metrics(broker: Broker, index: Path | None) -> bytes:
     """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`."""
-    damage: IndexDamaged | None = None
-    while True:
-        with indexing(broker, index, damage) as (path, indexer):
-            indexed(indexer)
-            overview = Overview(path, indexer, Operations(broker, indexer, path))
-            try:
-                return exposition(overview.measured(management))
-            except IndexDamaged as exc:
-                if damage is not None:
-                    raise
-                damage = exc
+    try:
+        return _metrics(broker, index)
+    except IndexDamaged as exc:
+        return _metrics(broker, index, exc)
+
+
+def _metrics(broker: Broker, index: Path | None, damage: IndexDamaged | None = None) -> bytes:
+    with indexing(broker, index, damage) as indexer:
+        indexed(indexer)
+        return exposition(Overview(Operations(broker, indexer)).measured())
 
 
 @contextmanager
-def indexing(broker: Broker, path: Path | None, damage: IndexDamaged | None = None) -> Iterator[tuple[Path, Indexer]]:
-    """Yield the file of an index, a new one after `damage`, and what feeds it. Raises `IndexUnusable`."""
+def indexing(broker: Broker, path: Path | None, damage: IndexDamaged | None = None) -> Iterator[Indexer]:
+    """Yield what feeds the index in a file, a new one after `damage`, or in a temporary one. Raises `IndexUnusable`."""
     with tempfile.TemporaryDirectory(prefix="celery-rabbit-delay-index-") as directory:
-        file = path or Path(directory, "index.sqlite")
-        index = Index(file, broker.name)
+        index = Index(path or Path(directory, "index.sqlite"), broker.name)
         try:
             if damage is not None:
                 index.renew(damage)
-            yield file, Indexer(index, broker.connect, operate.QueueNames(broker.queues))
+            yield Indexer(index, broker.connect, operate.QueueNames(broker.queues))
         finally:
             index.close()
 

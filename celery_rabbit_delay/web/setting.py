@@ -13,6 +13,5 @@ class Setting(NamedTuple):
     names: tuple[str, ...] = ()  # additional names for the Host header
     password: str = ""  # "": no password is needed
     read_only: bool = False
-    management: bool = False  # whether the management API is used
     secret: str = ""  # signs the cookie; "": a random one
     is_mounted: bool = False  # whether another application serves the page, and checks the login and the host name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from datetime import timezone
-from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, render_template, request
@@ -12,8 +12,7 @@ from flask import Flask, Response, render_template, request
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from . import forms, plot, search
-from .actions import add_actions
-from .acts import Acts
+from .actions import KEPT, Act, add_actions
 from .damage import IndexDamaged
 from .guard import add_guard, token
 from .indexer import Indexer
@@ -24,7 +23,7 @@ from .setting import Setting
 from .views import add_views
 
 
-def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Flask:
+def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
     """Return the application."""
     site = Flask(__name__, static_url_path="/static")
     site.config.update(
@@ -36,13 +35,13 @@ def create(setting: Setting, broker: Broker, path: Path, indexer: Indexer) -> Fl
         MAX_FORM_MEMORY_SIZE=forms.FORM,
         MAX_FORM_PARTS=forms.SELECTED + 20,
     )
-    operations = Operations(broker, indexer, path)
-    overview = Overview(path, indexer, operations)
-    acts = Acts()
+    operations = Operations(broker, indexer)
+    overview = Overview(operations)
+    acts = deque[Act](maxlen=KEPT)  # the newest first
     add_guard(site, setting)
     _filters(site)
-    add_views(site, setting, operations, overview, acts, path)
-    add_actions(site, operations, overview, acts, path)
+    add_views(site, operations, overview, acts)
+    add_actions(site, operations, overview, acts)
 
     @site.errorhandler(IndexDamaged)
     def damaged(exc: IndexDamaged) -> Any:
@@ -73,7 +72,7 @@ def _filters(site: Flask) -> None:
     site.jinja_env.filters["printable"] = printable
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
     site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M:%S")
-    site.jinja_env.filters["duration"] = lambda value: plot.until(value).removeprefix("in ")
+    site.jinja_env.filters["duration"] = plot.duration
     site.jinja_env.filters["milliseconds"] = headers_.milliseconds
     site.jinja_env.globals["none"] = search.NONE
     site.jinja_env.trim_blocks = site.jinja_env.lstrip_blocks = True

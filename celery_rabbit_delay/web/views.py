@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from pathlib import Path
+from collections import deque
 from typing import Any
 
 from flask import Flask, Response, abort, render_template, request
@@ -17,24 +17,21 @@ from ..core.headers import Delivery
 from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
-from .acts import Acts
+from .actions import Act
 from .database import reading
 from .gauges import exposition
-from .operations import FAILURES, ORPHANS, Operations, Verified, marks_of
+from .index import NUMBERS
+from .operations import ORPHANS, Operations, marks_of, or_reason
 from .overview import Overview
 from .printing import body_text, printable
 from .search import Filter, Row
-from .setting import Setting
 
 _Link = dict[str, Any] | None
 
 
-def add_views(
-    site: Flask, setting: Setting, operations: Operations, overview: Overview, acts: Acts, path: Path
-) -> None:
+def add_views(site: Flask, operations: Operations, overview: Overview, acts: deque[Act]) -> None:
     """Add the pages that change nothing."""
-    verified: list[Verified] = []  # the last result of `verify`, which an action stores
-    site.extensions["verified"] = verified
+    path = operations.indexer.path
 
     @site.get("/")
     def schedule() -> str:
@@ -70,22 +67,17 @@ def add_views(
     @site.get("/task/<int:number>")
     def task(number: int) -> Any:
         with reading(path) as db:
-            rows = search.find(db, [number]) if number < forms.MOST else []
+            rows = search.find(db, [number]) if number < NUMBERS else []
         if not rows:
             abort(404, "This task no longer waits: it was delivered or moved.")
-        try:
-            details = _details(operations.record(rows[0]))
-        except FAILURES as exc:
-            details = {"error": str(exc)}
+        found = or_reason(lambda: _details(operations.record(rows[0])))
+        details: dict[str, Any] = {"error": found} if isinstance(found, str) else found
         return render_template("task.html", row=rows[0], origin=forms.origin(), **details)
 
     @site.get("/orphans")
     def orphans() -> Any:
-        try:
-            found, error = operations.orphans(), None
-        except FAILURES as exc:
-            found, error = [], str(exc)
-        status = overview.status()
+        answer, status = or_reason(operations.orphans), overview.status()
+        found, error = ([], answer) if isinstance(answer, str) else (answer, None)
         total = None if isinstance(status, str) else status.orphans
         return render_template(
             "orphans.html", orphans=found, marks=marks_of(found), error=error, total=total, most=ORPHANS
@@ -93,14 +85,12 @@ def add_views(
 
     @site.get("/health")
     def health() -> Any:
-        last = verified[-1] if verified else None
-        return render_template(
-            "health.html", status=overview.status(), beat=overview.beat(), verified=last, acts=acts.all()
-        )
+        status, beat = overview.status(), overview.beat()
+        return render_template("health.html", status=status, beat=beat, verified=operations.verified, acts=list(acts))
 
     @site.get("/metrics")
     def metrics() -> Response:
-        return Response(exposition(overview.measured(setting.management)), content_type="text/plain; version=0.0.4")
+        return Response(exposition(overview.measured()), content_type="text/plain; version=0.0.4")
 
 
 def _page(db: sqlite3.Connection, wanted: Filter, moment: int, order: str) -> tuple[list[Row], _Link, _Link]:
@@ -152,7 +142,8 @@ def _details(record: Record) -> dict[str, Any]:
     if state is None:
         raise ValueError(f"it has no header {headers_.HEADER}")
     sent = unwrap(Delivery(f"{state.prefix}.", "@", headers), state)
-    hidden = ("argsrepr", "kwargsrepr", headers_.X_DELAY_NUMBER, headers_.X_DELAY_SENT)
+    texts = ("argsrepr", "kwargsrepr")
+    hidden = (*texts, headers_.X_DELAY_NUMBER, headers_.X_DELAY_SENT)
     shown = {
         printable(name, 200): printable(value if isinstance(value, str) else _json(value), 2000)
         for name, value in list(sent.headers.items())[:200]
@@ -161,11 +152,10 @@ def _details(record: Record) -> dict[str, Any]:
     properties = {
         name: printable(value, 500) for name, value in message.properties.items() if name != "application_headers"
     }
+    args, kwargs = (printable(headers[name]) if is_task and headers.get(name) is not None else None for name in texts)
     return {
-        "args": printable(headers.get("argsrepr"), 10_000) if is_task and headers.get("argsrepr") is not None else None,
-        "kwargs": printable(headers.get("kwargsrepr"), 10_000)
-        if is_task and headers.get("kwargsrepr") is not None
-        else None,
+        "args": args,
+        "kwargs": kwargs,
         "body": None if is_task else body_text(record.body),
         "size": len(record.body),
         "headers": shown,

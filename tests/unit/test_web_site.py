@@ -24,7 +24,7 @@ from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.operate import BeatStatus, PeriodicTask
+from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web.damage import IndexDamaged
@@ -74,7 +74,7 @@ def client(tmp_path: Path) -> Iterator[Any]:
     store(index, 5)
     indexer = Indexer(index, away, QueueNames())
     broker = Broker("here", away, [], [], lambda connection: None)
-    yield create(Setting(), broker, index.path, indexer).test_client()
+    yield create(Setting(), broker, indexer).test_client()
     index.close()
 
 
@@ -88,7 +88,7 @@ def refused(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     index = Index(tmp_path / "refused.sqlite", "here")
     indexer = Indexer(index, connect, QueueNames())
-    yield create(Setting(), Broker("here", connect, [], [], lambda _: None), index.path, indexer).test_client(), indexer
+    yield create(Setting(), Broker("here", connect, [], [], lambda _: None), indexer).test_client(), indexer
     index.close()
 
 
@@ -124,7 +124,7 @@ def test_pages_follow_each_other_in_each_order_and_back(tmp_path: Path, order: s
     index = Index(tmp_path / "index.sqlite", "here")
     store(index, *range(120))
     broker = Broker("here", away, [], [], lambda _: None)
-    client = create(Setting(), broker, index.path, Indexer(index, away, QueueNames())).test_client()
+    client = create(Setting(), broker, Indexer(index, away, QueueNames())).test_client()
     expected = sorted(range(120), key=key)
     pages = [expected[:50], expected[50:100], expected[100:]]
     link = f"/?order={order}"
@@ -211,6 +211,17 @@ def test_a_record_that_somebody_made_up_is_said_to_be_one(
     assert "it is not what this package writes" in text(answer)
 
 
+@pytest.mark.parametrize("path", ["/health", "/orphans", "/task/5"])
+def test_an_error_without_a_text_is_named(client: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connected(operations: Operations) -> Any:
+        raise TimeoutError
+
+    monkeypatch.setattr(Operations, "_connected", connected)
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert "TimeoutError" in text(answer)
+
+
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\x07"])
 def test_a_form_never_redirects_to_another_site(client: Any, back: str) -> None:
     with client.session_transaction() as session:
@@ -246,6 +257,37 @@ def test_nobody_serves_others_without_a_password() -> None:
         check(Setting("0.0.0.0"))
 
 
+@pytest.mark.parametrize("authorization", ["Basic bWU6dGhlaXJz", "Basic \xa7", "Bearer theirs"])
+def test_a_page_without_a_password_takes_no_notice_of_what_a_proxy_in_front_asks_for(
+    client: Any, authorization: str
+) -> None:
+    assert client.get("/metrics", headers={"Authorization": authorization}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [("Basic bWU6c2VzYW1l", 200), ("Basic bWU6d3Jvbmc=", 401), ("Basic \xa7", 401), ("Basic x", 401), ("", 401)],
+)
+def test_metrics_need_the_password_of_the_page(authorization: str, status: int, tmp_path: Path) -> None:
+    index = Index(tmp_path / "index.sqlite", "here")
+    broker = Broker("here", away, [], [], lambda connection: None)
+    site = create(Setting(password="sesame"), broker, Indexer(index, away, QueueNames()))
+    assert site.test_client().get("/metrics", headers={"Authorization": authorization}).status_code == status
+    index.close()
+
+
+@pytest.mark.parametrize(("is_stuck", "verdict"), [(False, "All is well"), (True, "1 problem")])
+def test_what_may_be_on_its_way_is_shown_and_is_no_problem(
+    client: Any, is_stuck: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_up = HeldUp("o", "queue 'q'", 3, "the cause", is_stuck)
+    monkeypatch.setattr(Operations, "status", lambda operations: Status([], [], 0, [], [held_up], []))
+    monkeypatch.setattr(Operations, "beat", lambda operations: None)
+    health = text(client.get("/health"))
+    assert f"<h1>{verdict}</h1>" in health
+    assert "<td>the cause</td>" in health
+
+
 def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     levels = [LevelStatus("l1", 125, 3, 40), LevelStatus("l2", 250, None, None), LevelStatus("l3", 1_048_576_125, 1, 0)]
     outboxes = [OutboxStatus("o1", "queue 'q'", 60_000, 5, 1)]
@@ -254,7 +296,7 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     runs = PeriodicTask("hourly", "t", headers.moment(2500), began), PeriodicTask("broken", "t", None, began)
     beat = BeatStatus("web1:7", list(runs))
     progress = Progress(0.5, 7, 9, None)
-    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), 8, status, True, beat)
+    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), 8, status, beat)
     lines = exposition(known).decode().splitlines()
     for line in (
         'celery_rabbit_delay_waiting{queue="a\\"\\n"} 3.0',
@@ -278,7 +320,7 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     assert not [line for line in lines if '"l2"' in line]
     nobody = exposition(known._replace(beat=BeatStatus(None, []))).decode()
     assert 'celery_rabbit_delay_beat_active{process=""} 0.0' in nobody
-    less = exposition(known._replace(next_due=None, management=False, beat=None)).decode()
+    less = exposition(known._replace(next_due=None, status=status._replace(held_up=None), beat=None)).decode()
     assert "beat" not in less
     assert "next_due" not in less
     assert "blocked" not in less
@@ -292,10 +334,10 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
     broker = Broker("here", away, [], [], lambda connection: None)
     index = Index(tmp_path / "index.sqlite", "here")
     indexer = Indexer(index, away, QueueNames())
-    overview = Overview(index.path, indexer, Operations(broker, indexer, index.path))
+    overview = Overview(Operations(broker, indexer))
     counted = []
     for _ in range(5):
-        counted.append(overview.measured(False).orphaned)
+        counted.append(overview.measured().orphaned)
         overview.forget()
     index.close()
     assert counted == [0, 2, 2, 2, 3]
@@ -359,7 +401,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
 
     monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
     indexer = Indexer(index, lambda: None, QueueNames())
-    operations = Operations(Broker("here", lambda: None, [], [], lambda _: None), indexer, index.path)
+    operations = Operations(Broker("here", lambda: None, [], [], lambda _: None), indexer)
     assert operations.move([5], datetime.now(timezone.utc)).refused == [shown]
     index.close()
 
