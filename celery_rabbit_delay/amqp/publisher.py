@@ -175,13 +175,6 @@ class DelayedPublisher:
             self._read_refusals()
             self._ensure(plan)
 
-    def bind(self, destination: Destination) -> None:
-        """Create the cascade and lead to a destination; with `declare="passive"` check both. Once per connection."""
-        with self._exclusively():
-            self._read_refusals()
-            if destination not in self.routes.known:
-                self.routes.ensure(destination)
-
     def lead_back(self, destination: Destination) -> None:
         """See `Routes.lead_back`."""
         with self._exclusively():

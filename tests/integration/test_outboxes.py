@@ -445,7 +445,7 @@ def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
             cascade, options = publisher.cascade, publisher.options
             ticks = [int(delay / options.tick) for delay in delays]
             for destination in destinations:
-                publisher.bind(destination)
+                publisher.routes.ensure(destination)
                 declare.bind_destination(client.default_channel, cascade, destination, ticks)
         levels = [level.queue for level in cascade.levels]
         own = [cascade.outbox_name(destination, delay) for destination in destinations for delay in (0, *ticks)]
