@@ -97,11 +97,6 @@ class ConfirmedChannel:
         """Return whether an `amqp.Channel` is this one, or one that `several` has opened."""
         return channel is self._channel or channel in self._others
 
-    @property
-    def current(self) -> Any:
-        """The `amqp.Channel`, if it is open."""
-        return self._channel
-
     def publish(
         self,
         message: Any,

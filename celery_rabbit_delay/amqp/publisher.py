@@ -156,7 +156,7 @@ class DelayedPublisher:
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
         """Refuse all submitted messages if their channel was closed; return whether it was that channel."""
-        if channel is None or self._unawaited.current is not channel:
+        if channel is None or not self._unawaited.owns(channel):
             return False
         try:
             with self._translate_refusals():

@@ -188,7 +188,7 @@ def catch_up(
     create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are delivered without the
     stream for some time, so that not every message waits for it. `silence` is that of `StreamReader`.
     """
-    with connection.hold_deliveries():
+    with connection.deliveries.hold():
         try:
             found = _catch_up(connection, stream, apply, patience, silence, options or connection.delay_options)
         except Exception as exc:

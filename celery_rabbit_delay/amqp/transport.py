@@ -24,6 +24,7 @@ from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now
 from ..core.unwrap import unwrap
 from .batch import PublishBatch
+from .blocks import GivingUp
 from .clients import PerClient
 from .confirms import NotStored, with_headers
 from .connection import ANSWERING, CLOSING, Connection
@@ -112,7 +113,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             raise RecoverableConnectionError("connection already closed")
         is_confirm = isinstance(method, list) and spec.Basic.Ack in method  # its limit is the caller's
         # If a wait is interrupted, its answer would count as the one to the next question.
-        with self.connection.giving_up(), self.connection.within(None if is_confirm else ANSWERING):
+        with GivingUp(self.connection), self.connection.within(None if is_confirm else ANSWERING):
             return super().wait(method, *args, **kwargs)
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
