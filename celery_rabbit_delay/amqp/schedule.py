@@ -6,7 +6,7 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import kombu
@@ -17,7 +17,7 @@ from .. import upstream
 from ..core import changes, journal, streams
 from ..core import headers as headers_
 from ..core.changes import Changes
-from ..core.due import due_at
+from ..core.due import eta_in_utc
 from ..core.journal import Record
 from ..core.keys import Keys
 from ..core.streams import Unreadable
@@ -118,7 +118,7 @@ def scheduled(
     latest: int | None = None
     if until is not None:
         zone = connection.transport.delay_options.naive_timezone
-        latest = headers_.milliseconds(due_at(until, None, datetime.now(timezone.utc), zone, "until"))
+        latest = headers_.milliseconds(eta_in_utc(until, zone, "until"))
 
     def shown(record: Record) -> Scheduled | None:
         try:
