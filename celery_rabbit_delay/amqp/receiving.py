@@ -94,11 +94,8 @@ def is_dropped(connection: Any, message: Any) -> bool:
         if isinstance(key, str):
             options = other or connection.delay_options
             cascade = options.cascade
-
-            def apply(message: bytes) -> None:  # only streams that exist have keys: there is no end of made up roots
-                known.keys[cascade.root].apply(message)
-
-            _follow_once(connection, options, streams.keys(cascade), apply)
+            # Only streams that exist have keys: there is no end of made up roots.
+            _follow_once(connection, options, streams.keys(cascade), lambda body: known.keys[cascade.root].apply(body))
             if cascade.root in known.keys and known.keys[cascade.root].replaces(number):
                 logger.info(
                     "A message with the key %r is dropped, because another was sent later: %s", key, headers.get("id")

@@ -214,7 +214,7 @@ def is_due_later(record: Record, known: Changes, keys: Keys) -> bool:
 
 def is_cancelled(record: Record, known: Changes) -> bool:
     """Return whether a message was cancelled by its id or a stamp. Raises `Unreadable`."""
-    headers: Mapping[str, Any] = to_message(record).headers if known.has_stamps else {}
+    headers: Mapping[str, Any] = to_message(record).headers if known.stamps else {}
     return known.cancels(record.id, headers)
 
 

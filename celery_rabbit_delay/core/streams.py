@@ -50,8 +50,6 @@ MAX_KEYED_DELAY = _DAY
 #: The size of the number in the package's header that identifies a copy of a message.
 NUMBER_BITS = 53
 
-_MARKER, _MARKER_LENGTH = b"m", 16
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MALFORMED = (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -123,4 +121,4 @@ def new_number() -> int:
 
 def marker() -> bytes:
     """Return a unique message: a reader that has reached it has read all earlier messages of the stream."""
-    return _MARKER + os.urandom(_MARKER_LENGTH)
+    return b"m" + os.urandom(16)
