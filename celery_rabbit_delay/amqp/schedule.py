@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -112,13 +113,9 @@ def scheduled(
     Needs memory for `limit` messages. `until` is parsed like the eta of `reschedule`. Raises `StreamUnavailable`,
     `NotPermitted`, `InvalidDelay` for an invalid `until`, `ValueError` for a `limit` below 1.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit!r}: use 1 or more, or None for all that waits")
-    names = queues or QueueNames()
-    latest: int | None = None
-    if until is not None:
-        zone = connection.transport.delay_options.naive_timezone
-        latest = headers_.milliseconds(eta_in_utc(until, zone, "until"))
+    soonest, names = Soonest(limit), queues or QueueNames()
+    zone = connection.transport.delay_options.naive_timezone
+    latest = math.inf if until is None else headers_.milliseconds(eta_in_utc(until, zone, "until"))
 
     def shown(record: Record) -> Scheduled | None:
         try:
@@ -128,14 +125,13 @@ def scheduled(
             return None
 
     def chosen(record: Record) -> bool:
-        if (latest is not None and record.due > latest) or id_ not in (None, record.id):
+        if record.due > latest or id_ not in (None, record.id):
             return False
         if task is None and queue is None and limit is None:
             return True
         one = shown(record)
         return one is not None and task in (None, one.task) and queue in (None, one.queue)
 
-    soonest = Soonest(limit)
     for record in waiting(connection, progress, report):
         if soonest.wants(record) and chosen(record):
             soonest.add(record)
@@ -146,6 +142,9 @@ class Soonest:
     """The records that are due first, without duplicates: a message that was published again after an error has two."""
 
     def __init__(self, limit: int | None) -> None:
+        """Keep `limit` of them, or with None all. Raises `ValueError`."""
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit!r}: use 1 or more, or None for all that waits")
         self._limit = limit
         self._heap: list[tuple[int, int, Record]] = []  # the latest first
         self._numbers: set[int] = set()
