@@ -266,11 +266,8 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         loop.call_soon(_drain_once, connection)
 
 
-class SSLTransport(Transport):
-    def __init__(self, client: Any, **kwargs: Any) -> None:
-        super().__init__(client, **kwargs)
-        if not client.ssl:
-            client.ssl = True
+class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
+    pass
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:
