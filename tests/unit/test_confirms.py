@@ -205,7 +205,7 @@ def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(following, "copy_of", lambda client: client)
     monkeypatch.setattr(stream_reader, "copy_of", lambda client: client)
     monkeypatch.setattr(stream_reader, "_count", lambda *args: 1)
-    monkeypatch.setattr(following, "_consume", lambda *args, **kwargs: "tag")
+    monkeypatch.setattr(following, "consume", lambda *args, **kwargs: "tag")
     monkeypatch.setattr(stream_reader, "consume", lambda *args, **kwargs: "tag")
     return client
 
