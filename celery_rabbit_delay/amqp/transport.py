@@ -21,7 +21,7 @@ from ..core import plan
 from ..core.errors import NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
-from ..core.plan import Now
+from ..core.plan import Now, Plan
 from ..core.unwrap import unwrap
 from .batch import PublishBatch
 from .blocks import GivingUp
@@ -70,34 +70,23 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     ) -> Any:
         if not headers_.is_delayed(msg.headers):
             return publish(msg, exchange, routing_key, *args, **kwargs)
-        if self.connection is None:  # what py-amqp raises for a message without a delay
+        connection = self.connection
+        if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
-        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
-        delay, headers = headers_.delay_of(msg.headers, now.utc, self.connection.delay_options.naive_timezone)
+        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns())
+        delay, headers = headers_.delay_of(msg.headers, now.utc, options.naive_timezone)
         if delay <= 0:
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)
             return publish(msg, exchange, routing_key, *args, **kwargs)
-        return self._delay(msg, headers, exchange, routing_key, delay, now, **kwargs)
+        planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
+        timeout, confirm_timeout = kwargs.get("timeout"), kwargs.get("confirm_timeout")
+        return self._delay(planned._replace(timeout=timeout, confirm_timeout=confirm_timeout))
 
-    def _delay(
-        self,
-        msg: Any,
-        headers: headers_.Headers,
-        exchange: str,
-        routing_key: str,
-        delay: int,
-        now: Now,
-        timeout: float | None = None,
-        confirm_timeout: float | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def _delay(self, planned: Plan) -> None:
         """Send a message into the cascade, or put it into the batch that is being collected."""
         connection = self.connection
-        options, declarations = connection.delay_options, connection.declarations
-        planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, declarations)
-        planned = planned._replace(timeout=timeout, confirm_timeout=confirm_timeout)
-        publisher = connection.publisher_for(msg.properties.get("priority"))
+        publisher = connection.publisher_for(planned.message.properties.get("priority"))
         if connection.batches:
             publisher.prepare(planned)
             connection.batches[-1].add(connection, planned)
