@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from dateutil.tz import tzlocal
 
 from . import streams
-from .due import to_ticks
+from .due import NamedZone, to_ticks
 from .errors import InvalidOption
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
 from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
@@ -80,10 +80,8 @@ class Options:
         if isinstance(self.slack, tuple):
             values["slack"] = list(self.slack)
         values["outboxes"] = list(self.outboxes)
-        if self.timezone is timezone.utc:
-            values["timezone"] = "UTC"
-        elif isinstance(self.timezone, ZoneInfo) and self.timezone.key:
-            values["timezone"] = self.timezone.key
+        if isinstance(self.timezone, tzinfo):
+            values["timezone"] = NamedZone.of(self.timezone)
         return values
 
     def __post_init__(self) -> None:
@@ -177,6 +175,8 @@ class Options:
 
     @cached_property
     def naive_timezone(self) -> tzinfo:
+        if isinstance(self.timezone, NamedZone):
+            return self.timezone.zone
         if self.timezone in (None, "UTC"):
             return timezone.utc
         if isinstance(self.timezone, tzinfo):
