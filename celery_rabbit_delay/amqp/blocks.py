@@ -20,7 +20,7 @@ SENDING = 1
 
 
 class GivingUp:
-    """A block of `Connection.giving_up`."""
+    """Gives a connection up if the `with` block is interrupted."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

@@ -25,9 +25,6 @@ Answered = Callable[[Exception | None], None]
 #: Does not wait for a confirm: a connection with `confirm_publish` has another method of this name on its channels.
 publish = Channel.basic_publish
 
-#: Exchange and routing key.
-Route = tuple[str, str]
-
 logger = logging.getLogger(__name__)
 
 
@@ -67,8 +64,10 @@ class ConfirmedChannel:
         self._channel: Any = None
         self._confirming: int | None = None  # the revivals of the channel when it was told to confirm
         self._delivery_tag = 0  # of the last published message; the broker counts in the same way
-        self._unanswered: dict[int, tuple[Route, Answered]] = {}  # delivery tag -> the route, the callback
-        self._returned: dict[Route, str] = {}  # the reason why no queue took the message
+        #: By delivery tag: exchange and routing key, and the callback.
+        self._unanswered: dict[int, tuple[tuple[str, str], Answered]] = {}
+        #: By exchange and routing key: the reason why no queue took the message.
+        self._returned: dict[tuple[str, str], str] = {}
         self._others: list[Any] = []
 
     def get_channel(self) -> Any:
@@ -96,11 +95,6 @@ class ConfirmedChannel:
     def owns(self, channel: Any) -> bool:
         """Return whether an `amqp.Channel` is this one, or one that `several` has opened."""
         return channel is self._channel or channel in self._others
-
-    @property
-    def current(self) -> Any:
-        """The `amqp.Channel`, if it is open."""
-        return self._channel
 
     def publish(
         self,
@@ -187,7 +181,6 @@ class ConfirmedChannel:
         """Close the channel; the next message opens a new one. Does not wait, because the broker may not answer."""
         channel, self._channel = self._channel, None
         self._confirming = None
-        self._delivery_tag = 0
         self._unanswered.clear()
         if channel is not None:
             channel.events.clear()  # answers after a time-out do not belong to the messages of the next channel
@@ -199,8 +192,8 @@ class ConfirmedChannel:
         # which clears them.
         answers = []
         for tag in self._tags(delivery_tag) if multiple else (delivery_tag,):
-            route, answered = self._unanswered.pop(tag)
-            answers.append((answered, self._returned.get(route)))
+            sent_to, answered = self._unanswered.pop(tag)
+            answers.append((answered, self._returned.get(sent_to)))
         for answered, reason in answers:
             answered(None if reason is None else NotRouted(f"no level of the cascade accepted the message: {reason}"))
 

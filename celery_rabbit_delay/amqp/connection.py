@@ -71,10 +71,6 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self._is_given_up = True  # first, for this may be interrupted as well
         self.collect()
 
-    def giving_up(self) -> GivingUp:
-        """Give the connection up if a `with` block is interrupted."""
-        return GivingUp(self)
-
     @property
     def connected(self) -> bool:
         return not self._is_given_up and bool(super().connected)
@@ -82,11 +78,11 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def connect(self, callback: Any = None) -> Any:
         if self._is_given_up:  # py-amqp would connect again, as soon as a closed connection is used
             raise RecoverableConnectionError(_GIVEN_UP)
-        with self.giving_up():
+        with GivingUp(self):
             return super().connect(callback)
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
-        with self.giving_up(), self.within(ANSWERING):
+        with GivingUp(self), self.within(ANSWERING):
             return super().wait(*args, **kwargs)
 
     def blocking_read(self, timeout: float | None = None) -> Any:
@@ -220,10 +216,6 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         closes other channels are raised at the next read after the block. Raises `TimeoutError`.
         """
         return Exclusively(self, channel, seconds)
-
-    def hold_deliveries(self) -> AbstractContextManager[None]:
-        """Defer deliveries until the block ends."""
-        return self.deliveries.hold()
 
     @cached_property
     def known(self) -> Known:

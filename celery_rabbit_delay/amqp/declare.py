@@ -1,4 +1,4 @@
-"""Puts a `Cascade` on a broker: I/O over one AMQP channel.
+"""Declares the parts of a cascade, and looks for them: I/O over one AMQP channel.
 
 Each function takes a channel. The broker may close it in its answer; py-amqp then reopens it.
 """
@@ -102,41 +102,6 @@ def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
             if layout != LAYOUT and exchange_exists(channel, cascade.root_of(layout)):
                 found.append(layout)
     return found
-
-
-def declare_cascade(channels: Sequence[Channel], cascade: Cascade) -> None:
-    """Declare all parts of a cascade, including parts that exist already.
-
-    Safe in many processes at once, because declarations are idempotent. Raises `CascadeConflict`, `NotPermitted`.
-    """
-    with translate_errors(cascade):
-        try:
-            _declare(channels, cascade)
-        except NotFound:
-            # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. If another connection creates
-            # the queue in between, it reports a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
-            _declare(channels, cascade)
-
-
-def _declare(channels: Sequence[Channel], cascade: Cascade) -> None:
-    *exchanges, marker = cascade.exchanges()
-    _declare_all(channels[:1], exchanges, declare_exchange)
-    _declare_all(channels, list(cascade.queues()), declare_queue)
-    _declare_all(channels, list(cascade.bindings()), bind)
-    if not exchange_exists(channels[0], marker.name):
-        time.sleep(SAVED_AFTER)
-        declare_exchange(channels[0], marker)  # it shows that all others are there, and are on the disk
-
-
-def _declare_all(channels: Sequence[Channel], parts: Sequence[Any], declare: Callable[..., None]) -> None:
-    """Declare parts on all channels in parallel, and wait for the answer to the last part on each."""
-    ways = [(channel, parts[number :: len(channels)]) for number, channel in enumerate(channels)]
-    for channel, some in ways:
-        for part in some[:-1]:
-            declare(channel, part, nowait=True)
-    for channel, some in ways:
-        for part in some[-1:]:
-            declare(channel, part)
 
 
 def bind_destination(

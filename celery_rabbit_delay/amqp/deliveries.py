@@ -64,12 +64,8 @@ class DeferredDeliveries:
         self.holds += 1
 
     def __exit__(self, *exc_info: object) -> None:
-        self.release()
-        self.flush()
-
-    def release(self) -> None:
-        """End a block, but do not pass on what it has held."""
         self.holds -= 1
+        self.flush()
 
     def add(self, delivery: Method) -> None:
         """Take a delivery while deliveries are being held."""

@@ -31,7 +31,8 @@ def own_destination(queue: kombu.Queue) -> Destination | None:
     """
     if queue.exclusive or isinstance(queue, Broadcast):
         return None
-    return Destination("", (queue.name,), short_lived=not _lasts(queue))
+    lasting = is_lasting(queue.durable, queue.exclusive, queue.auto_delete, queue.queue_arguments)
+    return Destination("", (queue.name,), short_lived=not lasting)
 
 
 def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
@@ -68,7 +69,3 @@ class QueueNames:
             for name, bound in self._bindings
             if bound.exchange.name == exchange and is_match(bound.exchange.type, bound.routing_key, routing_key)
         )
-
-
-def _lasts(queue: kombu.Queue) -> bool:
-    return is_lasting(queue.durable, queue.exclusive, queue.auto_delete, queue.queue_arguments)

@@ -97,7 +97,8 @@ class Follower:
                     return
             callback(one)
 
-        _consume(channel, self._client, stream, "first" if place is None else place.offset, on_message)
+        with declare.translate_errors(self._client.transport.delay_options.cascade):
+            consume(channel, stream, "first" if place is None else place.offset, on_message, _PREFETCH)
 
     def read(self, timeout: float) -> bool:
         """Call back for messages that have arrived or arrive within some seconds; return whether any did."""
@@ -133,18 +134,11 @@ def message_at(client: kombu.Connection, stream: Stream, offset: int) -> StreamM
         if one.offset >= offset:
             found.append(one)
 
-    tag = _consume(channel, client, stream, offset, on_message, prefetch=10)
+    with declare.translate_errors(client.transport.delay_options.cascade):
+        tag = consume(channel, stream, offset, on_message, prefetch=10)
     with suppress(TimeoutError), client.connection.within(SILENCE):
         while not found:
             client.drain_events()
     channel.basic_cancel(tag)
     channel.close()
     return found[0] if found and found[0].offset == offset else None
-
-
-def _consume(
-    channel: Any, client: kombu.Connection, stream: Stream, offset: int | str, callback: Any, prefetch: int = _PREFETCH
-) -> str:
-    """Call `consume`. Raises `NotPermitted` in addition to its errors."""
-    with declare.translate_errors(client.transport.delay_options.cascade):
-        return consume(channel, stream, offset, callback, prefetch)

@@ -28,7 +28,7 @@ MOST = 100_000
 
 
 class Outlook:
-    """The messages that wait in a cascade and are recorded, as far as `read` has come."""
+    """The messages that wait in a cascade and are recorded, as far as its follower has read."""
 
     def __init__(self, follower: Follower, connection: kombu.Connection) -> None:
         self._follower = follower
@@ -42,10 +42,6 @@ class Outlook:
     def look(self) -> None:
         """Follow those streams that have appeared. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`."""
         self._lacking = self._follower.follow(dict.fromkeys(self._lacking), self._apply)
-
-    def read(self, timeout: float) -> bool:
-        """Read what comes within some seconds; return whether anything did. Raises py-amqp's errors, `OSError`."""
-        return self._follower.read(timeout)
 
     @property
     def is_complete(self) -> bool:

@@ -156,7 +156,7 @@ class DelayedPublisher:
 
     def refuse_submitted(self, channel: Any, exc: Exception) -> bool:
         """Refuse all submitted messages if their channel was closed; return whether it was that channel."""
-        if channel is None or self._unawaited.current is not channel:
+        if channel is None or not self._unawaited.owns(channel):
             return False
         try:
             with self._translate_refusals():
@@ -174,13 +174,6 @@ class DelayedPublisher:
         with self._exclusively():
             self._read_refusals()
             self._ensure(plan)
-
-    def bind(self, destination: Destination) -> None:
-        """Create the cascade and lead to a destination; with `declare="passive"` check both. Once per connection."""
-        with self._exclusively():
-            self._read_refusals()
-            if destination not in self.routes.known:
-                self.routes.ensure(destination)
 
     def lead_back(self, destination: Destination) -> None:
         """See `Routes.lead_back`."""

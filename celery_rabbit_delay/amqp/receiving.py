@@ -94,11 +94,8 @@ def is_dropped(connection: Any, message: Any) -> bool:
         if isinstance(key, str):
             options = other or connection.delay_options
             cascade = options.cascade
-
-            def apply(message: bytes) -> None:  # only streams that exist have keys: there is no end of made up roots
-                known.keys[cascade.root].apply(message)
-
-            _follow_once(connection, options, streams.keys(cascade), apply)
+            # Only streams that exist have keys: there is no end of made up roots.
+            _follow_once(connection, options, streams.keys(cascade), lambda body: known.keys[cascade.root].apply(body))
             if cascade.root in known.keys and known.keys[cascade.root].replaces(number):
                 logger.info(
                     "A message with the key %r is dropped, because another was sent later: %s", key, headers.get("id")
@@ -188,7 +185,7 @@ def catch_up(
     create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are delivered without the
     stream for some time, so that not every message waits for it. `silence` is that of `StreamReader`.
     """
-    with connection.hold_deliveries():
+    with connection.deliveries.hold():
         try:
             found = _catch_up(connection, stream, apply, patience, silence, options or connection.delay_options)
         except Exception as exc:

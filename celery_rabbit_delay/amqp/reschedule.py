@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import kombu
@@ -90,43 +91,38 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
     if others do not end their moves. Two moves of one message at the same moment would each leave a copy.
     """
     options: Options = connection.transport.delay_options
+    recording = replace(options, confirm=True, journal=0)
+    transport_options = {**connection.transport_options, OPTIONS: recording.to_dict()}
     with exclusive_reader(connection.default_channel, streams.changes(options.cascade).name, PATIENCE) as is_alone:
         if not is_alone:
             raise DelayError(f"another move has not ended in {PATIENCE} s: try again")
-        with _moving(connection, allowed, options) as move:
-            yield move
+        with closing(copy_of(connection, transport_options=transport_options)) as target:
+            yield partial(_move, target, allowed)
 
 
-@contextmanager
-def _moving(connection: kombu.Connection, allowed: Allowed, options: Options) -> Iterator[Move]:
-    recording = replace(options, confirm=True, journal=0)
-    transport_options = {**connection.transport_options, OPTIONS: recording.to_dict()}
-    with closing(copy_of(connection, transport_options=transport_options)) as target:
-
-        def move(records: Sequence[Record], due: datetime) -> None:
-            moment = datetime.now(timezone.utc)
-            first = min(records, key=lambda record: record.due)
-            if first.due < headers_.milliseconds(moment) + TOO_LATE:
-                raise TooLate(
-                    f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it, "
-                    "which is possible until 2 s before that"
-                )
-            copy = _copy(first, due, moment)
-            # Copies are equal if a message was published again after an error, or if its move was interrupted.
-            if any(_content(_copy(record, due, moment)) != _content(copy) for record in records):
-                raise DifferentMessages(
-                    f"{len(records)} different messages with the id {first.id!r} wait, and a move would keep only one "
-                    "of them: none was moved; send each with its own id, or cancel them all"
-                )
-            message, exchange, routing_key = copy
-            _check_expires(first.id, message.headers, max(due, moment), options)
-            if refused := allowed.refuses(exchange, routing_key, message.headers):
-                raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
-            target.default_channel.basic_publish(message, exchange, routing_key)
-            # Only now: without the copy, the message would be lost.
-            write_changes(target, [changes.void(record.number, record.due) for record in records])
-
-        yield move
+def _move(target: kombu.Connection, allowed: Allowed, records: Sequence[Record], due: datetime) -> None:
+    """Give a message another due time over a connection that records and confirms what it publishes."""
+    moment = datetime.now(timezone.utc)
+    first = min(records, key=lambda record: record.due)
+    if first.due < headers_.milliseconds(moment) + TOO_LATE:
+        raise TooLate(
+            f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it, which is "
+            "possible until 2 s before that"
+        )
+    copy = _copy(first, due, moment)
+    # Copies are equal if a message was published again after an error, or if its move was interrupted.
+    if any(_content(_copy(record, due, moment)) != _content(copy) for record in records):
+        raise DifferentMessages(
+            f"{len(records)} different messages with the id {first.id!r} wait, and a move would keep only one of them: "
+            "none was moved; send each with its own id, or cancel them all"
+        )
+    message, exchange, routing_key = copy
+    _check_expires(first.id, message.headers, max(due, moment), target.transport.delay_options)
+    if refused := allowed.refuses(exchange, routing_key, message.headers):
+        raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
+    target.default_channel.basic_publish(message, exchange, routing_key)
+    # Only now: without the copy, the message would be lost.
+    write_changes(target, [changes.void(record.number, record.due) for record in records])
 
 
 def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import kombu
@@ -17,7 +18,7 @@ from .. import upstream
 from ..core import changes, journal, streams
 from ..core import headers as headers_
 from ..core.changes import Changes
-from ..core.due import due_at
+from ..core.due import eta_in_utc
 from ..core.journal import Record
 from ..core.keys import Keys
 from ..core.streams import Unreadable
@@ -112,13 +113,9 @@ def scheduled(
     Needs memory for `limit` messages. `until` is parsed like the eta of `reschedule`. Raises `StreamUnavailable`,
     `NotPermitted`, `InvalidDelay` for an invalid `until`, `ValueError` for a `limit` below 1.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit!r}: use 1 or more, or None for all that waits")
-    names = queues or QueueNames()
-    latest: int | None = None
-    if until is not None:
-        zone = connection.transport.delay_options.naive_timezone
-        latest = headers_.milliseconds(due_at(until, None, datetime.now(timezone.utc), zone, "until"))
+    soonest, names = Soonest(limit), queues or QueueNames()
+    zone = connection.transport.delay_options.naive_timezone
+    latest = math.inf if until is None else headers_.milliseconds(eta_in_utc(until, zone, "until"))
 
     def shown(record: Record) -> Scheduled | None:
         try:
@@ -128,14 +125,13 @@ def scheduled(
             return None
 
     def chosen(record: Record) -> bool:
-        if (latest is not None and record.due > latest) or id_ not in (None, record.id):
+        if record.due > latest or id_ not in (None, record.id):
             return False
         if task is None and queue is None and limit is None:
             return True
         one = shown(record)
         return one is not None and task in (None, one.task) and queue in (None, one.queue)
 
-    soonest = Soonest(limit)
     for record in waiting(connection, progress, report):
         if soonest.wants(record) and chosen(record):
             soonest.add(record)
@@ -146,6 +142,9 @@ class Soonest:
     """The records that are due first, without duplicates: a message that was published again after an error has two."""
 
     def __init__(self, limit: int | None) -> None:
+        """Keep `limit` of them, or with None all. Raises `ValueError`."""
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit!r}: use 1 or more, or None for all that waits")
         self._limit = limit
         self._heap: list[tuple[int, int, Record]] = []  # the latest first
         self._numbers: set[int] = set()
@@ -214,7 +213,7 @@ def is_due_later(record: Record, known: Changes, keys: Keys) -> bool:
 
 def is_cancelled(record: Record, known: Changes) -> bool:
     """Return whether a message was cancelled by its id or a stamp. Raises `Unreadable`."""
-    headers: Mapping[str, Any] = to_message(record).headers if known.has_stamps else {}
+    headers: Mapping[str, Any] = to_message(record).headers if known.stamps else {}
     return known.cancels(record.id, headers)
 
 

@@ -120,7 +120,12 @@ class StreamReader:
             return
         end = extent.last
         is_last = None if end is None else lambda message: message.offset >= end
-        yield from self._read_on(stream, lambda first: self._read(stream, first, is_last))
+
+        def attempt(first: int) -> Iterator[StreamMessage]:
+            if end is None or first <= end:  # otherwise the error came after the last message
+                yield from self._read(stream, first, is_last)
+
+        yield from self._read_on(stream, attempt)
 
     def read_exactly(self, stream: Stream) -> Iterator[StreamMessage]:
         """Yield the same, up to a marker that this publishes. Raises `NotPermitted`, `CascadeMissing` as well."""
@@ -169,7 +174,7 @@ class StreamReader:
         def note(stream: Stream, channel: Any, message: Any) -> None:
             channel.basic_ack(message.delivery_tag)
             known = lasts.get(stream)
-            lasts[stream] = (message.headers or {}).get("x-stream-offset", known and known + 1)
+            lasts[stream] = (message.headers or {}).get("x-stream-offset", None if known is None else known + 1)
 
         with connection.within(self._silence), declare.translate_errors(self._options.cascade):
             channel = connection.channel()

@@ -21,9 +21,10 @@ from ..core import plan
 from ..core.errors import NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
-from ..core.plan import Now
+from ..core.plan import Now, Plan
 from ..core.unwrap import unwrap
 from .batch import PublishBatch
+from .blocks import GivingUp
 from .clients import PerClient
 from .confirms import NotStored, with_headers
 from .connection import ANSWERING, CLOSING, Connection
@@ -69,34 +70,23 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     ) -> Any:
         if not headers_.is_delayed(msg.headers):
             return publish(msg, exchange, routing_key, *args, **kwargs)
-        if self.connection is None:  # what py-amqp raises for a message without a delay
+        connection = self.connection
+        if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
-        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
-        delay, headers = headers_.delay_of(msg.headers, now.utc, self.connection.delay_options.naive_timezone)
+        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns())
+        delay, headers = headers_.delay_of(msg.headers, now.utc, options.naive_timezone)
         if delay <= 0:
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)
             return publish(msg, exchange, routing_key, *args, **kwargs)
-        return self._delay(msg, headers, exchange, routing_key, delay, now, **kwargs)
+        planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
+        timeout, confirm_timeout = kwargs.get("timeout"), kwargs.get("confirm_timeout")
+        return self._delay(planned._replace(timeout=timeout, confirm_timeout=confirm_timeout))
 
-    def _delay(
-        self,
-        msg: Any,
-        headers: headers_.Headers,
-        exchange: str,
-        routing_key: str,
-        delay: int,
-        now: Now,
-        timeout: float | None = None,
-        confirm_timeout: float | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def _delay(self, planned: Plan) -> None:
         """Send a message into the cascade, or put it into the batch that is being collected."""
         connection = self.connection
-        options, declarations = connection.delay_options, connection.declarations
-        planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, declarations)
-        planned = planned._replace(timeout=timeout, confirm_timeout=confirm_timeout)
-        publisher = connection.publisher_for(msg.properties.get("priority"))
+        publisher = connection.publisher_for(planned.message.properties.get("priority"))
         if connection.batches:
             publisher.prepare(planned)
             connection.batches[-1].add(connection, planned)
@@ -112,7 +102,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             raise RecoverableConnectionError("connection already closed")
         is_confirm = isinstance(method, list) and spec.Basic.Ack in method  # its limit is the caller's
         # If a wait is interrupted, its answer would count as the one to the next question.
-        with self.connection.giving_up(), self.connection.within(None if is_confirm else ANSWERING):
+        with GivingUp(self.connection), self.connection.within(None if is_confirm else ANSWERING):
             return super().wait(method, *args, **kwargs)
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
@@ -265,11 +255,8 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         loop.call_soon(_drain_once, connection)
 
 
-class SSLTransport(Transport):
-    def __init__(self, client: Any, **kwargs: Any) -> None:
-        super().__init__(client, **kwargs)
-        if not client.ssl:
-            client.ssl = True
+class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
+    pass
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:

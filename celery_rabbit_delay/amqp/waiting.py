@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import cache, partial
 from typing import Any
 
 import kombu
@@ -117,16 +117,12 @@ def replay(
 
     One that is not due yet, because an outbox with a delay was deleted, waits in the cascade for the rest. Yields each
     orphan with None once the broker has stored its copy, or else with the reason why it stays. An interruption loses no
-    message, and sends at most one twice. Raises `NotPermitted`, and `TimeoutError` if the broker
-    does not confirm a message within the option `confirm_timeout`.
+    message, and sends at most one twice. Raises `NotPermitted`, and `TimeoutError` after the option `confirm_timeout`.
     """
     channel = connection.channel()
     confirmed = ConfirmedChannel(connection)
     options = replace(connection.delay_options, confirm=True)  # whatever that says
-
-    @lru_cache
-    def publisher_of(cascade: Cascade) -> DelayedPublisher:
-        return DelayedPublisher(connection, cascade, options)
+    publisher_of = cache(partial(DelayedPublisher, connection, options=options))
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
@@ -140,8 +136,7 @@ def replay(
 
     try:
         with declare.translate_errors(cascade):
-            messages = take(channel, cascade.orphans, limit)
-            for message in filter(chosen, messages):
+            for message in filter(chosen, take(channel, cascade.orphans, limit)):
                 refused = send_on(message, allowed, publish)
                 if refused is None:
                     channel.basic_ack(message.delivery_tag)

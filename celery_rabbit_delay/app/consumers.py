@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import kombu
@@ -49,16 +50,15 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
     @property
     def on_message(self) -> Callable[[Any], Any] | None:
         """The callback that Kombu calls with each message. Celery's worker sets it to its task handler."""
-        return self._offer if self.handing_on.keep and self._is_ours else self.handing_on.keep
+        keep = self.handing_on.keep
+        return partial(self._offer, keep) if keep and self._is_ours else keep
 
     @on_message.setter
     def on_message(self, keep: Callable[[Any], Any] | None) -> None:
         self.handing_on.keep = keep
 
-    def _offer(self, message: DeliveredMessage) -> Any:
-        if self.handing_on.offer(message) or self.handing_on.keep is None:
-            return None
-        return self.handing_on.keep(message)
+    def _offer(self, keep: Callable[[Any], Any], message: DeliveredMessage) -> Any:
+        return None if self.handing_on.offer(message) else keep(message)
 
     def cancel(self) -> None:
         super().cancel()

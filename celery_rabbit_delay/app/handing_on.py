@@ -24,7 +24,7 @@ from ..amqp.destinations import own_destination
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import plan
-from ..core.due import parse_eta
+from ..core.due import eta_in_utc
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
 from ..core.plan import Now, Plan
@@ -196,12 +196,9 @@ def eta_of(message: DeliveredMessage) -> Any:
 def due_of(message: DeliveredMessage) -> datetime | None:
     """Return the due time of a task in UTC, as Celery's worker reads it: a naive eta is UTC. None without an eta."""
     eta = eta_of(message)
-    if not eta:
-        return None
     try:
-        due = parse_eta(eta)
-        return due.astimezone(timezone.utc) if due.tzinfo else due.replace(tzinfo=timezone.utc)
-    except (InvalidDelay, ValueError, OverflowError):  # Celery reports the error
+        return eta_in_utc(eta, timezone.utc) if eta else None
+    except InvalidDelay:  # Celery reports the error
         return None
 
 

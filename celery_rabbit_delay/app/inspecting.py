@@ -103,7 +103,7 @@ class Reading(threading.Thread):
         try:
             while self._is_wanted():
                 with Follower(self._connection) as follower:
-                    self._read(Outlook(follower, self._connection))
+                    self._read(follower, Outlook(follower, self._connection))
         except StreamReplaced:
             logger.info("A stream of delayed tasks was replaced: the next `celery inspect` reads it again")
         except (AMQPError, DelayError, OperationalError, OSError) as exc:
@@ -113,7 +113,7 @@ class Reading(threading.Thread):
                 self._is_over = True
             self._answer(None)
 
-    def _read(self, outlook: Outlook) -> None:
+    def _read(self, follower: Follower, outlook: Outlook) -> None:
         """Follow the streams, and answer once all is read, or at the latest when the client may not wait longer."""
         looked = -math.inf
         while self._is_wanted() and not outlook.is_exhausted:
@@ -121,8 +121,7 @@ class Reading(threading.Thread):
             if now > looked + LOOK:
                 outlook.look()
                 looked = now
-            is_idle = not outlook.read(_TURN)
-            is_read = is_idle and outlook.is_complete
+            is_read = not follower.read(_TURN) and outlook.is_complete
             if self._questions and (is_read or now > self._questions[0][0] + PATIENCE):
                 if not is_read:
                     logger.warning("`celery inspect` shows only a part of what waits: ask again when all is read")

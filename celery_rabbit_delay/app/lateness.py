@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.signals import task_prerun
 
-from ..core.due import parse_eta
+from ..core.due import eta_in_utc
 from ..core.errors import InvalidDelay, UnsupportedConfiguration
 from .handing_on import handed_on
 
@@ -63,8 +63,6 @@ def measure_lateness(registry: CollectorRegistry | None = None) -> Histogram:
 def lateness(eta: object, now: datetime) -> float | None:
     """Return the seconds from an eta (UTC if naive) to `now`, an aware datetime; None if the eta cannot be read."""
     try:
-        due = parse_eta(eta)
-        due = due if due.tzinfo else due.replace(tzinfo=timezone.utc)
-        return max(0.0, (now - due).total_seconds())
-    except (InvalidDelay, ValueError, OverflowError):
+        return max(0.0, (now - eta_in_utc(eta, timezone.utc)).total_seconds())
+    except InvalidDelay:
         return None

@@ -180,9 +180,7 @@ class Changes:
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
         """Return whether a task was cancelled, by its id or by a stamp in its headers."""
-        if not (
-            self._uuids.items or self._ids.items or self._stamps
-        ):  # the common case; `list` calls this for each record
+        if not (self._uuids.items or self._ids.items or self._stamps):  # the common case: `list` asks for each record
             return False
         short = _uuid(id_)
         if (id_ in self._ids) if short is None else (short in self._uuids):
@@ -195,10 +193,6 @@ class Changes:
             for name, values in self._stamps.items()
             for value in _items(stamps.get(name))
         )
-
-    @property
-    def has_stamps(self) -> bool:
-        return bool(self._stamps)
 
     @property
     def stamps(self) -> Mapping[str, Mapping[str, int]]:

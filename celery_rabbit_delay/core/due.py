@@ -18,6 +18,18 @@ _CELERY_FORMAT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:
 _MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 
 
+class NamedZone(str):
+    """A time zone by its name, as which JSON represents it."""
+
+    zone: tzinfo
+
+    @classmethod
+    def of(cls, zone: tzinfo) -> NamedZone:
+        named = cls(zone)
+        named.zone = zone
+        return named
+
+
 def parse_eta(eta: object, name: str = "the eta") -> datetime:
     """Return a datetime, naive or aware as written, from an ISO 8601 string or a datetime. Raises `InvalidDelay`."""
     if isinstance(eta, datetime):
@@ -38,19 +50,21 @@ def microseconds_until(due: datetime, now: datetime) -> int:
         raise _unreadable(due.replace(tzinfo=None).isoformat()) from exc
 
 
-def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo, name: str = "the eta") -> datetime:
-    """Return the moment, in UTC, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`.
+def eta_in_utc(eta: object, naive_timezone: tzinfo, name: str = "the eta") -> datetime:
+    """Return the moment that an eta means. Raises `InvalidDelay`, which calls the eta `name`."""
+    due = parse_eta(eta, name)
+    try:
+        return (due if due.tzinfo else due.replace(tzinfo=naive_timezone)).astimezone(timezone.utc)
+    except (ValueError, OverflowError) as exc:  # it is in UTC before the year 1, or after 9999
+        raise _unreadable(eta, name) from exc
 
-    `name` is what the error calls the eta.
-    """
+
+def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo) -> datetime:
+    """Return the moment, in UTC, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`."""
     if (eta is None) == (countdown is None):
         raise InvalidDelay("give either eta or countdown")
     if eta is not None:
-        due = parse_eta(eta, name)
-        try:
-            return (due if due.tzinfo else due.replace(tzinfo=naive_timezone)).astimezone(timezone.utc)
-        except (ValueError, OverflowError) as exc:  # it is in UTC before the year 1, or after 9999
-            raise _unreadable(eta, name) from exc
+        return eta_in_utc(eta, naive_timezone)
     try:
         if isinstance(countdown, bool) or not (seconds := float(countdown)) >= 0:  # type: ignore[arg-type]
             raise ValueError

@@ -15,8 +15,6 @@ from .routing_key import MAX_LENGTH, SENTINEL
 #: the parts that an earlier release declared (docs/how-it-works.md, A later layout).
 LAYOUT = 3
 
-_MILLISECOND = timedelta(milliseconds=1)
-
 
 @dataclass(frozen=True)
 class Names:
@@ -40,7 +38,7 @@ class Names:
     high: bool = False
 
     def milliseconds(self, ticks: int) -> int:
-        return ticks * (self.tick // _MILLISECOND)
+        return ticks * (self.tick // timedelta(milliseconds=1))
 
     @cached_property
     def root(self) -> str:
@@ -49,8 +47,8 @@ class Names:
 
     def root_of(self, layout: int) -> str:
         """Return the root in another layout. Where the exchange of that name exists, that layout is in use."""
-        milliseconds = self.tick // _MILLISECOND
-        return f"{self.prefix}.v{layout}.{milliseconds}ms" + (".classic" if self.queue_type == "classic" else "")
+        classic = ".classic" if self.queue_type == "classic" else ""
+        return f"{self.prefix}.v{layout}.{self.milliseconds(1)}ms{classic}"
 
     @property
     def base_name(self) -> str:

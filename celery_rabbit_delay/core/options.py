@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from dateutil.tz import tzlocal
 
 from . import streams
-from .due import to_ticks
+from .due import NamedZone, to_ticks
 from .errors import InvalidOption
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
 from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
@@ -30,9 +30,7 @@ OPTIONS = "rabbit_delay"
 _LONGEST_TIMEOUT = 24 * 3600
 
 #: RabbitMQ refuses a queue TTL over ten years.
-TEN_YEARS = 10 * 365 * 24 * 3600.0
-
-_YEAR = 365 * 24 * 3600.0
+TEN_YEARS = 10.0 * streams.YEAR
 
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
@@ -55,7 +53,7 @@ class Options:
     #: Seconds, a whole number of milliseconds: the shortest delay, and the most that rounding up may add.
     tick: float = 0.125
     #: Seconds: the longest delay. It decides how many levels, one queue each, the cascade has.
-    max_delay: float = _YEAR
+    max_delay: float = float(streams.YEAR)
     #: Lateness that may be traded for fewer hops: (fraction of the delay, at most this many seconds), or a fraction.
     slack: float | tuple[float, float] = (0.001, 1.0)
     #: Seconds: delays that each destination may have a queue for, which makes them one hop. Others end in one of the
@@ -82,14 +80,11 @@ class Options:
         if isinstance(self.slack, tuple):
             values["slack"] = list(self.slack)
         values["outboxes"] = list(self.outboxes)
-        if self.timezone is timezone.utc:
-            values["timezone"] = "UTC"
-        elif isinstance(self.timezone, ZoneInfo) and self.timezone.key:
-            values["timezone"] = self.timezone.key
+        if isinstance(self.timezone, tzinfo):
+            values["timezone"] = NamedZone.of(self.timezone)
         return values
 
     def __post_init__(self) -> None:
-        known_types, declares = get_args(QueueType), get_args(Declare)
         if not _is_name(self.prefix):
             raise InvalidOption(f"prefix={self.prefix!r}: use a name of 1 to {_MAX_PREFIX} bytes of UTF-8")
         if f"{self.prefix}.".startswith("amq."):
@@ -102,8 +97,9 @@ class Options:
         if len(pair) != 2 or not all(_is_number(n) and n >= 0 for n in pair) or pair[0] >= 1:
             raise InvalidOption(f"slack={self.slack!r}: use a fraction below 1, or (fraction, maximum in seconds)")
         self._check_outboxes()
-        if self.queue_type not in known_types:
-            raise InvalidOption(f"queue_type={self.queue_type!r}: use one of {', '.join(known_types)}")
+        for name, values in (("queue_type", get_args(QueueType)), ("declare", get_args(Declare))):
+            if getattr(self, name) not in values:
+                raise InvalidOption(f"{name}={getattr(self, name)!r}: use one of {', '.join(values)}")
         for name in ("confirm", "hand_on"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
@@ -112,8 +108,6 @@ class Options:
             raise InvalidOption(f"confirm_timeout={seconds!r}: use seconds, above 0 up to a day, or None for no limit")
         if self.journal is not None and not (_is_number(self.journal) and 0 <= self.journal < float("inf")):
             raise InvalidOption(f"journal={self.journal!r}: use seconds, 0 or more, or None to record nothing")
-        if self.declare not in declares:
-            raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(declares)}")
         _ = self.naive_timezone
 
     def _check_outboxes(self) -> None:
@@ -181,6 +175,8 @@ class Options:
 
     @cached_property
     def naive_timezone(self) -> tzinfo:
+        if isinstance(self.timezone, NamedZone):
+            return self.timezone.zone
         if self.timezone in (None, "UTC"):
             return timezone.utc
         if isinstance(self.timezone, tzinfo):

@@ -91,7 +91,7 @@ def of_new(
         _check_priority(message.properties["priority"])
     headers = with_time_sent(headers, now.utc)
     key, number = _key_and_number(headers, delay) if X_DELAY_KEY in headers else (None, None)
-    stream = None if options.journal is None else _journal(delay, options.journal, options)
+    stream = _journal(delay, options)
     if number is None and (stream or key):
         number = streams.new_number()
     due = now.utc + timedelta(microseconds=delay)
@@ -109,9 +109,7 @@ def of_received(
     """
     delay = (due - now.utc) // timedelta(microseconds=1)
     _check_delay(delay, options)
-    stream = None
-    if options.journal is not None and X_DELAY_KEY not in received.headers:
-        stream = _journal(delay, options.journal, options)
+    stream = None if X_DELAY_KEY in received.headers else _journal(delay, options)
     number = streams.new_number() if stream else None
     wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
     return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, stream)
@@ -148,9 +146,11 @@ def _destination(exchange: str, wrapped: Headers, options: Options, declarations
     return declarations.destination(exchange, keys, options.declare == "passive")
 
 
-def _journal(delay: int, least: float, options: Options) -> Stream | None:
-    """Return the stream that records a message with a delay in microseconds, if that is at least so many seconds."""
-    return streams.journal_for(options.cascade, delay / 1_000_000) if delay >= least * 1_000_000 else None
+def _journal(delay: int, options: Options) -> Stream | None:
+    """Return the stream that records a message with a delay in microseconds; None if it is not recorded."""
+    if options.journal is None or delay < options.journal * 1_000_000:
+        return None
+    return streams.journal_for(options.cascade, delay / 1_000_000)
 
 
 def _key_and_number(headers: Headers, delay: int) -> tuple[str | None, int | None]:

@@ -24,7 +24,7 @@ from .errors import DelayError
 from .topology import Cascade, Stream
 
 _DAY = 24 * 3600
-_YEAR = 365 * _DAY
+YEAR = 365 * _DAY
 
 #: Seconds after its due time for which a moved message may lie in its queue, and is dropped when it is taken.
 VOID_KEPT = 30 * _DAY
@@ -38,7 +38,7 @@ _HORIZONS = (
     (36 * 3600, 40 * 3600, 4_000_000),
     (9 * _DAY, 10 * _DAY, 8_000_000),
     (54 * _DAY, 56 * _DAY, 16_000_000),
-    (_YEAR, 370 * _DAY, 32_000_000),
+    (YEAR, 370 * _DAY, 32_000_000),
 )
 
 #: The size of a segment of the stream for longer delays.
@@ -49,8 +49,6 @@ MAX_KEYED_DELAY = _DAY
 
 #: The size of the number in the package's header that identifies a copy of a message.
 NUMBER_BITS = 53
-
-_MARKER, _MARKER_LENGTH = b"m", 16
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,7 +82,7 @@ def _longest(cascade: Cascade) -> int:
     So apps that share a cascade declare the same streams, unless one has a `max_delay` beyond a year.
     """
     tick = cascade.tick.total_seconds()
-    a_year = math.ceil(math.log2(_YEAR / tick))
+    a_year = math.ceil(math.log2(YEAR / tick))
     return math.ceil(tick * (1 << max(a_year, cascade.powers)))
 
 
@@ -123,4 +121,4 @@ def new_number() -> int:
 
 def marker() -> bytes:
     """Return a unique message: a reader that has reached it has read all earlier messages of the stream."""
-    return _MARKER + os.urandom(_MARKER_LENGTH)
+    return b"m" + os.urandom(16)

@@ -68,7 +68,7 @@ def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vho
             kombu.Connection(between.url(vhost.url()), transport_options=options) as connection,
         ):
             channel = connection.default_channel  # opened while the broker answers
-            connection.connection.publisher_for().bind(Destination("", ("q",)))
+            connection.connection.publisher_for().routes.ensure(Destination("", ("q",)))
 
             def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
                 message = Message(body, application_headers={"x-delay": 60_000})

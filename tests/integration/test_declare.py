@@ -11,7 +11,7 @@ import pytest
 from amqp.exceptions import NotFound
 
 from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, Options, operate
-from celery_rabbit_delay.amqp import declare, publisher
+from celery_rabbit_delay.amqp import create, declare, publisher
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate.verify import probe
@@ -114,7 +114,7 @@ def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, mo
     vhost.delete_exchange(vhost.cascade.marker)
     name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{vhost.cascade.levels[3].queue}">>),'
     node.ctl("eval", f"{name} ok = mnesia:dirty_delete(rabbit_queue, Name).")
-    declare_once = declare._declare
+    declare_once = create._declare
     answers = []
 
     def moment(*args: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, mo
             node.ctl("eval", f"{name} {row}, ok = mnesia:dirty_write(rabbit_queue, Queue).")
             raise
 
-    monkeypatch.setattr(declare, "_declare", moment)
+    monkeypatch.setattr(create, "_declare", moment)
     vhost.publish_one()
     assert [" is down or inaccessible" in answer for answer in answers] == [True]
     assert len(vhost.take("q", 2)) == 2

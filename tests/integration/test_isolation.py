@@ -46,7 +46,7 @@ def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhos
     with vhost.connection() as connection:
         for destination in destinations:
             for priority in (0, 9):
-                connection.connection.publisher_for(priority).bind(destination)
+                connection.connection.publisher_for(priority).routes.ensure(destination)
         for queue in ("q", long):
             lead(connection, queue, delays=[1, 60])
     verified = run(vhost.url("amqp"), "verify", *management(vhost))

@@ -119,10 +119,10 @@ def test_without_confirm_no_new_outbox_closes_the_channel_of_messages_under_way(
     vhost.declare("q")
     with vhost.connection(**SHORT, **EASY, confirm=False) as connection:
         send(connection, 30)
-        channel = connection.connection.publisher_for(None).routes._channel.current
+        channel = connection.connection.publisher_for(None).routes._channel.get_channel()
         send(connection, 70)
         send(connection, 250)
-        assert connection.connection.publisher_for(None).routes._channel.current is channel
+        assert connection.connection.publisher_for(None).routes._channel.get_channel() is channel
         assert {outbox(vhost, delay) for delay in ("70ms.", "250ms.")} <= set(outboxes(vhost))
         arrive(vhost, 3)
 
@@ -445,7 +445,7 @@ def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
             cascade, options = publisher.cascade, publisher.options
             ticks = [int(delay / options.tick) for delay in delays]
             for destination in destinations:
-                publisher.bind(destination)
+                publisher.routes.ensure(destination)
                 declare.bind_destination(client.default_channel, cascade, destination, ticks)
         levels = [level.queue for level in cascade.levels]
         own = [cascade.outbox_name(destination, delay) for destination in destinations for delay in (0, *ticks)]

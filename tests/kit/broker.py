@@ -216,7 +216,7 @@ def lead(connection: kombu.Connection, queue: str, priority: int | None = None, 
     A connection's first message waits for this, and with fewer ticks left may take another way.
     """
     publisher, destination = connection.connection.publisher_for(priority), Destination("", (queue,))
-    publisher.bind(destination)
+    publisher.routes.ensure(destination)
     outboxes = publisher.routes.usable_outboxes(destination)
     for seconds in delays:  # not as a message would: the machine may pause between its delay and its route
         ticks = publisher.options.ticks(round(seconds * 1_000_000))

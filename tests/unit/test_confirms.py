@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from celery_rabbit_delay.amqp import blocks, following, stream_reader
 from celery_rabbit_delay.amqp import connection as connection_
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing
+from celery_rabbit_delay.amqp.stream_reader import Extent, StreamMessage
 from celery_rabbit_delay.amqp.transport import DelayConnection
 from celery_rabbit_delay.core.topology import Stream
 
@@ -203,7 +205,7 @@ def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(following, "copy_of", lambda client: client)
     monkeypatch.setattr(stream_reader, "copy_of", lambda client: client)
     monkeypatch.setattr(stream_reader, "_count", lambda *args: 1)
-    monkeypatch.setattr(following, "_consume", lambda *args, **kwargs: "tag")
+    monkeypatch.setattr(following, "consume", lambda *args, **kwargs: "tag")
     monkeypatch.setattr(stream_reader, "consume", lambda *args, **kwargs: "tag")
     return client
 
@@ -221,6 +223,39 @@ def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(broker: Broker, cl
     with pytest.raises(TimeoutError, match="has not answered in time"):
         stream_reader.StreamReader(client)._extents([STREAM])
     assert broker.now == stream_reader.SILENCE
+
+
+def test_an_error_after_the_last_message_of_a_stream_begins_nothing_again(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [StreamMessage(0, b"a"), StreamMessage(1, b"b")]
+    begun: list[int] = []
+
+    def read(stream: Stream, first: int, is_last: Any) -> Iterator[StreamMessage]:
+        begun.append(first)
+        yield from there[first:]
+        raise RecoverableConnectionError("lost while the consumer ended")
+
+    reader = stream_reader.StreamReader(client)
+    monkeypatch.setattr(reader, "_read", read)
+    assert list(reader.read(STREAM, Extent(2, 1))) == there
+    assert begun == [0]
+
+
+@pytest.mark.parametrize(("offsets", "last"), [([4], 4), ([None], None), ([0, None], 1), ([0, None, None], 2)])
+def test_a_message_that_does_not_say_its_offset_comes_after_the_one_before(
+    client: Any, monkeypatch: pytest.MonkeyPatch, offsets: list[int | None], last: int | None
+) -> None:
+    acknowledged: list[int] = []
+    monkeypatch.setattr(client.connection, "channel", lambda: SimpleNamespace(basic_ack=acknowledged.append))
+
+    def consume(channel: Any, stream: Stream, offset: str, callback: Any, prefetch: int) -> None:
+        for tag, number in enumerate(offsets, start=1):
+            callback(SimpleNamespace(delivery_tag=tag, headers={} if number is None else {"x-stream-offset": number}))
+
+    monkeypatch.setattr(stream_reader, "consume", consume)
+    assert stream_reader.StreamReader(client).extents([STREAM]) == {STREAM: Extent(1, last)}
+    assert len(acknowledged) == len(offsets)
 
 
 def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Broker, client: Any) -> None:

@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import kombu
@@ -175,7 +175,13 @@ def test_a_custom_amqp_class_is_kept() -> None:
 
 @pytest.mark.parametrize(
     "conf",
-    [{}, {"timezone": "Europe/Berlin"}, {"enable_utc": False}, {"enable_utc": False, "timezone": "America/New_York"}],
+    [
+        {},
+        {"timezone": "Europe/Berlin"},
+        {"timezone": timezone(timedelta(hours=2))},
+        {"enable_utc": False},
+        {"enable_utc": False, "timezone": "America/New_York"},
+    ],
 )
 def test_what_the_app_says_of_its_connection_is_json(conf: dict[str, Any]) -> None:
     """`inspect stats`, which Flower and others ask for, sends it."""

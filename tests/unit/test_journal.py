@@ -376,8 +376,8 @@ def test_another_message_of_the_stream_changes_nothing() -> None:
 
 
 def test_changes_know_whether_there_are_stamps() -> None:
-    assert not read(changes.void(1, SOON)).has_stamps
-    assert read(changes.cancelled_stamps({"batch": "red"}, NOW)).has_stamps
+    assert not read(changes.void(1, SOON)).stamps
+    assert read(changes.cancelled_stamps({"batch": "red"}, NOW)).stamps
 
 
 def test_an_id_of_36_characters_that_is_no_uuid_is_an_id_too() -> None:

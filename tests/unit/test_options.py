@@ -222,6 +222,14 @@ def test_options_are_written_as_json_and_read_back(options: dict[str, Any], writ
     assert str(again.naive_timezone) == str(Options(**options).naive_timezone)
 
 
+def test_a_zone_that_has_no_name_is_written_as_text_and_kept() -> None:
+    zone = timezone(timedelta(hours=2))
+    written = Options(timezone=zone).to_dict()
+    assert json.loads(json.dumps(written))["timezone"] == "UTC+02:00"
+    for options in (written, pickle.loads(pickle.dumps(written)), Options.parse(written).to_dict()):
+        assert Options.parse(options).naive_timezone == zone
+
+
 def test_local_is_the_zone_of_the_machine() -> None:
     moment = datetime(2026, 7, 1, 12)  # noqa: DTZ001
     assert moment.replace(tzinfo=Options(timezone="local").naive_timezone).timestamp() == moment.timestamp()

@@ -273,7 +273,7 @@ def test_a_destination_is_led_to_without_an_outbox_that_delays_if_none_is_needed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parts = Parts(monkeypatch, Options())
-    parts.publisher.bind(DESTINATION)
+    parts.publisher.routes.ensure(DESTINATION)
     assert parts.send(64) == "@.^9"
     assert parts.declared == [(DESTINATION, [0])]
 

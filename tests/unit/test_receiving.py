@@ -27,9 +27,8 @@ class Client:
 def connected(client: Client) -> Any:
     """Return an `amqp.Connection`."""
     known = receiving.known_to[client]
-    return SimpleNamespace(
-        client=client, known=known, followed={}, delay_options=Options(), hold_deliveries=contextlib.nullcontext
-    )
+    deliveries = SimpleNamespace(hold=contextlib.nullcontext)
+    return SimpleNamespace(client=client, known=known, followed={}, delay_options=Options(), deliveries=deliveries)
 
 
 def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
