@@ -75,7 +75,7 @@ def judge(
 
     A task is lost if it was confirmed and never ran, unless it expired before it was due or somebody tried to cancel
     it. One that is published again, such as a retry by a task that ran twice, is due when it was due at first. A fault
-    explains that a task ran twice if it struck after the task was sent; "a.1" is a retry of "a", and sent with it. It was
+    explains that a task ran twice if it struck after the task was sent, of which "a.1" and "a.2" are retries. It was
     cancelled or moved in time if that was a second or more before it was due. It is early if it ran more than
     `tolerance` seconds before it was due, and late if it first ran more than `patience` seconds after.
     """

@@ -81,8 +81,9 @@ def test_a_task_that_expired_before_it_was_due_is_not_lost_and_must_not_run() ->
 
 
 def test_percentiles_are_of_first_runs() -> None:
-    published = [{"id": n, "sent": 0.0, "due": 0.0} for n in range(100)]
-    figures = judge(published, [{"id": n, "at": float(n)} for n in range(100)] + [{"id": 0, "at": 500.0}]).figures()
+    published = [{"id": str(n), "sent": 0.0, "due": 0.0} for n in range(100)]
+    ran = [*({"id": str(n), "at": float(n)} for n in range(100)), {"id": "0", "at": 500.0}]
+    figures = judge(published, ran).figures()
     assert [figures[name] for name in ("p50", "p99", "p100")] == [50.0, 99.0, 99.0]
     assert figures["unexplained"] == 1
 
