@@ -12,7 +12,7 @@ from .parts import QueueType
 from .routing_key import MAX_LENGTH, SENTINEL
 
 #: The version of the layout on a broker. Raise it with each change of names, arguments or keys, because a broker keeps
-#: the parts that an earlier release declared (docs/how-it-works.md, A later layout).
+#: the parts that an earlier release declared (docs/contributing/layout.md, Versions).
 LAYOUT = 3
 
 
