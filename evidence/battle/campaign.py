@@ -169,7 +169,7 @@ def commit() -> str:
     def git(*command: str) -> str:
         return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    changed = git("status", "--short", ".", f":!{pieces.RESULTS}")
+    changed = git("status", "--short", ".", f":!{pieces.RESULTS.relative_to(ROOT)}")
     return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
 
 
