@@ -26,6 +26,7 @@ from .confirms import ConfirmedChannel
 from .deliveries import MALFORMED, DeferredDeliveries, Method, with_text, without_properties
 from .publisher import DelayedPublisher
 from .receiving import Known, known_to
+from .subscription import Subscription
 
 #: Seconds to wait for the answer to a question to the broker, such as a declaration; to the last one, when a connection
 #: or a channel closes.
@@ -49,9 +50,9 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self.turns = threading.RLock()
         self._process = os.getpid()
         self.declarations = Declarations()
-        #: Name of a stream -> the time (`time.monotonic`) of the next attempt to read it; infinite if this connection
-        #: consumes it.
+        #: Name of a stream -> the time (`time.monotonic`) to try again to read it, or to renew its subscription.
         self.followed: dict[str, float] = {}
+        self.subscriptions: dict[str, Subscription] = {}
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._by_priority: dict[int | None, DelayedPublisher] = {}
         self.deliveries = DeferredDeliveries(self._deliver)
@@ -152,7 +153,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         channel = (self.channels or {}).get(channel_id)
         if content is not None and getattr(channel, "takes_anything", False):
             payload = with_text(method_sig, payload, content)
-        if method_sig == spec.Basic.Deliver and self.deliveries.holds:
+        if method_sig == spec.Basic.Deliver and self.deliveries.holds and channel_id != self.deliveries.passed:
             return self.deliveries.add((channel_id, method_sig, payload, content))
         try:
             return super().on_inbound_method(channel_id, method_sig, payload, content)

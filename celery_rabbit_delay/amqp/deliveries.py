@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from amqp import Message, spec
@@ -54,6 +55,8 @@ class DeferredDeliveries:
         self.waiting: deque[Method] = deque()
         #: The number of blocks in which deliveries are being held.
         self.holds = 0
+        #: The channel whose deliveries are passed on all the same.
+        self.passed: int | None = None
         self._delivering = False
 
     def hold(self) -> DeferredDeliveries:
@@ -66,6 +69,15 @@ class DeferredDeliveries:
     def __exit__(self, *exc_info: object) -> None:
         self.holds -= 1
         self.flush()
+
+    @contextmanager
+    def passing(self, channel_id: int) -> Iterator[None]:
+        """Pass on the deliveries of a channel of ours until the block ends, whatever is held."""
+        self.passed = channel_id
+        try:
+            yield
+        finally:
+            self.passed = None
 
     def add(self, delivery: Method) -> None:
         """Take a delivery while deliveries are being held."""

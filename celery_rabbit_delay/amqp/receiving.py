@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,9 +11,8 @@ from functools import partial
 from typing import Any
 
 import kombu
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AMQPError, ChannelError
 
-from .. import upstream
 from ..core import streams
 from ..core.changes import Changes
 from ..core.errors import DelayError, StreamUnavailable
@@ -24,7 +22,8 @@ from ..core.options import Options, options_of
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
-from .stream_reader import StreamMessage, StreamReader, consume, message_of
+from .stream_reader import StreamMessage, StreamReader
+from .subscription import Subscription
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +33,9 @@ PATIENCE = 15
 #: Seconds after which a message that comes makes the connection try again to read a stream: one that may have come back
 #: by itself, and one that somebody has to see to. No message waits for long then.
 AGAIN, MUCH_LATER = 10, 300
+
+#: Seconds after which a message that comes renews the subscription to a stream.
+RENEWAL = 5
 
 #: Seconds for which a message waits for the broker's answer when a stream is tried again.
 SILENCE = 2
@@ -118,14 +120,14 @@ def _follow_changes(connection: Any, known: Known, other: Options | None) -> Non
 
 
 def _follow_once(connection: Any, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
-    """Read a stream and follow it, once per `amqp.Connection`.
+    """Read a stream and follow it, once per `amqp.Connection`, and renew the subscription now and then.
 
     Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no
     parts of a cascade other than the connection's, because its root may be forged.
     """
     until = connection.followed.get(stream.name)
     if until is None:
-        if options is not connection.delay_options and not _has_room(connection.followed):
+        if options is not connection.delay_options and not _has_room(connection):
             return
         try:
             catch_up(connection, stream, apply, PATIENCE, options=options)
@@ -135,7 +137,7 @@ def _follow_once(connection: Any, options: Options, stream: Stream, apply: Calla
                 "to read the changes succeeds: %s",
                 exc,
             )
-    elif until <= time.monotonic():
+    elif until <= time.monotonic() and not _renew(connection, stream):
         try:
             if catch_up(connection, stream, apply, patience=0, silence=SILENCE, options=options):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
@@ -143,9 +145,25 @@ def _follow_once(connection: Any, options: Options, stream: Stream, apply: Calla
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
 
 
-def _has_room(followed: dict[str, float]) -> bool:
+def _renew(connection: Any, stream: Stream) -> bool:
+    """Renew the subscription to a stream; return False if there is none, or if nothing comes, so that it has ended."""
+    subscription = connection.subscriptions.get(stream.name)
+    if subscription is None:
+        return False
+    connection.followed[stream.name] = time.monotonic() + RENEWAL  # messages that come meanwhile do not try it as well
+    try:
+        subscription.renew(SILENCE)
+    except (ChannelError, StreamUnavailable, TimeoutError) as exc:
+        logger.info("The stream %r has to be read again: %s", stream.name, exc)
+        del connection.subscriptions[stream.name]
+        return False
+    return True
+
+
+def _has_room(connection: Any) -> bool:
     """Return whether a stream that may be made up can be looked for, after such streams were forgotten in time."""
-    unknown = [name for name, until in followed.items() if until < math.inf]
+    followed = connection.followed
+    unknown = [name for name in followed if name not in connection.subscriptions]
     if len(unknown) < MOST_UNKNOWN:
         return True
     over = [name for name in unknown if followed[name] <= time.monotonic()]
@@ -193,7 +211,7 @@ def catch_up(
             wait = AGAIN if isinstance(exc, (StreamUnavailable, AMQPError, OSError)) else MUCH_LATER
             connection.followed[stream.name] = time.monotonic() + wait
             raise
-        connection.followed[stream.name] = math.inf if found else time.monotonic() + AGAIN
+        connection.followed[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
         return found
 
 
@@ -205,45 +223,28 @@ def _catch_up(
     silence: float | None,
     options: Options,
 ) -> bool:
-    following = 0
+    last = -1
     with StreamReader(connection.client, patience, silence, options) as reader:
         for _ in range(2):
             for message in reader.read_exactly(stream):
-                following = message.offset + 1
+                last = message.offset
                 apply_readable(apply, stream, message)
-            if following:
+            if last >= 0:
                 break
             if options is not connection.delay_options:
                 return False
             reader.create(stream)
-    follow(connection, stream, following, partial(apply_readable, apply, stream))
-    return True
+    if known := connection.subscriptions.pop(stream.name, None):
+        known.close()
 
-
-def follow(connection: Any, stream: Stream, first: int, callback: Callable[[StreamMessage], None]) -> None:
-    """Make reads of an `amqp.Connection` call back for each message of a stream from an offset on.
-
-    If the stream is deleted, or its node goes down, the next message of a consumer makes the connection read it again.
-    """
-    channel = connection.channel()
-    last = -1
-
-    def on_message(message: Any) -> None:
-        nonlocal last
-        channel.basic_ack(message.delivery_tag)
-        one = message_of(message, last)
-        last = one.offset
-        if one.offset >= first:
-            callback(one)
-
-    def on_cancel(consumer_tag: str) -> None:
+    def on_end() -> None:
+        """Let the next message of a consumer read the stream again."""
+        connection.subscriptions.pop(stream.name, None)
         connection.followed[stream.name] = time.monotonic()
-        upstream.close_without_waiting(channel)
 
-    # What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the
-    # task itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection
-    # that takes nothing for 15 s.
-    consume(channel, stream, first, on_message, prefetch=10_000, on_cancel=on_cancel)
+    callback = partial(apply_readable, apply, stream)
+    connection.subscriptions[stream.name] = Subscription(connection, stream, last, callback, on_end)
+    return True
 
 
 def apply_readable(apply: Callable[[bytes], object], stream: Stream, message: StreamMessage) -> None:

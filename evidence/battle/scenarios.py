@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import random
 import shutil
@@ -21,7 +20,7 @@ from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.topology import LAYOUT
 from tests.kit.meter import about
-from tests.kit.node import Node, NodeFailed, cluster, dead_letters_again, start_all
+from tests.kit.node import Node, NodeFailed, cluster, dead_letters_again, is_whole, start_all
 from tests.kit.proxy import Proxy, proxy
 
 from .app import CONTENDERS, QUEUE
@@ -272,15 +271,6 @@ def heal(stage: Stage) -> None:
             for node in stage.nodes:
                 node.kill()
             start_all(stage.nodes)
-
-
-def is_whole(node: Node) -> bool:
-    """Return whether a node sees all others of its cluster."""
-    try:
-        status = json.loads(node.ctl("cluster_status", "--formatter", "json"))
-    except NodeFailed:
-        return False
-    return len(status["running_nodes"]) == len(status["disk_nodes"])
 
 
 def rolling_restart(stage: Stage) -> None:

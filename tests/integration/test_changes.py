@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -12,13 +13,16 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage, StreamReader
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.topology import Stream
-from tests.kit.broker import Vhost, publish, take
+from tests.kit.broker import Broker, Vhost, publish, take
+from tests.kit.node import cluster, is_whole
+from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 
@@ -44,6 +48,53 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
             while "end" not in found:
                 consumer.drain_events(timeout=30)
     assert found == ["end"]
+
+
+def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a node was cut off for a moment: the connection stays, and the consumer of the stream is forgotten."""
+    monkeypatch.setattr(receiving, "RENEWAL", 0.5)
+    vhost.declare("q")
+    with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as consumer:
+        publish(publisher, 0.1, correlation_id="begin")
+        assert take(consumer, "q", 1)
+        [subscription] = consumer.connection.subscriptions.values()
+        callbacks = subscription._channel.callbacks
+        callbacks.update(dict.fromkeys(callbacks, lambda message: None))
+        publish(publisher, 3, correlation_id="victim")
+        operate.cancel(publisher, ["victim"])
+        publish(publisher, 3.5, correlation_id="end")
+        assert [message.properties["correlation_id"] for message in take(consumer, "q", 1)] == ["end"]
+        assert list(consumer.connection.subscriptions.values()) == [subscription]
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_consumer_on_a_node_that_was_cut_off_learns_of_later_changes() -> None:
+    with ExitStack() as stack:
+        nodes = stack.enter_context(cluster(3))
+        with Vhost(Broker(nodes[0]), "/").connection() as connection:
+            for queue in ("q0", "q1", "q2"):
+                connection.default_channel.queue_declare(
+                    queue, durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"}
+                )
+        consumers = [stack.enter_context(Vhost(Broker(node), "/").connection(journal=0)) for node in nodes]
+        for number, consumer in enumerate(consumers):
+            publish(consumer, 0.1, f"q{number}", correlation_id="begin")
+            assert take(consumer, f"q{number}", 1)
+        if consumers[0].connection.server_version < (4,):
+            pytest.skip("nodes of RabbitMQ 3 may stay apart until they are restarted")
+        nodes[1].suspend(True)
+        wait_until(lambda: not is_whole(nodes[0]), "the others have noticed")
+        nodes[1].suspend(False)
+        wait_until(lambda: all(map(is_whole, nodes)), "the cluster is whole")
+        for number, consumer in enumerate(consumers):
+            with Vhost(Broker(nodes[number]), "/").connection(journal=0, confirm_timeout=60) as publisher:
+                publish(publisher, 3, f"q{number}", correlation_id="victim")
+                operate.cancel(publisher, ["victim"])
+                publish(publisher, 6, f"q{number}", correlation_id="end")
+            assert [one.properties["correlation_id"] for one in take(consumer, f"q{number}", 1)] == ["end"]
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,15 @@ def cluster(amount: int, conf: str = "", **options: Any) -> Iterator[list[Node]]
             node.remove()
 
 
+def is_whole(node: Node) -> bool:
+    """Return whether a node sees all others of its cluster."""
+    try:
+        status = json.loads(node.ctl("cluster_status", "--formatter", "json"))
+    except NodeFailed:
+        return False
+    return len(status["running_nodes"]) == len(status["disk_nodes"])
+
+
 def kill_epmd(port: int) -> None:
     """Ask Erlang's port mapper to leave: it detaches itself, and ours has a port of its own.
 

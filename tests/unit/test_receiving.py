@@ -28,7 +28,8 @@ def connected(client: Client) -> Any:
     """Return an `amqp.Connection`."""
     known = receiving.known_to[client]
     deliveries = SimpleNamespace(hold=contextlib.nullcontext)
-    return SimpleNamespace(client=client, known=known, followed={}, delay_options=Options(), deliveries=deliveries)
+    about = {"client": client, "known": known, "delay_options": Options(), "deliveries": deliveries}
+    return SimpleNamespace(**about, followed={}, subscriptions={})
 
 
 def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
@@ -69,10 +70,11 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     answers: list[Exception | None] = [StreamUnavailable("its node is down"), NotPermitted("no"), None]
     tried: list[float] = []
 
-    def catch_up(*args: Any) -> bool:
+    def catch_up(connection: Any, stream: Any, *args: Any) -> bool:
         tried.append(now)
         if (answer := answers.pop(0)) is not None:
             raise answer
+        connection.subscriptions[stream.name] = SimpleNamespace(renew=lambda seconds: None)
         return True
 
     monkeypatch.setattr(receiving, "_catch_up", catch_up)
@@ -84,6 +86,33 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
             SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={}),
         )
     assert tried == [0, receiving.AGAIN, receiving.AGAIN + receiving.MUCH_LATER]
+
+
+def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_nothing_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, now = Client(), 0.0
+    connection = connected(client)
+    done: list[tuple[str, float]] = []
+
+    def renew(seconds: float) -> None:
+        done.append(("renewed", now))
+        if now > 2 * receiving.RENEWAL:
+            raise TimeoutError("RabbitMQ has not answered in time")
+
+    def catch_up(connection: Any, stream: Any, *args: Any) -> bool:
+        done.append(("read", now))
+        connection.subscriptions[stream.name] = SimpleNamespace(renew=renew)
+        return True
+
+    monkeypatch.setattr(receiving, "_catch_up", catch_up)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={})
+    for seconds in range(3 * receiving.RENEWAL + 1):
+        now = float(seconds)
+        assert not receiving.is_dropped(connection, message)
+    first, second, third = (number * receiving.RENEWAL for number in (1, 2, 3))
+    assert done == [("read", 0), ("renewed", first), ("renewed", second), ("renewed", third), ("read", third)]
 
 
 def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
@@ -180,7 +209,7 @@ def test_only_tasks_are_left_to_celery() -> None:
     revoked: list[str] = []
     known = receiving.known_to[client]
     known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
-    connection.followed = {f"{Options().cascade.root}.changes": math.inf}
+    connection.followed[f"{Options().cascade.root}.changes"] = math.inf
     for more, dropped in (({"task": "t"}, False), ({}, True)):
         message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={})
         assert receiving.is_dropped(connection, message) is dropped
