@@ -250,16 +250,30 @@ def options_changed(stage: Stage) -> None:
         stage.arena.wait(2)
 
 
+def apart(stage: Stage, node: Node) -> None:
+    """Keep a node from answering for longer than the others wait."""
+    with stage.arena.fault("node partitioned"):
+        node.suspend(True)
+        stage.arena.wait(12)
+        node.suspend(False)
+        stage.arena.wait(8)
+
+
 def node_partitioned(stage: Stage) -> None:
     """The three nodes stop answering, one after the other, for longer than the others wait."""
     for number in range(2 * stage.rounds):
         stage.arena.wait(6)
-        node = stage.nodes[number % 3]
-        with stage.arena.fault("node partitioned"):
-            node.suspend(True)
-            stage.arena.wait(12)
-            node.suspend(False)
-            stage.arena.wait(8)
+        apart(stage, stage.nodes[number % 3])
+    stage.arena.wait_for_publishers()
+    heal(stage)
+
+
+def cancelling_apart(stage: Stage) -> None:
+    """Every third task is cancelled and every twelfth moved, while the three nodes stop answering in turn."""
+    for number in range(2 * stage.rounds):
+        stage.arena.cancel()
+        stage.arena.wait(6)
+        apart(stage, stage.nodes[number % 3])
     stage.arena.wait_for_publishers()
     heal(stage)
 
@@ -321,6 +335,7 @@ SCENARIOS: dict[str, Scenario] = {
     "connections cut": Scenario(connection_cut),
     "tasks cancelled": Scenario(cancelling, 20, options={"journal": 0}),
     "tasks cancelled, three nodes": Scenario(cancelling, 30, nodes=3, options={"journal": 0}),
+    "tasks cancelled, nodes partitioned": Scenario(cancelling_apart, 55, nodes=3, options={"journal": 0}),
     "memory and disk alarms": Scenario(alarm, 20),
     "levels full": Scenario(level_full),
     "queue deleted": Scenario(queue_deleted, 0),
