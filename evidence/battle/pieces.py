@@ -118,12 +118,16 @@ def totals(pieces: list[Piece]) -> str:
     lines = []
     for contender, rabbitmq, nodes, found in groups(pieces):
         sums = [f"{total(found, name):,}" for name in COUNTS]
-        late = [", ".join(f"{seconds:.2f}" for seconds in lateness(found, part)) for part in ("calm", "struck")]
+        late = [", ".join(map(_seconds, lateness(found, part))) for part in ("calm", "struck")]
         last = f"{max(piece['last'] for piece in found):.0f}"
         lines.append([contender, rabbitmq, str(nodes), str(faults(found).total()), *sums, *late, last])
     shown = "half, 99 %, 99.9 %"
     titles = [f"seconds late, calm: {shown}", f"within a minute of a fault: {shown}", "the last"]
     return markdown(["", "RabbitMQ", "nodes", "faults", *COUNTS.values(), *titles], lines)
+
+
+def _seconds(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2f}"
 
 
 def origins(pieces: list[Piece]) -> str:
