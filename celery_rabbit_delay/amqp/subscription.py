@@ -45,6 +45,7 @@ class Subscription:
         self._last = last  # the offset of the last message that is known
         self._callback = callback
         self._on_end = on_end
+        self._channel: Any = None
         self._begin()
 
     def _begin(self) -> None:
@@ -55,6 +56,8 @@ class Subscription:
 
         def on_message(message: Any) -> None:
             nonlocal before
+            if channel is not self._channel:  # it was on its way when that was closed: no method may follow
+                return
             channel.basic_ack(message.delivery_tag)
             one = message_of(message, before)
             before, self._is_sent = one.offset, True
@@ -69,7 +72,10 @@ class Subscription:
         consume(channel, self._stream, max(self._last, 0), on_message, _PREFETCH, on_cancel)
 
     def close(self) -> None:
-        upstream.close_without_waiting(self._channel)
+        """End the subscription. Does not wait for the broker."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            upstream.close_without_waiting(channel)
 
     def renew(self, seconds: float) -> None:
         """Consume anew, and call back for what came meanwhile.
