@@ -155,7 +155,8 @@ def _renew(connection: Any, stream: Stream) -> bool:
         subscription.renew(SILENCE)
     except (ChannelError, StreamUnavailable, TimeoutError) as exc:
         logger.info("The stream %r has to be read again: %s", stream.name, exc)
-        del connection.subscriptions[stream.name]
+        subscription.close()
+        connection.subscriptions.pop(stream.name, None)
         return False
     return True
 

@@ -102,7 +102,7 @@ def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_n
 
     def catch_up(connection: Any, stream: Any, *args: Any) -> bool:
         done.append(("read", now))
-        connection.subscriptions[stream.name] = SimpleNamespace(renew=renew)
+        connection.subscriptions[stream.name] = SimpleNamespace(renew=renew, close=lambda: done.append(("closed", now)))
         return True
 
     monkeypatch.setattr(receiving, "_catch_up", catch_up)
@@ -112,7 +112,14 @@ def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_n
         now = float(seconds)
         assert not receiving.is_dropped(connection, message)
     first, second, third = (number * receiving.RENEWAL for number in (1, 2, 3))
-    assert done == [("read", 0), ("renewed", first), ("renewed", second), ("renewed", third), ("read", third)]
+    assert done == [
+        ("read", 0),
+        ("renewed", first),
+        ("renewed", second),
+        ("renewed", third),
+        ("closed", third),
+        ("read", third),
+    ]
 
 
 def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
