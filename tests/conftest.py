@@ -52,9 +52,10 @@ def assert_no_connections(vhost: Vhost) -> None:
         found = vhost.broker.node.ctl("list_connections", "vhost", "name", "state", "channels", "client_properties")
         return [line for line in found.splitlines() if line.startswith(vhost.name)]
 
-    with suppress(AssertionError):
+    try:
         wait_until(lambda: not left(), "RabbitMQ knows of no connection of the test", 90)
-    assert not left()
+    except AssertionError as exc:
+        raise AssertionError(f"{exc}: {left()}") from exc
 
 
 def assert_no_orphans(vhost: Vhost) -> None:
