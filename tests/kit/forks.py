@@ -57,12 +57,12 @@ class Fork:
             os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code. Raises `subprocess.TimeoutExpired`, which says what the process is doing."""
+        """Return the exit code. Raises `subprocess.TimeoutExpired`, which says what it and its children are doing."""
         self._process.join(timeout)
         if (code := self.poll()) is None:
-            os.kill(self.pid, signal.SIGUSR1)
+            os.killpg(self.pid, signal.SIGUSR2)
             time.sleep(0.5)  # until it has written that down
-            raise subprocess.TimeoutExpired(f"process {self.pid}: {self._err.read_text()[-5000:]}", timeout or 0)
+            raise subprocess.TimeoutExpired(f"process {self.pid}: {self._err.read_text()[-20_000:]}", timeout or 0)
         return code
 
 
@@ -86,7 +86,7 @@ def _run(command: list[str], out: str, err: str, directory: str, environment: di
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8")  # noqa: SIM115
     sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
-    faulthandler.register(signal.SIGUSR1)  # what a process does that does not end
+    faulthandler.register(signal.SIGUSR2)  # what a process does that does not end; Celery resets SIGUSR1 in children
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
