@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 import kombu
 from celery import Celery
@@ -33,6 +34,9 @@ from .signals import connect
 logger = logging.getLogger(__name__)
 
 _told: WeakSet[Celery] = WeakSet()
+
+#: Threads that are the first to ask for an app's pool: Celery would make one for each, and close only the last.
+_first = threading.RLock()
 
 
 def install(app: Celery, **options: Any) -> None:
@@ -115,9 +119,12 @@ class DelayedAMQP:
     @property
     def producer_pool(self) -> Any:
         """The app's pool of producers; an interrupt, such as a soft time limit, takes nothing out of it for good."""
-        pool = super().producer_pool  # type: ignore[misc]
-        for one in (pool, pool.connections):
-            upstream.restore_losses(one)
+        pool = upstream.pool_of(self)
+        if not isinstance(pool, upstream.RestoresLosses):
+            with _first:
+                pool = super().producer_pool  # type: ignore[misc]
+                for one in (pool.connections, pool):
+                    upstream.restore_losses(one)
         return pool
 
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
@@ -151,7 +158,8 @@ class DelayedAMQP:
             )
         transport_options[OPTIONS] = options.to_dict()
         connection = kombu.Connection(url, *args, transport=ours, transport_options=transport_options, **kwargs)
-        uses_quorum_queues[connection] = self._uses_quorum_queues
+        uses = WeakMethod(self._uses_quorum_queues)  # or the app, which holds the connection, would never be collected
+        uses_quorum_queues[connection] = lambda: (known := uses()) is not None and known()
         return connection
 
     def _uses_quorum_queues(self) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
 import subprocess
 import sys
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -27,6 +31,34 @@ def app_with(**conf: Any) -> Celery:
     app = Celery("shop", set_as_current=False)
     app.conf.update(conf)
     return app
+
+
+def test_threads_that_ask_for_the_pool_at_the_same_time_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = kombu.pools.Producers.create
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.05)
+        return create(*args)
+
+    monkeypatch.setattr(kombu.pools.Producers, "create", slowly)
+    app = app_with(broker_url=AMQP_URL)
+    install(app)
+    with ThreadPoolExecutor(8) as threads:
+        pools = list(threads.map(lambda _: app.producer_pool, range(8)))
+    assert len(set(map(id, pools))) == 1
+
+
+def test_an_app_that_nobody_holds_is_collected_with_its_connections() -> None:
+    app = app_with(broker_url=AMQP_URL)
+    install(app)
+    connection = app.producer_pool.connections.connection
+    assert connection.transport.driver_type
+    gone = weakref.ref(connection)
+    app.close()
+    kombu.pools.reset()
+    del app, connection
+    gc.collect()
+    assert gone() is None
 
 
 def transports(connection: kombu.Connection) -> list[type]:
