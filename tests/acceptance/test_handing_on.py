@@ -255,8 +255,8 @@ def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
                 others.send("note", n, eta=eta)
             shop.worker()
             wait_until(lambda: waiting(vhost) > 100, "it hands on")
-            quorum = [name for name in vhost.names("queues") if ".delay." in name or ".out." in name]
-            wait_until(lambda: all(map(node.has_registered, quorum)), "the node has written down what it has")
+            queues = vhost.levels_and_outboxes()
+            wait_until(lambda: all(map(node.has_registered, queues)), "the node has written down what it has")
             node.kill()
             node.start()
             wait_until(lambda: {run["name"] for run in shop.runs()} >= set(range(1000)), "all have run", timeout=150)

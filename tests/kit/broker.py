@@ -172,9 +172,12 @@ class Vhost:
             counts = (int(channel.queue_declare(queue, passive=True).message_count) for _ in range(3))
             return next(filter(None, counts), 0)  # RabbitMQ says 0, too, when a leader takes long to answer
 
+    def levels_and_outboxes(self) -> list[str]:
+        return [name for name in self.names("queues") if ".delay." in name or ".out." in name]
+
     def waiting(self) -> dict[str, int]:
         """Return how many messages levels and outboxes hold, by their names, without empty ones."""
-        names = [name for name in self.names("queues") if ".delay." in name or ".out." in name]
+        names = self.levels_and_outboxes()
         with self.plain() as connection:
             channel = connection.default_channel
             counts = {name: int(channel.queue_declare(name, passive=True).message_count) for name in names}
