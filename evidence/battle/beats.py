@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -138,20 +139,28 @@ def _take(url: str) -> Iterator[Sent]:
             yield Sent.of(message)
 
 
+def _empty(name: str) -> Path:
+    directory = Path(".battle").absolute() / f"beats-{name}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m evidence.battle.beats", description=__doc__.splitlines()[0])
     parser.add_argument("--rabbitmq", nargs="+", default=["3.10", "4.3"], help="names for tools/get-rabbitmq")
     parser.add_argument("--minutes", type=float, default=1)
     arguments = parser.parse_args()
     good = True
-    for name in arguments.rabbitmq:
-        directory = Path(".battle").absolute() / f"beats-{name}"
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        verdict, faults = fight(find_server(name), arguments.minutes, directory)
-        good &= verdict.is_good(sum(fault != "suspend" for fault in faults))
-        done = ", ".join(f"{faults.count(what)} times {what}" for what in sorted(set(faults)))
-        print(f"RabbitMQ {name}: {verdict}; {done}", flush=True)
+    with ThreadPoolExecutor() as pool:
+        fights = {
+            name: pool.submit(fight, find_server(name), arguments.minutes, _empty(name)) for name in arguments.rabbitmq
+        }
+        for name, fought in fights.items():
+            verdict, faults = fought.result()
+            good &= verdict.is_good(sum(fault != "suspend" for fault in faults))
+            done = ", ".join(f"{faults.count(what)} times {what}" for what in sorted(set(faults)))
+            print(f"RabbitMQ {name}: {verdict}; {done}", flush=True)
     return 0 if good else 1
 
 
