@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import kombu
 
+from .. import upstream
 from ..core.errors import DelayError
 from ..core.topology import Stream
 from . import declare
@@ -18,6 +19,9 @@ from .stream_reader import SILENCE, StreamMessage, StreamReader, consume, messag
 
 #: The prefetch count, in messages of at most 100 records each.
 _PREFETCH = 200
+
+#: Seconds after which streams are consumed anew: see amqp/subscription.py.
+RENEWAL = 60
 
 
 class Place(NamedTuple):
@@ -41,6 +45,9 @@ class Follower:
     def __init__(self, client: kombu.Connection) -> None:
         self._client = copy_of(client)
         self._ends: dict[str, int] = {}
+        #: Each followed stream's channel, the last place that was reached, and whom to call back.
+        self._followed: dict[Stream, tuple[Any, Place | None, Callable[[str, StreamMessage], None]]] = {}
+        self._renewed = time.monotonic()
         self._unacknowledged: dict[Any, int] = {}  # the last delivery tag, by channel
 
     def __enter__(self) -> Follower:
@@ -72,16 +79,19 @@ class Follower:
                 raise StreamReplaced(f"the stream {stream.name!r} was deleted")
             if stream in extents:
                 self._ends[stream.name] = last
-                self._follow(stream, place, partial(callback, stream.name))
+                self._follow(stream, place, callback)
         return [stream for stream in places if stream not in extents]
 
-    def _follow(self, stream: Stream, place: Place | None, callback: Callable[[StreamMessage], None]) -> None:
+    def _follow(self, stream: Stream, place: Place | None, callback: Callable[[str, StreamMessage], None]) -> None:
         channel = self._client.connection.channel()
+        self._followed[stream] = channel, place, callback
         begun = place is None
         last = -1
 
         def on_message(message: Any) -> None:
             nonlocal begun, last
+            if channel is not self._followed[stream][0]:  # it was on its way when that was closed: no method may follow
+                return
             self._unacknowledged[channel] = message.delivery_tag
             if message.delivery_tag % (_PREFETCH // 4) == 0:
                 self._acknowledge()
@@ -95,13 +105,26 @@ class Follower:
                     if Place.of(one) != place:
                         raise StreamReplaced(f"the stream {stream.name!r} was deleted and created again")
                     return
-            callback(one)
+            self._followed[stream] = channel, Place.of(one), callback
+            callback(stream.name, one)
 
         with declare.translate_errors(self._client.transport.delay_options.cascade):
             consume(channel, stream, "first" if place is None else place.offset, on_message, _PREFETCH)
 
+    def _renew(self) -> None:
+        self._unacknowledged.clear()
+        for stream, (channel, place, callback) in self._followed.items():
+            upstream.close_without_waiting(channel)
+            self._follow(stream, place, callback)
+        self._renewed = time.monotonic()
+
     def read(self, timeout: float) -> bool:
-        """Call back for messages that have arrived or arrive within some seconds; return whether any did."""
+        """Call back for messages that have arrived or arrive within some seconds; return whether any did.
+
+        Consumes anew now and then. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`, and py-amqp's errors.
+        """
+        if time.monotonic() > self._renewed + RENEWAL:
+            self._renew()
         try:
             with self._client.connection.within(timeout):
                 self._client.drain_events()

@@ -39,9 +39,6 @@ _LOOK, _LOOK_AT_MOST = 5, 60
 #: The most seconds between attempts that fail again and again.
 _AGAIN_AT_MOST = 60
 
-#: Seconds after which streams are followed anew: see amqp/subscription.py.
-_RENEWAL = 300
-
 #: Milliseconds that a message stays after its due time, so that it does not vanish from a page that was just shown.
 _KEEP = 2000
 
@@ -159,7 +156,7 @@ class Indexer:
         self._bytes = 0
         self._ends, self._reached, self._first = {}, {}, {}
         lacking = streams.all_streams(cascade)
-        begun = look = prune = stored = time.monotonic()
+        look = prune = stored = time.monotonic()
         pause = _LOOK
         while not self._stopping.is_set():
             if self._damage:
@@ -179,8 +176,6 @@ class Indexer:
             if not came and not self._pending and not self.progress.left:
                 self._complete = time.monotonic()
                 self.is_ready.set()
-                if moment >= begun + _RENEWAL:
-                    return
             if moment >= prune:
                 removed = self._index.prune(utc_ms() - _KEEP)
                 prune = time.monotonic() + (_TURN if removed else _PRUNE)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
+from celery_rabbit_delay.amqp import following
 from celery_rabbit_delay.amqp.following import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
+from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
-from celery_rabbit_delay.operate import QueueNames
-from celery_rabbit_delay.web import indexer as indexer_
-from celery_rabbit_delay.web.index import Index
-from celery_rabbit_delay.web.indexer import Indexer
 from tests.kit.broker import Vhost, own_node, publish
-from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.more
 
@@ -99,37 +94,22 @@ def test_a_stream_is_followed_while_others_write_to_it(vhost: Vhost) -> None:
             writer.join()
 
 
-def test_the_index_follows_streams_anew_that_rabbitmq_does_not_send_any_more(
-    vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_stream_that_rabbitmq_does_not_send_any_more_is_consumed_anew(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    followers: list[Follower] = []
-
-    class Forgotten(Follower):
-        """The first one hears nothing as soon as it has read what was there."""
-
-        def __enter__(self) -> Follower:
-            followers.append(self)
-            return super().__enter__()
-
-        def read(self, timeout: float) -> bool:
-            if self is followers[0] and indexer.is_ready.is_set():
-                time.sleep(timeout)
-                return False
-            return super().read(timeout)
-
-    monkeypatch.setattr(indexer_, "Follower", Forgotten)
-    monkeypatch.setattr(indexer_, "_RENEWAL", 1)
+    """As after a node was cut off for a moment: the connection stays, and the consumer of the stream is forgotten."""
+    monkeypatch.setattr(following, "RENEWAL", 0.5)
     vhost.declare("q")
-    index = Index(tmp_path / "index.sqlite", "here")
-    indexer = Indexer(index, lambda: vhost.connection(journal=0), QueueNames())
-    with vhost.connection(journal=0) as connection:
-        publish(connection, 60)
-        indexer.start()
-        try:
-            wait_until(indexer.is_ready.is_set, "the index is ready")
-            publish(connection, 60)
-            indexer.catch_up(connection)
-        finally:
-            indexer.stop()
-            index.close()
-    assert len(followers) > 1
+    found: list[StreamMessage] = []
+    with vhost.connection(journal=0) as connection, Follower(connection) as follower:
+        cancel(connection, ["a"])
+        follower.follow({streams.changes(vhost.cascade): None}, lambda name, message: found.append(message))
+        for number in range(2):
+            while len(found) < number + 1:
+                follower.read(0.1)
+            [(channel, *_)] = follower._followed.values()
+            channel.callbacks.update(dict.fromkeys(channel.callbacks, lambda message: None))
+            cancel(connection, ["b"])
+        while len(found) < 3:
+            follower.read(0.1)
+        assert [message.offset for message in found] == [0, 1, 2]
