@@ -38,6 +38,10 @@ _told: WeakSet[Celery] = WeakSet()
 #: Threads that are the first to ask for an app's pool: Celery would make one for each, and close only the last.
 _first = threading.RLock()
 
+# A child would wait for ever for a lock that another thread of its parent holds.
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_first.acquire, after_in_parent=_first.release, after_in_child=_first.release)
+
 
 def install(app: Celery, **options: Any) -> None:
     """Make an app's delayed tasks wait in RabbitMQ. Call it once, before the app publishes or consumes.
