@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,6 +19,9 @@ from ..operate import Moved
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
 from .parameters import any_queue_option, cascade_options, given, management_option
 from .target import Target, connection_to, management_of, pass_target
+
+#: Seconds: what the management API says of messages between two queues may be older than their move.
+_STALE = 12
 
 
 @click.command(short_help="Move waiting tasks to another cascade or broker.")
@@ -68,7 +72,10 @@ def migrate(
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
-            left = max(waiting(), refused.total())
+            least = refused.total()
+            deadline = time.monotonic() + (_STALE if management and not is_interrupted else 0)
+            while (left := max(waiting(), least)) > least and time.monotonic() < deadline:
+                time.sleep(0.5)
     # A message whose delay ends goes on to its queue, and those that must not be delivered are dropped when taken.
     gone = before - moved - left
     others = f", {gone:,} became due meanwhile or had been cancelled, moved or replaced" if gone > 0 else ""

@@ -184,6 +184,7 @@ def test_keys_are_kept_when_messages_move_to_another_cascade(vhost: Vhost, follo
 def test_what_moves_to_another_cascade_replaces_no_later_message_there(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection, vhost.connection(prefix="other") as target:
+        lead(target, "q")  # declares the other cascade, which takes a while
         publish(connection, "moved", 9)
         publish(target, "later", 9)
         moved = list(operate.migrate(connection, target, Allowed(None)))

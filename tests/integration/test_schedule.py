@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import kombu.pools
 import pytest
 from amqp import Message, spec
 from amqp.exceptions import PreconditionFailed
@@ -162,7 +163,7 @@ def test_the_schedule_of_an_app_without_install_is_an_error(vhost: Vhost) -> Non
             list(celery_rabbit_delay.scheduled(app))
         with pytest.raises(UnsupportedConfiguration, match=r"call install\(app\) first"):
             celery_rabbit_delay.cancel(app, "id")
-        app.pool.force_close_all()
+    kombu.pools.reset()  # a closed pool would stay the one of this URL
 
 
 def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
