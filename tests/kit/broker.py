@@ -186,7 +186,11 @@ class Vhost:
     def take(self, queue: str, amount: int, timeout: float = 60) -> list[Any]:
         """Take so many raw messages, as Kombu's own transport sees them."""
         with self.plain() as connection:
-            return take(connection, queue, amount, timeout)
+            try:
+                return take(connection, queue, amount, timeout)
+            except AssertionError as exc:
+                rows = self.broker.api("GET", f"/queues/{self.name}?columns=name,messages,messages_ready,state,leader")
+                raise AssertionError(f"{exc}; there are {[row for row in rows if row.get('messages')]}") from None
 
     @property
     def cascade(self) -> Any:
