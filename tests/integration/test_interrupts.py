@@ -40,7 +40,8 @@ class Interrupt(Exception):
 def interrupted(place: int) -> Iterator[list[int]]:
     """Raise `Interrupt` at the call or return number `place` of Python's or C's functions; yield their count so far.
 
-    A signal handler runs at such places, and at the end of loops.
+    A signal handler runs at such places, and at the end of loops. Garbage is not collected meanwhile: what is raised in
+    a callback of the collector is lost.
     """
     count = [0]
 
@@ -49,11 +50,13 @@ def interrupted(place: int) -> Iterator[list[int]]:
         if count[0] == place:
             raise Interrupt  # which also ends the profiling
 
+    gc.disable()
     sys.setprofile(on_event)
     try:
         yield count
     finally:
         sys.setprofile(None)
+        gc.enable()
 
 
 @contextmanager
@@ -160,9 +163,12 @@ def test_a_call_that_is_interrupted_anywhere_hangs_neither_then_nor_later(
     act = ACTIONS[action]
     for _ in range(2):
         act(app)
-    with interrupted(0) as count:
-        act(app)
-    most = count[0]
+    counts = []
+    for _ in range(3):  # where one waits for the broker, it may take another turn
+        with interrupted(0) as count:
+            act(app)
+        counts.append(count[0])
+    most = min(counts)
     places = range(1, most + 1) if most <= PLACES else sorted(random.Random(action).sample(range(1, most + 1), PLACES))
     stored = set()
     raised = 0
@@ -176,7 +182,7 @@ def test_a_call_that_is_interrupted_anywhere_hangs_neither_then_nor_later(
                     raise
                 raised += 1
             stored.add(send(app))
-    assert raised >= 0.9 * len(places)  # an interrupt of a callback of the garbage collector is lost
+    assert raised >= 0.9 * len(places)  # one of a finalizer is lost
     gc.collect()  # connections that were interrupted while they were opened
     assert {name: number for name, number in arrived(vhost, stored).items() if name in stored} == dict.fromkeys(
         stored, 1
