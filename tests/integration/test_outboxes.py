@@ -22,7 +22,7 @@ from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.options import Options
 from celery_rabbit_delay.core.topology import Topology
-from tests.kit.broker import QUICK, Vhost, lead, take
+from tests.kit.broker import DECLARED_TWICE, QUICK, Vhost, lead, take
 from tests.kit.frames import frames, has_input, routing_keys
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
@@ -41,10 +41,10 @@ def send(connection: kombu.Connection, milliseconds: float, queue: str = "q", **
     connection.Producer().publish(body, routing_key=queue, headers={"x-delay": milliseconds}, **more)
 
 
-def arrive(vhost: Vhost, amount: int, queue: str = "q") -> list[list[str]]:
+def arrive(vhost: Vhost, amount: int, queue: str = "q", timeout: float = 60) -> list[list[str]]:
     """Take so many messages, none early and none twice; return the queues that each has passed, the first one first."""
     early, ways = [], []
-    for message in vhost.take(queue, amount):
+    for message in vhost.take(queue, amount, timeout):
         early += [message.payload["due"] - time.time()] if message.payload["due"] > time.time() else []
         ways.append([death["queue"] for death in reversed(message.headers["x-death"])])
     assert not early
@@ -373,7 +373,7 @@ def test_twelve_new_processes_publish_at_the_same_moment(vhost: Vhost) -> None:
     for process in processes:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors.decode()
-    arrive(vhost, 60)
+    arrive(vhost, 60, timeout=DECLARED_TWICE)
     assert vhost.count(vhost.cascade.orphans) == 0
     assert outbox(vhost, "1s.") in outboxes(vhost)
 

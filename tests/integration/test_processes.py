@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.kit.broker import Vhost
+from tests.kit.broker import DECLARED_TWICE, Vhost
 
 from .conftest import MakeApp
 
@@ -39,7 +39,7 @@ def in_children(amount: int, work: Callable[[int], None]) -> None:
 
 
 def payloads(vhost: Vhost, amount: int) -> list[int]:
-    return sorted(message.payload[0][0] for message in vhost.take("celery", amount))
+    return sorted(message.payload[0][0] for message in vhost.take("celery", amount, DECLARED_TWICE))
 
 
 @pytest.mark.parametrize("confirm", [True, False])

@@ -190,10 +190,16 @@ class Node:
     def has_registered(self, queue: str) -> bool:
         """Return whether the node has written down that it has a quorum queue.
 
-        RabbitMQ does so about half a second after it has said that the queue exists. Before 4.3, a queue of a node that
-        is killed in between never elects a leader again.
+        RabbitMQ does so up to two seconds after it has said that the queue exists, in files of Ra and of Mnesia. Before
+        4.3, a queue of a node that is killed in between is gone, or never elects a leader again.
         """
-        return any(queue.encode() in file.read_bytes() for file in self.data.rglob("names.dets"))
+
+        def is_in(*files: str) -> bool:
+            return any(queue.encode() in file.read_bytes() for name in files for file in self.data.rglob(name))
+
+        has_mnesia = any(self.data.rglob("LATEST.LOG"))
+        in_mnesia = not has_mnesia or is_in("LATEST.LOG", "rabbit_durable_queue.DC?")
+        return in_mnesia and is_in("names.dets") and is_in("meta.dets")
 
     def _starts(self) -> int:
         """Return how often the node has started completely. It speaks AMQP a little earlier.
