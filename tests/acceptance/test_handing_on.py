@@ -31,7 +31,9 @@ def scheduled(shop: Shop) -> list[Any]:
     return [request for held in replies.values() for request in held]
 
 
-@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
+@pytest.mark.parametrize(
+    "conf", [pytest.param({}, id="classic"), pytest.param({"queues": "quorum"}, id="quorum", marks=pytest.mark.more)]
+)
 @pytest.mark.parametrize(
     "arguments",
     ["-P prefork", *(pytest.param(pool, marks=pytest.mark.more) for pool in OTHER_POOLS)],

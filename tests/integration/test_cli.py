@@ -432,6 +432,7 @@ def test_status_watches_until_interrupted(vhost: Vhost) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.more
 def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost: Vhost, tmp_path: Path) -> None:
     exported = run(vhost.url("amqp"), "export", "--priorities")
     assert exported.code == 0

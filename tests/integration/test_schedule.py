@@ -329,6 +329,7 @@ def test_what_is_listed_until_a_naive_time_is_in_the_apps_zone(vhost: Vhost, mak
             celery_rabbit_delay.scheduled(app, limit=limit)
 
 
+@pytest.mark.more
 def test_a_message_that_is_moved_meanwhile_is_in_each_list(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection, vhost.connection(**RECORDED) as mover:
