@@ -90,8 +90,6 @@ class Follower:
 
         def on_message(message: Any) -> None:
             nonlocal begun, last
-            if channel is not self._followed[stream][0]:  # it was on its way when that was closed: no method may follow
-                return
             self._unacknowledged[channel] = message.delivery_tag
             if message.delivery_tag % (_PREFETCH // 4) == 0:
                 self._acknowledge()
@@ -112,9 +110,10 @@ class Follower:
             consume(channel, stream, "first" if place is None else place.offset, on_message, _PREFETCH)
 
     def _renew(self) -> None:
-        self._unacknowledged.clear()
-        for stream, (channel, place, callback) in self._followed.items():
+        """Consume anew. What comes on a channel that is being closed, py-amqp drops: it comes again."""
+        for stream, (channel, place, callback) in self._followed.items():  # others advance meanwhile
             upstream.close_without_waiting(channel)
+            self._unacknowledged.pop(channel, None)
             self._follow(stream, place, callback)
         self._renewed = time.monotonic()
 
