@@ -35,25 +35,9 @@ def app_with(**conf: Any) -> Celery:
     return app
 
 
-def test_threads_that_ask_for_the_pool_at_the_same_time_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    create = kombu.pools.Producers.create
-
-    def slowly(*args: Any) -> Any:
-        time.sleep(0.05)
-        return create(*args)
-
-    monkeypatch.setattr(kombu.pools.Producers, "create", slowly)
-    app = app_with(broker_url="amqp://threads.example//")  # whose pool Kombu does not have yet
-    install(app)
-    with ThreadPoolExecutor(8) as threads:
-        pools = list(threads.map(lambda _: app.producer_pool, range(8)))
-    assert len(set(map(id, pools))) == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_process_that_forks_while_a_thread_makes_the_pool_has_a_child_that_publishes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def is_creating(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Make the creation of pools take a while; return what is set when one begins."""
     create = kombu.pools.Producers.create
     is_creating = threading.Event()
 
@@ -63,6 +47,22 @@ def test_a_process_that_forks_while_a_thread_makes_the_pool_has_a_child_that_pub
         return create(*args)
 
     monkeypatch.setattr(kombu.pools.Producers, "create", slowly)
+    return is_creating
+
+
+@pytest.mark.usefixtures("is_creating")
+def test_threads_that_ask_for_the_pool_at_the_same_time_get_the_same_one() -> None:
+    app = app_with(broker_url="amqp://threads.example//")  # whose pool Kombu does not have yet
+    install(app)
+    with ThreadPoolExecutor(8) as threads:
+        pools = list(threads.map(lambda _: app.producer_pool, range(8)))
+    assert len(set(map(id, pools))) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_process_that_forks_while_a_thread_makes_the_pool_has_a_child_that_publishes(
+    is_creating: threading.Event,
+) -> None:
     app = app_with(broker_url="amqp://forks.example//")  # whose pool Kombu does not have yet
     install(app)
     with ThreadPoolExecutor(1) as thread:
