@@ -45,8 +45,8 @@ class Follower:
     def __init__(self, client: kombu.Connection) -> None:
         self._client = copy_of(client)
         self._ends: dict[str, int] = {}
-        #: Each followed stream's channel, the last place that was reached, and whom to call back.
-        self._followed: dict[Stream, tuple[Any, Place | None, Callable[[str, StreamMessage], None]]] = {}
+        self._followed: dict[Stream, tuple[Any, Callable[[str, StreamMessage], None]]] = {}  # channel, callback
+        self._reached: dict[Stream, Place | StreamMessage | None] = {}
         self._renewed = time.monotonic()
         self._unacknowledged: dict[Any, int] = {}  # the last delivery tag, by channel
 
@@ -84,7 +84,7 @@ class Follower:
 
     def _follow(self, stream: Stream, place: Place | None, callback: Callable[[str, StreamMessage], None]) -> None:
         channel = self._client.connection.channel()
-        self._followed[stream] = channel, place, callback
+        self._followed[stream], self._reached[stream] = (channel, callback), place
         begun = place is None
         last = -1
 
@@ -103,7 +103,7 @@ class Follower:
                     if Place.of(one) != place:
                         raise StreamReplaced(f"the stream {stream.name!r} was deleted and created again")
                     return
-            self._followed[stream] = channel, Place.of(one), callback
+            self._reached[stream] = one
             callback(stream.name, one)
 
         with declare.translate_errors(self._client.transport.delay_options.cascade):
@@ -111,10 +111,11 @@ class Follower:
 
     def _renew(self) -> None:
         """Consume anew. What comes on a channel that is being closed, py-amqp drops: it comes again."""
-        for stream, (channel, place, callback) in self._followed.items():  # others advance meanwhile
+        for stream, (channel, callback) in self._followed.items():
             upstream.close_without_waiting(channel)
             self._unacknowledged.pop(channel, None)
-            self._follow(stream, place, callback)
+            reached = self._reached[stream]  # only now: the others advance meanwhile
+            self._follow(stream, Place.of(reached) if isinstance(reached, StreamMessage) else reached, callback)
         self._renewed = time.monotonic()
 
     def read(self, timeout: float) -> bool:
