@@ -48,6 +48,8 @@ class DeferredDeliveries:
 
     While py-amqp waits for the broker's answer, it calls consumers for incoming messages. A consumer that publishes
     with a delay would also wait, and so on: the recursion could be as deep as the consumer's prefetch count.
+
+    `on_left` is called when some are left for the next read of the connection, for which a message need not arrive.
     """
 
     def __init__(self, deliver: Callable[[Method], None]) -> None:
@@ -57,6 +59,7 @@ class DeferredDeliveries:
         self.holds = 0
         #: The channel whose deliveries are passed on all the same.
         self.passed: int | None = None
+        self.on_left: Callable[[], object] = lambda: None
         self._delivering = False
 
     def hold(self) -> DeferredDeliveries:
@@ -84,18 +87,21 @@ class DeferredDeliveries:
         self.waiting.append(delivery)
 
     def flush(self) -> bool:
-        """Pass on all held deliveries, unless they are still being held; return whether there were any.
+        """Pass on the held deliveries, unless they are still being held; return whether there were any.
 
-        If a consumer raises an error, the next call passes on the rest.
+        What comes in meanwhile is left for the next call, or a worker with a long queue would do nothing else until it
+        is empty. If a consumer raises an error, the rest is left as well.
         """
         if self.holds or self._delivering or not self.waiting:
             return False
         try:
             self._delivering = True  # a consumer called from here must not call the next one
-            while self.waiting:
+            for _ in range(len(self.waiting)):
                 self._deliver(self.waiting.popleft())
         finally:
             self._delivering = False
+            if self.waiting:
+                self.on_left()
         return True
 
 

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from amqp import spec
@@ -250,6 +251,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
+        connection.deliveries.on_left = partial(loop.call_soon, _drain_once, connection)
         # Celery's event loop does this only for the driver type "amqp": it reads the data that arrived together with
         # the answer to basic.consume, because a TLS socket is not reported as readable for data that it has buffered.
         loop.call_soon(_drain_once, connection)

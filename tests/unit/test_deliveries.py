@@ -68,7 +68,7 @@ def test_a_block_that_raises_lets_go_too(deliveries: DeferredDeliveries, got: li
 
 
 def test_a_consumer_that_waits_itself_is_not_called_again_meanwhile() -> None:
-    """What comes in while it waits is handed on when it has returned."""
+    """What comes in while it waits is handed on at the next read."""
     log: list[Any] = []
 
     def consume(one: Method) -> None:
@@ -83,7 +83,28 @@ def test_a_consumer_that_waits_itself_is_not_called_again_meanwhile() -> None:
     with waiting.hold():
         waiting.add(delivery(0))
         waiting.add(delivery(1))
+    assert waiting.flush()
+    assert not waiting.flush()
     assert log == [(what, number) for number in (0, 1, 2) for what in ("begin", "end")]
+
+
+def test_deliveries_that_do_not_end_let_others_have_a_turn() -> None:
+    """Such as the messages of a long queue, each of which comes because the consumer has acknowledged another."""
+    left: list[int] = []
+
+    def consume(one: Method) -> None:
+        with waiting.hold():
+            waiting.add(delivery(one[0] + 2))
+
+    waiting = DeferredDeliveries(consume)
+    waiting.on_left = lambda: left.append(len(waiting.waiting))
+    with waiting.hold():
+        waiting.add(delivery(0))
+        waiting.add(delivery(1))
+    assert left == [2]  # the next read is asked for, as no message needs to arrive
+    assert waiting.flush()
+    assert [one[0] for one in waiting.waiting] == [4, 5]
+    assert left == [2, 2]
 
 
 def test_a_consumer_that_raises_leaves_the_others_for_the_next_flush() -> None:

@@ -38,9 +38,14 @@ def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> N
         raise TimeoutError  # nothing came in
 
     loop = SimpleNamespace(add_reader=lambda *args: None, call_soon=lambda *args: soon.append(args))
-    connection = SimpleNamespace(transport=SimpleNamespace(), sock=None, connected=True, drain_events=drain_events)
+    deliveries = SimpleNamespace()
+    connection = SimpleNamespace(
+        transport=SimpleNamespace(), sock=None, connected=True, drain_events=drain_events, deliveries=deliveries
+    )
     kombu.Connection("rabbit-delay://").transport.register_with_event_loop(connection, loop)
-    [(function, *arguments)] = soon
+    deliveries.on_left()  # deliveries that were deferred are passed on in the same way
+    assert soon[1] == soon[0]
+    function, *arguments = soon[0]
     function(*arguments)
     assert drained == [0.1]
     connection.connected = False  # a loop that is closed runs what it has not run yet
