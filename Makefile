@@ -44,13 +44,17 @@ demo: $(VENV)/ready
 demo-picture: $(VENV)/ready
 	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
-unit: $(VENV)/ready-for-unit
-	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit $(ARGS)
+# Most tests wait, so there are more processes than CPUs: so many for two. The nodes of clusters have to answer in time.
+processes = -n $$(($(1) * ($$(getconf _NPROCESSORS_ONLN) + 1) / 2)) --dist worksteal
 
-test: TIER := -m "not (long or more or browser or cluster)"
+unit: $(VENV)/ready-for-unit
+	$(BIN)/python -m pytest $(call processes,3) tests/unit $(ARGS)
+
+test: TIER = $(call processes,16) -m "not (long or more or browser or cluster)"
+test-all: TIER = $(call processes,12)
 test-all: browser
 test test-all: $(VENV)/ready broker
-	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10 $(TIER) $(ARGS)
+	$(BIN)/python -m pytest $(TIER) --durations 10 $(ARGS)
 
 # The core by the unit tests alone, then the package by all of them.
 coverage:

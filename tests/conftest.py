@@ -95,13 +95,6 @@ def vhost(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Vhost]:
             shared.append(one)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes: on two CPUs three for `-n logical`, twelve for `-n auto`, as most tests wait."""
-    per_cpu = 6 if config.option.numprocesses == "auto" else 1.5
-    return max(2, int(per_cpu * (os.cpu_count() or 1)))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start tests that take a minute first, so that they do not end long after the others.
 
