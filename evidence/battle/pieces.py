@@ -73,6 +73,21 @@ def percentile(counted: Mapping[str, int], percent: float) -> float:
     return math.nan
 
 
+def of_ours(pieces: Iterable[Piece]) -> list[Piece]:
+    return [piece for piece in pieces if piece["contender"] == OURS]
+
+
+def beside_peers(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces that several contenders fought, at the same rate through the same faults."""
+
+    def conditions(piece: Piece) -> tuple[Any, ...]:
+        return tuple(piece[name] for name in ("release", "nodes", "rate", "minutes", "seed"))
+
+    pieces = list(pieces)
+    fought = Counter(where for where, _ in {(conditions(piece), piece["contender"]) for piece in pieces})
+    return [piece for piece in pieces if fought[conditions(piece)] > 1]
+
+
 def total(pieces: Iterable[Piece], name: str) -> int:
     return sum(piece[name] for piece in pieces)
 
@@ -100,7 +115,7 @@ def groups(pieces: Iterable[Piece]) -> Iterator[tuple[str, str, int, list[Piece]
 
 def summary(pieces: list[Piece]) -> str:
     """Return what a reader wants to know first, of this package."""
-    mine = [piece for piece in pieces if piece["contender"] == OURS]
+    mine = of_ours(pieces)
     if not mine:
         return "No piece of the campaign has been fought yet."
     confirmed, lost, early, cancelled, ran = (
@@ -111,6 +126,21 @@ def summary(pieces: list[Piece]) -> str:
         f"In a campaign of {confirmed:,} tasks, {delayed} % of them delayed, through {faults(mine).total():,} faults, "
         f"{lost:,} were lost, {early:,} ran early, and of {cancelled:,} cancelled ones {ran:,} ran."
     )
+
+
+def peers(pieces: list[Piece]) -> str:
+    """Return how each contender fared where several were fought in the same conditions, a line for each."""
+    lines = []
+    compared = beside_peers(pieces)
+    for contender in CONTENDERS:
+        if found := [piece for piece in compared if piece["contender"] == contender]:
+            sums = {what: f"{total(found, name):,}" for name, what in COUNTS.items()}
+            lines.append(
+                f"- {contender}, {faults(found).total()} faults: of {sums['tasks']} tasks {sums['lost']} were lost, "
+                f"{sums['early']} ran early, {sums['ran twice, by a fault']} ran twice, and of {sums['cancelled']} "
+                f"cancelled ones {sums['ran anyway']} ran."
+            )
+    return "\n".join(lines)
 
 
 def totals(pieces: list[Piece]) -> str:

@@ -76,8 +76,9 @@ def judge(
     A task is lost if it was confirmed and never ran, unless it expired before it was due or somebody tried to cancel
     it. One that is published again, such as a retry by a task that ran twice, is due when it was due at first. A fault
     explains that a task ran twice if it struck after the task was sent, of which "a.1" and "a.2" are retries. It was
-    cancelled or moved in time if that was a second or more before it was due. It is early if it ran more than
-    `tolerance` seconds before it was due, and late if it first ran more than `patience` seconds after.
+    cancelled or moved in time if that was a second or more before it was due. One that was moved later, or by somebody
+    who was killed, is due at its new time if it ran after that. It is early if it ran more than `tolerance` seconds
+    before it was due, and late if it first ran more than `patience` seconds after.
     """
     tasks: dict[str, dict[str, Any]] = {}
     for entry in published:
@@ -91,6 +92,8 @@ def judge(
     cancelled = [name for name, task in tasks.items() if task.get("cancelled", math.inf) <= task["due"] - 1]
     moved = [name for name, task in tasks.items() if task.get("moved", math.inf) <= task["due"] - 1]
     due = {name: task["due"] for name, task in tasks.items()} | {name: tasks[name]["moving"] for name in moved}
+    first = {name: min(times) for name, times in runs.items()}
+    due |= {name: tasks[name]["moving"] for name, at in first.items() if tasks[name].get("moving", math.inf) <= at}
     twice = {name: times for name, times in runs.items() if len(times) > 1}
 
     def explained(name: str) -> bool:
@@ -101,13 +104,13 @@ def judge(
     return Verdict(
         confirmed=len(confirmed),
         lost=[name for name in confirmed if name not in runs and not (name in expired or "cancelling" in tasks[name])],
-        early=[name for name, times in runs.items() if min(times) < due[name] - tolerance],
+        early=[name for name, at in first.items() if at < due[name] - tolerance],
         duplicated=[name for name in twice if explained(name)],
         unexplained=[name for name in twice if not explained(name)],
         expired=[name for name in runs if name in expired],
         cancelled=cancelled,
         revoked=[name for name in cancelled if name in runs],
-        late=[name for name, times in runs.items() if min(times) > due[name] + patience],
+        late=[name for name, at in first.items() if at > due[name] + patience],
         moved=moved,
-        runs=[Run(due[name], min(times)) for name, times in runs.items()],
+        runs=[Run(due[name], at) for name, at in first.items()],
     )

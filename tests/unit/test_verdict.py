@@ -53,6 +53,8 @@ def test_a_task_that_was_moved_a_second_before_it_was_due_may_not_run_before_its
     assert judge([*PUBLISHED, moving], at_its_old_time).good  # whoever moved it was killed
     verdict = judge([*PUBLISHED, moving, {"id": "a", "moved": 9.1}], at_its_old_time)
     assert (verdict.moved, verdict.early, verdict.good) == ([], [], True)
+    moved_after_all = judge([*PUBLISHED, moving, {"id": "a", "moved": 9.1}], [{"id": "a", "at": 15.5}])
+    assert (moved_after_all.moved, moved_after_all.lateness) == ([], [0.5])
     verdict = judge([*PUBLISHED, moving, {"id": "a", "moved": 9.0}], at_its_old_time)
     assert (verdict.moved, verdict.early, verdict.good) == (["a"], ["a"], False)
     verdict = judge([*PUBLISHED, moving, {"id": "a", "moved": 9.0}], [{"id": "a", "at": 15.5}])
@@ -165,3 +167,14 @@ def test_a_follower_of_a_ledger_reads_each_entry_once_and_none_by_halves(tmp_pat
     with path.open("ab") as file:
         file.write(b'd": 2}\n')
     assert follower.read() == [{"id": 2}]
+
+
+def test_pieces_are_compared_with_those_of_peers_in_the_same_conditions() -> None:
+    def piece(contender: str, seed: int, rate: float = 100) -> pieces.Piece:
+        return {"contender": contender, "seed": seed, "rate": rate, "release": "4.3", "nodes": 1, "minutes": 4}
+
+    ours, native = "celery-rabbit-delay", "native delayed delivery"
+    alone = [piece(ours, 1), piece(ours, 1), piece(native, 2), piece(ours, 3), piece(native, 3, rate=500)]
+    together = [piece(ours, 4), piece(native, 4)]
+    assert pieces.beside_peers([*alone, *together]) == together
+    assert pieces.of_ours([*alone, *together]) == [piece(ours, 1), piece(ours, 1), piece(ours, 3), piece(ours, 4)]
