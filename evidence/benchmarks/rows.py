@@ -52,6 +52,7 @@ AMOUNTS = {
     "broker_cpu": 4000,
     "broker_cpu_confirmed": 800,
     "everyday_cpu": 8000,
+    "everyday_cpu_confirmed": 800,
     "hops_cpu": 1200,
     "publish_rate": 4000,
     "client_cpu": 40,
@@ -142,6 +143,16 @@ def everyday_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, 
         )
     }
     return meter.interleaved(runs, repeats, log, HurriedQueuePerDelay.name)
+
+
+def everyday_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure it for those of 5, 10 and 15 s, which native delayed delivery can wait for, each message confirmed."""
+    amount = amount_of("everyday_cpu_confirmed", scale)
+    runs = {
+        make.name: partial(transit, node, make, amount, (5, 10, 15), confirm=True)
+        for make in (Contender, Ours, Native, QueuePerDelay)
+    }
+    return meter.interleaved(runs, repeats, log)
 
 
 # --- hops
@@ -790,6 +801,7 @@ ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
         broker_cpu,
         broker_cpu_confirmed,
         everyday_cpu,
+        everyday_cpu_confirmed,
         hops,
         hops_cpu,
         publish_rate,
