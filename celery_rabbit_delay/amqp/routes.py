@@ -56,8 +56,7 @@ class Routes:
         existing, usable, safe_from = known or Outboxes((), self.usable_outboxes(destination))
         with self._reset_on_error():
             if self._options.declare == "auto":
-                if self._create(destination, [0] * (known is None) + [outbox] * (outbox > 0)):
-                    safe_from = time.monotonic() + declare.SAVED_AFTER
+                self._create(destination, [0] * (known is None) + [outbox] * (outbox > 0))
             else:
                 channel = self._channel.get_channel()
                 if not self.has_cascade:
@@ -68,12 +67,14 @@ class Routes:
                     usable = tuple(ticks for ticks in usable if ticks != outbox)
                     outbox = 0
         self.has_cascade = True
+        if outbox:  # one that is not new to the broker may have been created by another process just now
+            safe_from = time.monotonic() + declare.SAVED_AFTER
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
         self.known[destination] = Outboxes(existing + ((outbox,) if outbox else ()), usable, safe_from)
 
-    def _create(self, destination: Destination, outboxes: list[int]) -> bool:
-        """Lead to a destination, and create what is missing; return whether an outbox with a delay was."""
+    def _create(self, destination: Destination, outboxes: list[int]) -> None:
+        """Lead to a destination, and create what is missing."""
         channel, cascade = self._channel.get_channel(), self._cascade
         # A check that fails closes the channel, and with it what quorum queues were sent without a confirm may be lost.
         check = self._options.confirm or not self.has_cascade
@@ -83,8 +84,6 @@ class Routes:
             if not isinstance(exc, OutboxMissing):
                 create_cascade(self._channel, cascade)
             declare.bind_destination(channel, cascade, destination, outboxes)
-            return any(outboxes)
-        return False
 
     def lead_back(self, destination: Destination) -> None:
         """Bind a destination again that may have been deleted with its bindings, for the messages that wait for it.

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.topology import LAYOUT
 from tests.kit import meter
 from tests.kit.node import Node, find_server
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--note", help="what the page is to say beside these figures, such as: on a busy machine")
     parser.add_argument("--out", type=Path, help="instead of the files that the docs are drawn from")
     arguments = parser.parse_args()
+    declare.SAVED_AFTER = 0.0  # as after the first second of a connection
     rows = {**ROWS, **schedule.ROWS}
     for name in arguments.rabbitmq:
         with Node(find_server(name), ("rabbitmq_management",), CONF) as node:

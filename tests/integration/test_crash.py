@@ -74,6 +74,32 @@ def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(is_
         wait_until(lambda: sum(vhost.waiting().values()) == 2 + is_set_up, "all that was confirmed is there")
 
 
+@pytest.mark.long
+def test_what_is_sent_where_another_has_just_created_an_outbox_survives_a_kill() -> None:
+    with own_node() as vhost:
+        node = vhost.broker.node
+        vhost.declare("q")
+        options = {"rabbit_delay": {"journal": None}}
+
+        def publish(connection: kombu.Connection, seconds: int) -> None:
+            connection.Producer().publish(seconds, routing_key="q", headers={"x-delay": seconds * 1000})
+
+        with kombu.Connection(vhost.url(), transport_options=options) as connection:
+            publish(connection, 1_000)
+        wait_until(lambda: node.has_registered(".out.+q"), "the node has written down what it has")
+        for everyday in (60, 300, 600, 900):
+            with (
+                kombu.Connection(vhost.url(), transport_options=options) as creator,
+                kombu.Connection(vhost.url(), transport_options=options) as other,
+            ):
+                publish(creator, everyday)
+                for _ in range(4):
+                    publish(other, everyday)
+                node.kill()
+            node.start()
+        wait_until(lambda: sum(vhost.waiting().values()) == 1 + 4 * 5, "all that was confirmed is there")
+
+
 def test_a_publisher_with_retry_survives_a_restart_of_the_broker() -> None:
     with Node() as node:
         url = node.url().replace("amqp", "rabbit-delay")

@@ -255,18 +255,20 @@ def test_an_outbox_is_created_with_the_route_to_its_destination_and_once(monkeyp
     assert parts.declared[2:] == [(DESTINATION, [0, 5 * MINUTE])]
 
 
-def test_an_outbox_that_is_new_is_used_only_when_the_broker_has_written_it_down(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("missing", [{MINUTE}, set()], ids=["is new", "another process may have created just now"])
+@pytest.mark.parametrize("options", [Options(), Options(declare="passive")], ids=["auto", "passive"])
+def test_an_outbox_is_used_only_when_the_broker_has_certainly_written_it_down(
+    monkeypatch: pytest.MonkeyPatch, options: Options, missing: set[int]
 ) -> None:
     monkeypatch.setattr(declare, "SAVED_AFTER", 60)
-    parts = Parts(monkeypatch, Options())
-    parts.missing = {MINUTE}
+    parts = Parts(monkeypatch, options)
+    if options.declare == "auto":
+        parts.missing = missing
     assert parts.send(60) == parts.send(60) == "@.^8.^7.^6.^5"
-    assert parts.declared == [(DESTINATION, [0, MINUTE])]
     known = parts.publisher.routes.known
     known[DESTINATION] = known[DESTINATION]._replace(safe_from=time.monotonic())
     assert parts.send(60) == "@.60s.+q"
-    assert parts.send(300) == "@.300s.+q", "this one was there"
+    assert parts.send(300) == "@.^11.^8.^6.^5"
 
 
 def test_a_destination_is_led_to_without_an_outbox_that_delays_if_none_is_needed(
