@@ -20,7 +20,6 @@ from ..core.errors import (
     InvalidDestination,
     LayoutMismatch,
     NotPermitted,
-    OutboxMissing,
     UnsupportedConfiguration,
 )
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
@@ -113,13 +112,11 @@ def bind_destination(
 ) -> None:
     """Create outboxes of a destination, with delays in ticks, and lead through them to it: one round trip.
 
-    With `check`, raises `CascadeMissing` or `OutboxMissing` if the cascade, or an outbox with a delay, does not exist
-    before. Raises `DestinationNotFound`, `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
+    With `check`, raises `CascadeMissing` if the cascade does not exist before. Raises `DestinationNotFound`,
+    `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
     """
     if check:  # the broker answers only if it fails, and before it answers to the binding
         passive_declare(channel, cascade.marker, nowait=True)
-        for ticks in filter(None, outboxes):
-            passive_declare_queue(channel, cascade.outbox_name(destination, ticks), nowait=True)
     # If the destination does not exist, no outbox is created: after an error the broker ignores the rest.
     parts: list[tuple[Callable[..., None], Any]] = [(bind, one) for one in cascade.exit_bindings(destination)]
     for ticks in outboxes if not destination.short_lived else ():
@@ -253,8 +250,6 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
             "bind it to your own exchange, and send the message there"
         ) from exc
     except NotFound as exc:
-        if f"no queue '{cascade.outbox_prefix}" in exc.reply_text:
-            raise OutboxMissing(f"an outbox is gone ({exc.reply_text}): the next publish creates it") from exc
         if f"'{cascade.root}." in exc.reply_text or f"'{cascade.root}'" in exc.reply_text:
             raise CascadeMissing(
                 f"a part of the cascade is gone ({exc.reply_text}): run `celery -A APP delay setup`"

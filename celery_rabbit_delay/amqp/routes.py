@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..core.destination import Destination
-from ..core.errors import CascadeMissing, OutboxMissing
+from ..core.errors import CascadeMissing
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
@@ -80,9 +80,8 @@ class Routes:
         check = self._options.confirm or not self.has_cascade
         try:
             declare.bind_destination(channel, cascade, destination, outboxes, check)
-        except CascadeMissing as exc:
-            if not isinstance(exc, OutboxMissing):
-                create_cascade(self._channel, cascade)
+        except CascadeMissing:
+            create_cascade(self._channel, cascade)
             declare.bind_destination(channel, cascade, destination, outboxes)
 
     def lead_back(self, destination: Destination) -> None:

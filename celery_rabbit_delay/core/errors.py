@@ -38,10 +38,6 @@ class CascadeMissing(DelayError):
     """The broker lacks a part of the cascade, and `declare="passive"` forbids creating it: run `setup`."""
 
 
-class OutboxMissing(CascadeMissing):
-    """An outbox with a delay does not exist; publishers create it."""
-
-
 class LayoutMismatch(CascadeMissing):
     """The broker has only the cascade of another release, and `declare="passive"` forbids creating a new one."""
 

@@ -20,7 +20,6 @@ from celery_rabbit_delay.amqp.batch import Batch
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.amqp.routes import Outboxes
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.errors import OutboxMissing
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
 
@@ -209,8 +208,6 @@ class Parts:
     def bind_destination(
         self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool = False
     ) -> None:
-        if check and self.missing.intersection(outboxes):
-            raise OutboxMissing("an outbox is gone")
         self.declared.append((destination, list(outboxes)))
         self.missing -= set(outboxes)
 
