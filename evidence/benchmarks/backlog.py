@@ -1,6 +1,7 @@
 """How long a start with a backlog takes: a million tasks wait, and some become due while no node is up.
 
-    python -m evidence.benchmarks.backlog                    on RabbitMQ 4.3, one node and three; about half an hour
+    python -m evidence.benchmarks.backlog                    on RabbitMQ 4.3, one node and three; about an hour
+    python -m evidence.benchmarks.backlog --again 10         the same with a retry interval of 10 s; half an hour
     python -m evidence.benchmarks.backlog --amount 10000 --nodes 1 --out /tmp/backlog.json
 
 All nodes are killed, or stopped as for an upgrade, before the first of these is due, and started when the last one is.
@@ -26,7 +27,7 @@ from kombu.exceptions import OperationalError
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit import meter
-from tests.kit.node import Node, cluster, find_server, start_all
+from tests.kit.node import Node, cluster, dead_letters_again, find_server, start_all
 
 from . import sizing
 from .at_length import fill, log, send_all
@@ -37,17 +38,23 @@ RESULTS = sizing.BACKLOG
 #: Tasks that are due while no node is up, and how many seconds from the first to the last.
 DUE, DOWN = 6000, 30
 
+#: Seconds to wait for them: RabbitMQ tries again every three minutes what it could not dead-letter while it started.
+PATIENCE = 1800
+
+#: Seconds of that retry interval, as RabbitMQ has it.
+AGAIN = 180
+
 #: Of queues of which nothing else is known: 250 with four each.
 OUTBOXES, QUEUES = 1000, 250
 
 
 @contextmanager
-def running(server: Path, amount: int) -> Iterator[list[Node]]:
+def running(server: Path, amount: int, again: int) -> Iterator[list[Node]]:
     if amount == 1:
-        with Node(server) as node:
+        with Node(server, advanced=dead_letters_again(again)) as node:
             yield [node]
     else:
-        with cluster(amount, server=server) as nodes:
+        with cluster(amount, server=server, advanced=dead_letters_again(again)) as nodes:
             time.sleep(5)
             yield nodes
 
@@ -90,27 +97,29 @@ def receive(url: str, wanted: set[str], started: float) -> dict[str, float]:
     times: list[float] = []
     found: dict[str, float] = {}
     while wanted:
+        assert time.monotonic() - started < PATIENCE, f"{len(wanted)} did not come"
         try:
             with kombu.Connection(url, connect_timeout=1) as connection:
                 channel = connection.default_channel
                 found.setdefault("up", time.monotonic() - started)
 
                 def on_message(message: Any) -> None:
+                    message.channel.basic_ack(message.delivery_tag)
                     due = message.body.split()[0]
                     if due in wanted:  # not one of before that comes twice
                         wanted.remove(due)
                         times.append(time.monotonic() - started)
 
-                channel.basic_consume(QUEUE, callback=on_message, no_ack=True)
+                channel.basic_consume(QUEUE, callback=on_message)
                 while wanted:
-                    connection.drain_events(timeout=600)
+                    connection.drain_events(timeout=60)
         except (AMQPError, OperationalError, OSError):
             time.sleep(0.1)
     return {**found, "first": times[0], "all": times[-1]}
 
 
-def measure(server: Path, nodes: int, amount: int) -> dict[str, Any]:
-    with running(server, nodes) as started:
+def measure(server: Path, nodes: int, amount: int, again: int) -> dict[str, Any]:
+    with running(server, nodes, again) as started:
         Ours(started[0].url()).close()
         waiting, starts = fill(started[0].url(), amount)[0], dict[str, Any]()
         for outboxes in (0, OUTBOXES):
@@ -122,7 +131,8 @@ def measure(server: Path, nodes: int, amount: int) -> dict[str, Any]:
                 name = f"{'stopped' if is_planned else 'killed'}, {outboxes:,} more outboxes"
                 starts[name] = restart(started, is_planned)
                 log(f"{nodes} nodes, {name}: {starts[name]}")
-        return {"waiting": waiting, "starts": starts, "about": meter.about(started[0])}
+        about = meter.about(started[0])
+        return {"nodes": nodes, "again": again, "waiting": waiting, "starts": starts, "about": about}
 
 
 def main() -> None:
@@ -130,13 +140,14 @@ def main() -> None:
     parser.add_argument("--rabbitmq", default="4.3", help="a name for tools/get-rabbitmq")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--amount", type=int, default=1_000_000)
+    parser.add_argument("--again", type=int, default=AGAIN, help="seconds of the retry interval")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     server = find_server(arguments.rabbitmq)
     for nodes in arguments.nodes:
-        found = measure(server, nodes, arguments.amount)
+        found = measure(server, nodes, arguments.amount, arguments.again)
         results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-        results[str(nodes)] = found
+        results[f"{nodes}, {arguments.again}"] = found
         arguments.out.write_text(json.dumps(results, indent=2) + "\n")
     if arguments.out == RESULTS:
         sizing.draw()

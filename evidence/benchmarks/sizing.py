@@ -168,11 +168,11 @@ def month(found: dict[str, Any]) -> str:
 def backlog(results: dict[str, Any]) -> str:
     """Return what a start with a backlog takes."""
     lines = []
-    for nodes, found in results.items():
+    for found in results.values():
         for name, seconds in found["starts"].items():
             shown = [f"{seconds[part]:.1f} s" for part in ("up", "first", "all")]
-            lines.append([f"{nodes} {'node' if nodes == '1' else 'nodes'}, {name}", *shown])
-    head = ["", "a node answers after", "the first of these tasks is there", "the last"]
+            lines.append([str(found["nodes"]), f"{found['again']} s", name, *shown])
+    head = ["nodes", "retry interval", "", "a node answers after", "the first of these tasks is there", "the last"]
     about = [found["about"] for found in results.values()]
     return f"{markdown(head, lines)}\n\n{machine('Measured', about)}"
 
