@@ -71,7 +71,7 @@ def test_the_how_to_on_one_off_entries_is_drawn_from_the_results() -> None:
 
 def test_the_page_on_sizing_is_drawn_from_the_results() -> None:
     assert sizing.PAGE.read_text() == sizing.page(sizing.PAGE.read_text())
-    assert drawn(sizing.PAGE.read_text()) == {"measured", "settings", "minute", "month"}
+    assert drawn(sizing.PAGE.read_text()) == {"measured", "settings", "minute", "month", "backlog"}
 
 
 @pytest.mark.parametrize("path", [report.RESULTS, report.SCHEDULE])
