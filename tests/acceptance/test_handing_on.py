@@ -205,8 +205,10 @@ def test_without_an_outbox_that_somebody_deleted_tasks_are_handed_on_all_the_sam
     worker = make_shop(options | {"declare": declare}).worker()
     outbox = f"{shop.vhost.cascade.root}.out.10s.+celery"
     others.send("note", "second", countdown=10)
-    wait_until(lambda: shop.vhost.count(outbox) == 2, "both wait in the outbox")
-    wait_until(lambda: len(shop.runs()) == 2, "both ran")
+    wait_until(lambda: len(shop.runs()) == 2, "both ran")  # so the worker has known the outbox for more than a second
+    others.send("note", "third", countdown=10)
+    wait_until(lambda: shop.vhost.count(outbox) == 1, "it waits in the outbox")
+    wait_until(lambda: len(shop.runs()) == 3, "it ran")
     shop.vhost.delete_queue(outbox)
     for _ in range(20):
         others.send("note", "delayed", countdown=10)
