@@ -49,7 +49,8 @@ class DeferredDeliveries:
     While py-amqp waits for the broker's answer, it calls consumers for incoming messages. A consumer that publishes
     with a delay would also wait, and so on: the recursion could be as deep as the consumer's prefetch count.
 
-    `on_left` is called when some are left for the next read of the connection, for which a message need not arrive.
+    `on_left` is called when some are left: the next read of the connection passes them on, and no new message may come
+    that would make an event loop read.
     """
 
     def __init__(self, deliver: Callable[[Method], None]) -> None:

@@ -67,11 +67,13 @@ class Routes:
                     usable = tuple(ticks for ticks in usable if ticks != outbox)
                     outbox = 0
         self.has_cascade = True
-        if outbox:  # one that is not new to the broker may have been created by another process just now
+        if outbox:
+            existing += (outbox,)
+            # Another process may have created it just now.
             safe_from = time.monotonic() + declare.SAVED_AFTER
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
-        self.known[destination] = Outboxes(existing + ((outbox,) if outbox else ()), usable, safe_from)
+        self.known[destination] = Outboxes(existing, usable, safe_from)
 
     def _create(self, destination: Destination, outboxes: list[int]) -> None:
         """Lead to a destination, and create what is missing."""

@@ -134,11 +134,11 @@ def peers(pieces: list[Piece]) -> str:
     compared = beside_peers(pieces)
     for contender in CONTENDERS:
         if found := [piece for piece in compared if piece["contender"] == contender]:
-            sums = {what: f"{total(found, name):,}" for name, what in COUNTS.items()}
+            sums = {name: f"{total(found, name):,}" for name in COUNTS}
             lines.append(
-                f"- {contender}, {faults(found).total()} faults: of {sums['tasks']} tasks {sums['lost']} were lost, "
-                f"{sums['early']} ran early, {sums['ran twice, by a fault']} ran twice, and of {sums['cancelled']} "
-                f"cancelled ones {sums['ran anyway']} ran."
+                f"- {contender}, {faults(found).total()} faults: of {sums['confirmed']} tasks {sums['lost']} were "
+                f"lost, {sums['early']} ran early, {sums['duplicated']} ran twice, and of {sums['cancelled']} "
+                f"cancelled ones {sums['revoked']} ran."
             )
     return "\n".join(lines)
 

@@ -20,15 +20,15 @@ from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.topology import LAYOUT
 from tests.kit.meter import about
-from tests.kit.node import Node, NodeFailed, cluster, dead_letters_again, is_whole, start_all
+from tests.kit.node import DEFAULT_AGAIN, Node, NodeFailed, cluster, dead_letters_again, is_whole, start_all
 from tests.kit.proxy import Proxy, proxy
 
 from .app import CONTENDERS, QUEUE
 from .arena import Arena, Clocks
 from .verdict import Verdict
 
-#: Seconds after which RabbitMQ tries again to pass on a message, and its default.
-AGAIN, DEFAULT_AGAIN = 10, 180
+#: Seconds after which RabbitMQ tries again to pass on a message.
+AGAIN = 10
 
 RATE = 30  # tasks a second
 

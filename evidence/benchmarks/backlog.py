@@ -27,7 +27,7 @@ from kombu.exceptions import OperationalError
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit import meter
-from tests.kit.node import Node, cluster, dead_letters_again, find_server, start_all
+from tests.kit.node import DEFAULT_AGAIN, Node, cluster, dead_letters_again, find_server, start_all
 
 from . import sizing
 from .at_length import fill, log, send_all
@@ -40,9 +40,6 @@ DUE, DOWN = 6000, 30
 
 #: Seconds to wait for them: RabbitMQ tries again every three minutes what it could not dead-letter while it started.
 PATIENCE = 1800
-
-#: Seconds of that retry interval, as RabbitMQ has it.
-AGAIN = 180
 
 #: Of queues of which nothing else is known: 250 with four each.
 OUTBOXES, QUEUES = 1000, 250
@@ -140,7 +137,7 @@ def main() -> None:
     parser.add_argument("--rabbitmq", default="4.3", help="a name for tools/get-rabbitmq")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--amount", type=int, default=1_000_000)
-    parser.add_argument("--again", type=int, default=AGAIN, help="seconds of the retry interval")
+    parser.add_argument("--again", type=int, default=DEFAULT_AGAIN, help="seconds of the retry interval")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     server = find_server(arguments.rabbitmq)

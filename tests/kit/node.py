@@ -82,6 +82,10 @@ def speaks_amqp(port: int) -> bool:
         return False
 
 
+#: Seconds of RabbitMQ's own retry interval.
+DEFAULT_AGAIN = 180
+
+
 def dead_letters_again(seconds: int) -> str:
     """Return an advanced.config that says how soon dead-lettering is tried again (docs/operations.md, Restarts)."""
     return f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {seconds * 1000}}}]}}]."
