@@ -18,7 +18,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -35,7 +34,7 @@ from tests.kit.node import find_server
 
 from . import pieces
 from .app import CONTENDERS, OURS
-from .arena import ROOT, Arena, Clocks
+from .arena import Arena, Clocks
 from .pieces import Piece
 from .scenarios import AGAIN, Stage, crash, heal, leave_evidence, staged
 from .verdict import Run, Verdict
@@ -159,18 +158,8 @@ def fight(broker: str, amount: int, contender: str, minutes: float, rate: float,
         if not verdict.good:
             leave_evidence(stage.nodes, place)
         piece = {"nodes": amount, "contender": contender, "seed": seed, "minutes": minutes, "rate": rate}
-        piece |= {"release": broker, "commit": commit(), "layout": LAYOUT}
+        piece |= {"release": broker, "layout": LAYOUT}
         return {**piece, **about(stage.node), **figures(verdict, stage.arena)}
-
-
-def commit() -> str:
-    """Return the commit, and whether anything but the campaign's results differs from it."""
-
-    def git(*command: str) -> str:
-        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-    changed = git("status", "--short", ".", f":!{pieces.RESULTS.relative_to(ROOT)}")
-    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
 
 
 def figures(verdict: Verdict, arena: Arena) -> Piece:

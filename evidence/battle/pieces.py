@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tests.kit.page import markdown
+from tests.kit.page import listed, markdown
 
 from .app import CONTENDERS, OURS
 from .verdict import Fault, Run
@@ -160,6 +160,12 @@ def _seconds(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.2f}"
 
 
+def kinds(pieces: list[Piece]) -> str:
+    """Return a sentence of how often each fault struck."""
+    struck = [f"{amount} × {name}" for name, amount in faults(pieces).most_common()]
+    return f"The faults: {listed(struck)}."
+
+
 def origins(pieces: list[Piece]) -> str:
     """Return a table of the pieces: what each was made with, and how to repeat it."""
     lines = []
@@ -168,6 +174,6 @@ def origins(pieces: list[Piece]) -> str:
         options += f" --minutes {piece['minutes']:g} --seed {piece['seed']}"
         if piece["contender"] != OURS:
             options += f' --contender "{piece["contender"]}"'
-        struck = ", ".join(f"{amount} × {name}" for name, amount in sorted(piece["faults"].items()))
-        lines.append([piece["date"], piece["commit"], f"`{options}`", f"{piece['confirmed']:,}", struck])
+        counts = piece["confirmed"], faults([piece]).total()
+        lines.append([piece["date"], piece["commit"], f"`{options}`", *(f"{count:,}" for count in counts)])
     return markdown(["date", "commit", "`python -m evidence.battle.campaign …`", "tasks", "faults"], lines)

@@ -1,10 +1,13 @@
-"""Draws what battles and the campaign found into docs/battle.md, docs/trust.md and docs/contributing/battle.md.
+"""Draws what battles and the campaign found into docs/battle.md, docs/trust.md, docs/operations.md and
+docs/contributing/battle.md.
 
-A test checks that the pages are current.
+Each battle has a line in `verdicts.csv`. A test checks that these files are current.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -21,9 +24,10 @@ from .scenarios import SCENARIOS
 
 RESULTS = Path(__file__).with_name("results.json")
 LOAD = Path(__file__).with_name("load.json")
+VERDICTS = Path(__file__).with_name("verdicts.csv")
 _DOCS = Path(__file__).parents[2] / "docs"
-#: Two for users, and one for contributors.
-PAGES = _DOCS / "battle.md", _DOCS / "trust.md", _DOCS / "contributing" / "battle.md"
+#: For users, and one for contributors.
+PAGES = _DOCS / "battle.md", _DOCS / "trust.md", _DOCS / "operations.md", _DOCS / "contributing" / "battle.md"
 
 COUNTS = {
     "confirmed": "confirmed",
@@ -43,6 +47,14 @@ NATIVE, PLAIN, CLASSIC = "native delayed delivery", "plain eta", f"{OURS}, class
 
 #: The scenario and the load that the page begins with.
 CRASH, MOST = "broker killed, RabbitMQ's own settings", "1,000,000 wait"
+
+ROLLING = "rolling restart of three"
+#: What happens to one node of three after the other, by scenario.
+CLUSTERS = {
+    "a node of three killed": "is killed",
+    ROLLING: "is stopped and started, a few seconds apart",
+    "a node of three partitioned": "does not answer for 12 s",
+}
 
 #: RabbitMQ -> scenario, or kind of load -> contender -> figures.
 Results = dict[str, dict[str, dict[str, dict[str, Any]]]]
@@ -72,9 +84,13 @@ def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
                 yield row, broker, contender, figures
 
 
-def brokers(results: Results) -> list[dict[str, Any]]:
-    """Return the figures of one battle on each RabbitMQ."""
-    return list({broker: figures for _, broker, _, figures in rows(results)}.values())
+def machines(results: Results) -> str:
+    """Return when and with what each contender's battles were fought, a line for each."""
+    lines = []
+    for contender in CONTENDERS:
+        if found := [figures for *_, who, figures in rows(results) if who == contender]:
+            lines.append(f"- {contender}: {machine('fought', found)}")
+    return "\n".join(lines)
 
 
 def total(results: Results, contender: str, figure: str) -> int:
@@ -99,8 +115,8 @@ def answers(results: Results, loads: Results) -> str:
         figures = results[broker][CRASH][contender]
         return f"{figures['p50']:.0f} s and {figures['p100']:.0f} s"
 
-    twice, unexplained = (total(results, OURS, name) for name in ("duplicated", "unexplained"))
-    share = 100 * twice / total(results, OURS, "confirmed")
+    doubles, unexplained = (total(results, OURS, name) for name in ("duplicated", "unexplained"))
+    share = 100 * doubles / total(results, OURS, "confirmed")
     crashes = ", ".join(f"{late(broker, OURS)} on RabbitMQ {broker} ({late(broker, NATIVE)})" for broker in results)
     waiting = [
         f"{figures['beside'][0]:.0f} ms on RabbitMQ {broker} ({figures['alone'][0]:.0f})"
@@ -111,7 +127,7 @@ def answers(results: Results, loads: Results) -> str:
     return "\n".join(
         [
             f"- **Is anything lost, or early?** {first(results)}",
-            f"- **Does a task run twice?** {twice:,} of them did ({share:.1f} %), each because a fault struck "
+            f"- **Does a task run twice?** {doubles:,} of them did ({share:.1f} %), each because a fault struck "
             f"while it was on its way; {unexplained:,} without a fault.",
             "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
             f"The median and the maximum: {crashes}; in parentheses native delayed delivery.",
@@ -125,6 +141,33 @@ def answers(results: Results, loads: Results) -> str:
     )
 
 
+def twice(figures: dict[str, Any]) -> float:
+    """Return what percentage of tasks ran twice."""
+    return float(100 * figures["duplicated"] / figures["confirmed"])
+
+
+def crash(results: Results) -> str:
+    """Return a table of how late tasks are whose only node is killed."""
+
+    def late(figures: dict[str, Any]) -> str:
+        return f"{figures['p50']:.1f} s, {figures['p100']:.0f} s"
+
+    lines = [[broker, *(late(found[CRASH][who]) for who in (OURS, NATIVE))] for broker, found in results.items()]
+    return markdown(["RabbitMQ", f"{OURS}: half of the tasks late by, the last by", f"Celery's {NATIVE}"], lines)
+
+
+def clusters(results: Results) -> str:
+    """Return a table of what tasks undergo when something happens to the nodes of a cluster."""
+    lines = []
+    for (scenario, happens), (broker, found) in product(CLUSTERS.items(), results.items()):
+        figures = [found[scenario][who] for who in (OURS, NATIVE)]
+        late = " / ".join(f"{one['p100']:.0f}" for one in figures)
+        doubles = " / ".join(f"{twice(one):.1f}" for one in figures)
+        lines.append([happens, broker, f"{late} s", f"{doubles} %"])
+    titles = ["the last task is late by: this package / native", "run twice"]
+    return markdown(["one node after the other", "RabbitMQ", *titles], lines)
+
+
 def totals(results: Results) -> str:
     lines = []
     for contender, broker in product(CONTENDERS, results):
@@ -135,9 +178,16 @@ def totals(results: Results) -> str:
 
 
 def verdicts(results: Results) -> str:
+    """Return a line of comma-separated values for each battle: how it ended, and seconds late."""
     order = list(SCENARIOS)
-    lines = [[*who, *cells(figures)] for *who, figures in sorted(rows(results), key=lambda row: order.index(row[0]))]
-    return markdown(["scenario", "RabbitMQ", "contender", *TITLES], lines)
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["scenario", "RabbitMQ", "contender", "date", "commit", *COUNTS.values(), "half", "99 %", "all"])
+    for *who, figures in sorted(rows(results), key=lambda row: order.index(row[0])):
+        counts = [figures.get(name, 0) for name in COUNTS]
+        late = [f"{figures[name]:.1f}" for name in LATENESS]
+        lines.writerow([*who, figures["date"], figures.get("commit"), *counts, *late])
+    return text.getvalue()
 
 
 def scenarios() -> str:
@@ -179,17 +229,19 @@ def earlier(results: Results) -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "earlier": lambda: earlier(read()),
-    "machine": lambda: machine("Run", brokers(read())),
+    "machine": lambda: machines(read()),
     "first": lambda: f"{earlier(read())}\n\n{first(read())}\n\n{pieces.summary(pieces.read())}",
     "answers": lambda: answers(read(), read(LOAD)),
     "totals": lambda: totals(read()),
+    "crash": lambda: crash(read()),
+    "clusters": lambda: clusters(read()),
     "campaign": lambda: pieces.summary(pieces.read()),
     "peers": lambda: pieces.peers(pieces.read()),
     "campaign_totals": lambda: pieces.totals(pieces.of_ours(pieces.read())),
+    "faults": lambda: pieces.kinds(pieces.of_ours(pieces.read())),
     "campaign_peers": lambda: pieces.totals(pieces.beside_peers(pieces.read())),
     "pieces": lambda: pieces.origins(pieces.read()),
     "scenarios": scenarios,
-    "verdicts": lambda: verdicts(read()),
     "load": lambda: load(read(LOAD)),
     "bursts": lambda: bursts(read(LOAD)),
 }
@@ -202,6 +254,7 @@ def page(text: str) -> str:
 def main() -> None:
     for one in PAGES:
         one.write_text(page(one.read_text()))
+    VERDICTS.write_text(verdicts(read()))
 
 
 if __name__ == "__main__":

@@ -620,13 +620,23 @@ def _batch(contender: Contender) -> Iterator[None]:
         yield
 
 
+#: Contenders, and whether their delays are whole seconds.
+LATENESS: dict[str, tuple[type[Contender], bool]] = {
+    Ours.name: (Ours, False),
+    f"{Ours.name}, whole seconds": (Ours, True),
+    Native.name: (Native, True),
+    QueuePerDelay.name: (QueuePerDelay, True),
+    MessageTTL.name: (MessageTTL, False),
+}
+
+
 def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure milliseconds, at 200 messages a second with delays of 1 to 15 s."""
     seconds = max(1.0, AMOUNTS["lateness"] / 200 * scale)
     found = {}
-    for make in (Ours, Native, QueuePerDelay, MessageTTL):
-        found[make.name] = lateness_at(node, make, 200, seconds, (1, 15), whole=make in (Native, QueuePerDelay))
-        log(f"  {make.name}: {found[make.name]}")
+    for name, (make, whole) in LATENESS.items():
+        found[name] = lateness_at(node, make, 200, seconds, (1, 15), whole=whole)
+        log(f"  {name}: {found[name]}")
     return found
 
 

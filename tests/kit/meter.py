@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import kombu
 import psutil
 
 from tests.kit.node import Node
+
+ROOT = Path(__file__).parents[2]
 
 
 def processes(pid: int) -> Iterator[psutil.Process]:
@@ -88,10 +92,27 @@ def about(node: Node) -> dict[str, Any]:
     return {
         "rabbitmq": rabbitmq,
         "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": commit(),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         **{package: version(package) for package in ("celery", "kombu", "amqp")},
     }
+
+
+def commit() -> str:
+    """Return the commit, and whether anything but results, and the pages drawn from them, differs from it.
+
+    Outside a clone that is "unknown".
+    """
+
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--short", ".", ":!evidence/*.json", ":!docs")
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def interleaved(

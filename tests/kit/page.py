@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -21,9 +22,11 @@ def machine(done: str, about: list[dict[str, Any]]) -> str:
     first, last = min(one["date"] for one in about), max(one["date"] for one in about)
     when = f"on {last}" if first == last else f"from {first} to {last}"
     cpus = " or ".join(map(str, sorted({one["cpus"] for one in about})))
+    commits = dict.fromkeys(one["commit"] for one in about if "commit" in one)
+    at = f", at commit {listed(commits)}" if commits else ""
     return (
         f"{done} {when} on RabbitMQ {each('rabbitmq')}, Celery {each('celery')}, Kombu {each('kombu')}, py-amqp "
-        f"{each('amqp')} and Python {each('python')}, on a machine with {cpus} CPUs."
+        f"{each('amqp')} and Python {each('python')}, on a machine with {cpus} CPUs{at}."
     )
 
 
@@ -40,6 +43,11 @@ def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
         return f"<!-- results: {match[1]} -->\n{sections[match[1]]()}\n<!-- end -->"
 
     return re.sub(r"<!-- results: (\w+) -->.*?<!-- end -->", section, text, flags=re.DOTALL)
+
+
+def said(path: Path) -> str:
+    """Return what a page says, in one line and without emphasis."""
+    return " ".join(path.read_text().replace("*", "").split())
 
 
 def drawn(text: str) -> set[str]:

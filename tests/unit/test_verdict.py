@@ -9,7 +9,9 @@ from typing import Any
 from evidence.battle import pieces, report
 from evidence.battle.verdict import Fault, Run, judge
 from tests.kit import ledger
-from tests.kit.page import drawn
+from tests.kit.page import drawn, said
+
+ROOT = Path(__file__).parents[2]
 
 PUBLISHED: list[dict[str, Any]] = [
     {"id": "a", "sent": 0.0, "due": 10.0},
@@ -94,6 +96,22 @@ def test_the_page_is_drawn_from_the_results() -> None:
     texts = [page.read_text() for page in report.PAGES]
     assert texts == list(map(report.page, texts))
     assert set().union(*map(drawn, texts)) == set(report.SECTIONS)
+    assert report.VERDICTS.read_text() == report.verdicts(report.read())
+
+
+def test_the_readme_and_the_comparison_say_how_battles_ended() -> None:
+    def last(contender: str) -> str:
+        return " / ".join(f"{found[report.CRASH][contender]['p100']:.0f}" for found in report.read().values()) + " s"
+
+    def twice(contender: str) -> str:
+        return " / ".join(f"{report.twice(found[report.ROLLING][contender]):.1f}" for found in report.read().values())
+
+    readme, comparison = said(ROOT / "README.md"), said(ROOT / "docs" / "comparison.md")
+    ours, native, plain = report.OURS, report.NATIVE, report.PLAIN
+    assert f"| {last(plain)} | {last(native)} | not measured | {last(ours)} |" in readme
+    assert f"| {twice(plain)} % | {twice(native)} % | not measured | {twice(ours)} % |" in readme
+    assert f"| {last(native)} | {last(ours)} |" in comparison
+    assert f"{pieces.total(pieces.of_ours(pieces.read()), 'confirmed') / 1e6:.1f} million tasks" in readme
 
 
 def test_a_retry_that_is_published_twice_is_due_when_it_was_due_at_first() -> None:
@@ -154,8 +172,9 @@ def test_pieces_of_a_campaign_add_up() -> None:
     assert theirs.startswith("| native delayed delivery | 4.3.6 | 1 | 3 | 1,000 | 0 |")
     assert (
         '| `--rabbitmq 4.3 --nodes 1 --rate 300 --minutes 10 --seed 7 --contender "native delayed delivery"` | 1,000 | '
-        "3 × broker killed |"
+        "3 |"
     ) in pieces.origins([native])
+    assert pieces.kinds([PIECE, other]) == "The faults: 4 × broker killed and 2 × cut."
 
 
 def test_a_follower_of_a_ledger_reads_each_entry_once_and_none_by_halves(tmp_path: Path) -> None:
