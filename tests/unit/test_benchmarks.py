@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from celery_rabbit_delay.core.topology import LAYOUT
 from evidence.benchmarks import one_off, report, sizing, worker_settings
 from evidence.benchmarks.__main__ import add
 from tests.kit import meter
-from tests.kit.page import drawn, machine
+from tests.kit.page import drawn, machine, said
+
+ROOT = Path(__file__).parents[2]
 
 ABOUT: dict[str, Any] = {
     "rabbitmq": "4.3.6",
@@ -27,6 +30,10 @@ ABOUT: dict[str, Any] = {
     "messages": 500,
     "layout": LAYOUT,
 }
+
+
+PAIR = report.US, report.NATIVE
+CONFIRMED = "broker_cpu_confirmed", "everyday_cpu_confirmed"
 
 
 @pytest.mark.parametrize("path", [report.PAGE, report.NOTES])
@@ -56,6 +63,32 @@ def test_figures_of_an_earlier_layout_are_marked() -> None:
     results["4.3"]["about"]["memory"] = ABOUT
     assert report.earlier(results) == f"All figures are those of layout {LAYOUT} of the queues on the broker."
     assert "layout" not in report.measured(results, ["memory"])
+
+
+def test_the_readme_and_the_comparison_say_what_was_measured() -> None:
+    measured = [found["rows"] for found in report.read().values()]
+
+    def each(figure: Callable[[report.Rows], float], form: str = "{:.2f}") -> str:
+        return " / ".join(form.format(figure(rows)) for rows in measured)
+
+    def late(name: str) -> str:
+        return each(lambda rows: rows["lateness"][name]["p50"], "{:.0f}") + " ms"
+
+    def memory(name: str) -> str:
+        return each(lambda rows: rows["memory"][name]["median"] / 1000, "{:.1f}") + " kB"
+
+    readme, comparison = said(ROOT / "README.md"), said(ROOT / "docs" / "comparison.md")
+    confirmed, everyday = (each(report.ratio(row, *PAIR)) for row in CONFIRMED)
+    cpu = f"{confirmed}, everyday delays {everyday} |"
+    whole, native = late(f"{report.US}, whole seconds"), late(report.NATIVE)
+    assert f"| 1 | not measured | {cpu}" in readme
+    assert f"| not measured | {native} | not measured | {whole} |" in readme
+    assert f"{max(rows['lateness'][report.US]['most'] for rows in measured):.0f} ms at most" in readme
+    assert f"| 1 | {cpu}" in comparison
+    burst = each(report.ratio("broker_cpu", f"{report.US}, quorum", f"{report.NATIVE}, quorum"))
+    assert f"| 1 | {burst} |" in comparison
+    assert f"| {native} | {whole}, fractions of a second {late(report.US)} |" in comparison
+    assert f"| {memory(report.NATIVE)} | {memory(report.US)} |" in comparison
 
 
 def test_the_table_for_workers_is_drawn_from_its_results() -> None:

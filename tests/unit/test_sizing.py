@@ -40,8 +40,11 @@ def test_the_measured_cpu_is_in_the_range(rabbitmq: str) -> None:
     undelayed = rows["broker_cpu"]["no delay, quorum"]["median"]
     least, most = cpu(sized(rate=1, delay=3600, is_spread=True, nodes=1), 1)
     assert least <= rows["hops_cpu"]["default"]["median"] - undelayed <= most
+    for row, is_spread in {"broker_cpu_confirmed": True, "everyday_cpu_confirmed": False}.items():
+        least, most = cpu(sized(rate=1, delay=15, is_spread=is_spread, nodes=1), 1)
+        assert least <= rows[row]["celery-rabbit-delay"]["median"] - rows[row]["no delay"]["median"] <= most
     least, most = cpu(sized(rate=1, delay=15, is_spread=True, nodes=1), 1)
-    assert least / 2 <= rows["broker_cpu"]["celery-rabbit-delay, quorum"]["median"] - undelayed <= most
+    assert rows["broker_cpu"]["celery-rabbit-delay, quorum"]["median"] - undelayed <= least
 
 
 def test_the_measured_cpu_of_a_cluster_is_in_the_range() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evidence.battle import pieces, report
+from evidence.battle.app import OURS
 from evidence.battle.verdict import Fault, Run, judge
 from tests.kit import ledger
 from tests.kit.page import drawn, said
@@ -107,7 +108,7 @@ def test_the_readme_and_the_comparison_say_how_battles_ended() -> None:
         return " / ".join(f"{report.twice(found[report.ROLLING][contender]):.1f}" for found in report.read().values())
 
     readme, comparison = said(ROOT / "README.md"), said(ROOT / "docs" / "comparison.md")
-    ours, native, plain = report.OURS, report.NATIVE, report.PLAIN
+    ours, native, plain = OURS, report.NATIVE, report.PLAIN
     assert f"| {last(plain)} | {last(native)} | not measured | {last(ours)} |" in readme
     assert f"| {twice(plain)} % | {twice(native)} % | not measured | {twice(ours)} % |" in readme
     assert f"| {last(native)} | {last(ours)} |" in comparison
