@@ -15,7 +15,6 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,11 +23,10 @@ from rich.table import Table
 from tests.kit.node import find_server
 
 from .app import CONTENDERS, OURS
+from .arena import PLACE
 from .report import RESULTS, TITLES, add, cells
 from .scenarios import SCENARIOS, fight
 from .verdict import Verdict
-
-PLACE = Path(".battle")
 
 
 def main() -> int:

@@ -20,6 +20,9 @@ from .verdict import Fault, Verdict, judge
 
 ROOT = Path(__file__).parents[2]
 
+#: Of ledgers and logs, within the current directory.
+PLACE = Path(".battle")
+
 
 class Clocks(NamedTuple):
     """Seconds that they are ahead."""

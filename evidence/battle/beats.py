@@ -32,7 +32,8 @@ from tests.kit.node import Node, find_server
 from tests.kit.proxy import Proxy, proxy
 from tests.kit.wait import wait_until
 
-ROOT = Path(__file__).parents[2]
+from .arena import PLACE, ROOT
+
 QUEUE = "evidence.battle.beats"
 
 #: Seconds: the setting `beat_heartbeat`, and the longest time without a run, while one beat is left alone.
@@ -140,7 +141,7 @@ def _take(url: str) -> Iterator[Sent]:
 
 
 def _empty(name: str) -> Path:
-    directory = Path(".battle").absolute() / f"beats-{name}"
+    directory = PLACE.absolute() / f"beats-{name}"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory

@@ -35,12 +35,10 @@ from tests.kit.node import find_server
 
 from . import pieces
 from .app import CONTENDERS, OURS
-from .arena import Arena, Clocks
+from .arena import PLACE, Arena, Clocks
 from .pieces import Piece
 from .scenarios import AGAIN, Stage, crash, heal, leave_evidence, staged
 from .verdict import Run, Verdict
-
-PLACE = Path(".battle")
 
 #: Options of the two apps that send.
 APPS: list[dict[str, Any]] = [{"journal": 0}, {"journal": 0, "outboxes": [7, 11, 40], "slack": 0.01}]
