@@ -52,6 +52,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         self.declarations = Declarations()
         #: Name of a stream -> the time (`time.monotonic`) to try again to read it, or to renew its subscription.
         self.followed: dict[str, float] = {}
+        self.failing: dict[str, float] = {}  # the time at which the first attempt to read it began that failed
         self.subscriptions: dict[str, Subscription] = {}
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
         self._by_priority: dict[int | None, DelayedPublisher] = {}

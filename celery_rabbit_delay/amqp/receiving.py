@@ -30,9 +30,13 @@ logger = logging.getLogger(__name__)
 #: Seconds that the first message waits for a stream that exists but cannot be read.
 PATIENCE = 15
 
-#: Seconds after which a message that comes makes the connection try again to read a stream: one that may have come back
-#: by itself, and one that somebody has to see to. No message waits for long then.
-AGAIN, MUCH_LATER = 10, 300
+#: Seconds after which a message that comes makes the connection try again to read a stream: one that may come back by
+#: itself, at first and in the end, and one that somebody has to see to. When a node of a cluster goes or comes,
+#: RabbitMQ restarts the replicas of streams, and refuses to send them meanwhile.
+SOON, AGAIN, MUCH_LATER = 0.5, 10, 300
+
+#: While a stream cannot be read, trying takes at most one part in so many of the time.
+SHARE = 5
 
 #: Seconds after which a message that comes renews the subscription to a stream.
 RENEWAL = 5
@@ -170,6 +174,7 @@ def _has_room(connection: Any) -> bool:
     over = [name for name in unknown if followed[name] <= time.monotonic()]
     for name in over:
         del followed[name]
+        connection.failing.pop(name, None)
     return bool(over)
 
 
@@ -205,15 +210,25 @@ def catch_up(
     stream for some time, so that not every message waits for it. `silence` is that of `StreamReader`.
     """
     with connection.deliveries.hold():
+        began = time.monotonic()
         try:
             found = _catch_up(connection, stream, apply, patience, silence, options or connection.delay_options)
         except Exception as exc:
             # While deliveries are held: the next one is not to try it again.
-            wait = AGAIN if isinstance(exc, (StreamUnavailable, AMQPError, OSError)) else MUCH_LATER
+            comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError))
+            wait = _pause(connection, stream, began) if comes_back else MUCH_LATER
             connection.followed[stream.name] = time.monotonic() + wait
             raise
+        connection.failing.pop(stream.name, None)
         connection.followed[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
         return found
+
+
+def _pause(connection: Any, stream: Stream, began: float) -> float:
+    """Return the seconds until the next attempt: the more, the longer the last one took and the stream has failed."""
+    now = time.monotonic()
+    failing = now - connection.failing.setdefault(stream.name, began)
+    return min(AGAIN, max(SOON, (SHARE - 1) * (now - began), failing / SHARE))
 
 
 def _catch_up(
@@ -224,7 +239,7 @@ def _catch_up(
     silence: float | None,
     options: Options,
 ) -> bool:
-    last = -1
+    last, deadline = -1, time.monotonic() + patience
     with StreamReader(connection.client, patience, silence, options) as reader:
         for _ in range(2):
             for message in reader.read_exactly(stream):
@@ -244,8 +259,14 @@ def _catch_up(
         connection.followed[stream.name] = time.monotonic()
 
     callback = partial(apply_readable, apply, stream)
-    connection.subscriptions[stream.name] = Subscription(connection, stream, last, callback, on_end)
-    return True
+    while True:
+        try:
+            connection.subscriptions[stream.name] = Subscription(connection, stream, last, callback, on_end)
+            return True
+        except StreamUnavailable:  # the replica on this node has stopped since, or the reader is connected to another
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.2)
 
 
 def apply_readable(apply: Callable[[bytes], object], stream: Stream, message: StreamMessage) -> None:

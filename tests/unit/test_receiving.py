@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 import uuid
@@ -13,8 +14,9 @@ import pytest
 
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
+from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.app import control
-from celery_rabbit_delay.core import changes
+from celery_rabbit_delay.core import changes, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.options import Options
@@ -29,7 +31,7 @@ def connected(client: Client) -> Any:
     known = receiving.known_to[client]
     deliveries = SimpleNamespace(hold=contextlib.nullcontext)
     about = {"client": client, "known": known, "delay_options": Options(), "deliveries": deliveries}
-    return SimpleNamespace(**about, followed={}, subscriptions={})
+    return SimpleNamespace(**about, followed={}, failing={}, subscriptions={})
 
 
 def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
@@ -85,7 +87,76 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
             connection,
             SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={}),
         )
-    assert tried == [0, receiving.AGAIN, receiving.AGAIN + receiving.MUCH_LATER]
+    assert tried == [0, 1, 1 + receiving.MUCH_LATER]
+
+
+@pytest.mark.parametrize("takes", [0.01, receiving.SILENCE])  # it is refused; nobody answers
+def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, takes: float
+) -> None:
+    connection = connected(Client())
+    now, tried = 1000.0, list[float]()
+
+    def catch_up(connection: Any, stream: Any, *args: Any) -> bool:
+        nonlocal now
+        tried.append(now)
+        now += takes
+        raise StreamUnavailable("it has no replica on this node")
+
+    monkeypatch.setattr(receiving, "_catch_up", catch_up)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={})
+    while now < 1200:
+        assert not receiving.is_dropped(connection, message)
+        now += 0.1
+    pauses = [later - earlier - takes for earlier, later in itertools.pairwise(tried)]
+    assert all(later > earlier - 0.15 for earlier, later in itertools.pairwise(pauses))
+    assert pauses[0] == pytest.approx(max(receiving.SOON, (receiving.SHARE - 1) * takes), abs=0.15)
+    assert pauses[-1] == pytest.approx(receiving.AGAIN, abs=0.15)
+    assert len(tried) * takes <= 200 / receiving.SHARE + takes
+
+
+@pytest.mark.parametrize(("patience", "refusals"), [(5, 3), (0, 1)])
+def test_a_subscription_that_is_refused_is_tried_again_as_long_as_patience_lasts(
+    monkeypatch: pytest.MonkeyPatch, patience: float, refusals: int
+) -> None:
+    client = Client()
+    connection = connected(client)
+    heard: list[bytes] = []
+    refused: list[int] = []
+
+    class Reader:
+        def __init__(self, *args: Any) -> None:
+            pass
+
+        def __enter__(self) -> Reader:
+            return self
+
+        def __exit__(self, *exc_info: object) -> None:
+            pass
+
+        def read_exactly(self, stream: Any) -> list[StreamMessage]:
+            return [StreamMessage(7, b"known")]
+
+    def subscribe(connection: Any, stream: Any, last: int, *args: Any) -> str:
+        if len(refused) < refusals:
+            refused.append(last)
+            raise StreamUnavailable("it has no replica on this node")
+        return "followed"
+
+    monkeypatch.setattr(receiving, "StreamReader", Reader)
+    monkeypatch.setattr(receiving, "Subscription", subscribe)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    stream = streams.changes(Options().cascade)
+    if patience:
+        assert receiving.catch_up(connection, stream, heard.append, patience)
+        assert connection.subscriptions == {stream.name: "followed"}
+    else:
+        with pytest.raises(StreamUnavailable, match="no replica"):
+            receiving.catch_up(connection, stream, heard.append, patience)
+        assert connection.followed[stream.name] <= time.monotonic() + receiving.SOON
+    assert heard == [b"known"]
+    assert refused == [7] * refusals
 
 
 def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_nothing_is_sent(
