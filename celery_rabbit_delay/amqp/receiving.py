@@ -227,7 +227,7 @@ def catch_up(
 def _pause(connection: Any, stream: Stream, began: float) -> float:
     """Return the seconds until the next attempt: the more, the longer the last one took and the stream has failed."""
     now = time.monotonic()
-    failing = now - connection.failing.setdefault(stream.name, began)
+    failing: float = now - connection.failing.setdefault(stream.name, began)
     return min(AGAIN, max(SOON, (SHARE - 1) * (now - began), failing / SHARE))
 
 

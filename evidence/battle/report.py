@@ -48,11 +48,10 @@ NATIVE, PLAIN, CLASSIC = "native delayed delivery", "plain eta", f"{OURS}, class
 #: The scenario and the load that the page begins with.
 CRASH, MOST = "broker killed, RabbitMQ's own settings", "1,000,000 wait"
 
-ROLLING = "rolling restart of three"
 #: What happens to one node of three after the other, by scenario.
 CLUSTERS = {
     "a node of three killed": "is killed",
-    ROLLING: "is stopped and started, a few seconds apart",
+    "rolling restart of three": "is stopped and started, a few seconds apart",
     "a node of three partitioned": "does not answer for 12 s",
 }
 
@@ -141,11 +140,6 @@ def answers(results: Results, loads: Results) -> str:
     )
 
 
-def twice(figures: dict[str, Any]) -> float:
-    """Return what percentage of tasks ran twice."""
-    return float(100 * figures["duplicated"] / figures["confirmed"])
-
-
 def crash(results: Results) -> str:
     """Return a table of how late tasks are whose only node is killed."""
 
@@ -162,7 +156,7 @@ def clusters(results: Results) -> str:
     for (scenario, happens), (broker, found) in product(CLUSTERS.items(), results.items()):
         figures = [found[scenario][who] for who in (OURS, NATIVE)]
         late = " / ".join(f"{one['p100']:.0f}" for one in figures)
-        doubles = " / ".join(f"{twice(one):.1f}" for one in figures)
+        doubles = " / ".join(f"{100 * one['duplicated'] / one['confirmed']:.1f}" for one in figures)
         lines.append([happens, broker, f"{late} s", f"{doubles} %"])
     titles = ["the last task is late by: this package / native", "run twice"]
     return markdown(["one node after the other", "RabbitMQ", *titles], lines)

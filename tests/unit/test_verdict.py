@@ -104,13 +104,9 @@ def test_the_readme_and_the_comparison_say_how_battles_ended() -> None:
     def last(contender: str) -> str:
         return " / ".join(f"{found[report.CRASH][contender]['p100']:.0f}" for found in report.read().values()) + " s"
 
-    def twice(contender: str) -> str:
-        return " / ".join(f"{report.twice(found[report.ROLLING][contender]):.1f}" for found in report.read().values())
-
     readme, comparison = said(ROOT / "README.md"), said(ROOT / "docs" / "comparison.md")
     ours, native, plain = OURS, report.NATIVE, report.PLAIN
     assert f"| {last(plain)} | {last(native)} | not measured | {last(ours)} |" in readme
-    assert f"| {twice(plain)} % | {twice(native)} % | not measured | {twice(ours)} % |" in readme
     assert f"| {last(native)} | {last(ours)} |" in comparison
     assert f"{pieces.total(pieces.of_ours(pieces.read()), 'confirmed') / 1e6:.1f} million tasks" in readme
 
