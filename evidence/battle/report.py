@@ -1,7 +1,6 @@
-"""Draws what battles and the campaign found into docs/battle.md, docs/trust.md, docs/operations.md and
-docs/contributing/battle.md.
+"""Draws what battles and the campaign found into `PAGES`, and writes a line for each battle into `verdicts.csv`.
 
-Each battle has a line in `verdicts.csv`. A test checks that these files are current.
+A test checks that these files are current.
 """
 
 from __future__ import annotations
