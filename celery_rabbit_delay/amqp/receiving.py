@@ -239,8 +239,9 @@ def _catch_up(
     silence: float | None,
     options: Options,
 ) -> bool:
-    last, deadline = -1, time.monotonic() + patience
+    last = -1
     with StreamReader(connection.client, patience, silence, options) as reader:
+        deadline = time.monotonic() + reader.patience
         for _ in range(2):
             for message in reader.read_exactly(stream):
                 last = message.offset

@@ -71,7 +71,7 @@ class StreamReader:
         self._client = client
         self._options: Options = options or client.transport.delay_options
         most = math.inf if self._options.confirm_timeout is None else self._options.confirm_timeout
-        self._patience = min(patience, most)
+        self.patience = min(patience, most)
         self._silence = min(SILENCE if silence is None else silence, most)
         self._connection: kombu.Connection | None = None
 
@@ -153,7 +153,7 @@ class StreamReader:
         """Yield what an attempt yields; begin another one after an error, for some time since the last that worked."""
         deadline: float | None = None
         while True:
-            deadline = deadline or time.monotonic() + self._patience
+            deadline = deadline or time.monotonic() + self.patience
             try:
                 for one in attempt():
                     deadline = None  # it works: whatever fails from here on is another failure

@@ -125,35 +125,24 @@ def test_a_subscription_that_is_refused_is_tried_again_as_long_as_patience_lasts
     heard: list[bytes] = []
     refused: list[int] = []
 
-    class Reader:
-        def __init__(self, *args: Any) -> None:
-            pass
-
-        def __enter__(self) -> Reader:
-            return self
-
-        def __exit__(self, *exc_info: object) -> None:
-            pass
-
-        def read_exactly(self, stream: Any) -> list[StreamMessage]:
-            return [StreamMessage(7, b"known")]
-
     def subscribe(connection: Any, stream: Any, last: int, *args: Any) -> str:
         if len(refused) < refusals:
             refused.append(last)
             raise StreamUnavailable("it has no replica on this node")
         return "followed"
 
-    monkeypatch.setattr(receiving, "StreamReader", Reader)
+    # The reader's patience is that of the caller, and no more than `confirm_timeout`.
+    reader = SimpleNamespace(patience=patience, read_exactly=lambda stream: [StreamMessage(7, b"known")])
+    monkeypatch.setattr(receiving, "StreamReader", lambda *args: contextlib.nullcontext(reader))
     monkeypatch.setattr(receiving, "Subscription", subscribe)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     stream = streams.changes(Options().cascade)
     if patience:
-        assert receiving.catch_up(connection, stream, heard.append, patience)
+        assert receiving.catch_up(connection, stream, heard.append, 60)
         assert connection.subscriptions == {stream.name: "followed"}
     else:
         with pytest.raises(StreamUnavailable, match="no replica"):
-            receiving.catch_up(connection, stream, heard.append, patience)
+            receiving.catch_up(connection, stream, heard.append, 60)
         assert connection.followed[stream.name] <= time.monotonic() + receiving.SOON
     assert heard == [b"known"]
     assert refused == [7] * refusals
