@@ -82,17 +82,19 @@ def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
                 yield row, broker, contender, figures
 
 
+def battles(results: Results, contender: str) -> list[dict[str, Any]]:
+    """Return the figures of each battle of a contender."""
+    return [figures for *_, who, figures in rows(results) if who == contender]
+
+
 def machines(results: Results) -> str:
     """Return when and with what each contender's battles were fought, a line for each."""
-    lines = []
-    for contender in CONTENDERS:
-        if found := [figures for *_, who, figures in rows(results) if who == contender]:
-            lines.append(f"- {contender}: {machine('fought', found)}")
-    return "\n".join(lines)
+    each = {contender: battles(results, contender) for contender in CONTENDERS}
+    return "\n".join(f"- {contender}: {machine('fought', found)}" for contender, found in each.items() if found)
 
 
 def total(results: Results, contender: str, figure: str) -> int:
-    return sum(figures[figure] for *_, who, figures in rows(results) if who == contender)
+    return sum(figures[figure] for figures in battles(results, contender))
 
 
 def lost(results: Results, contender: str) -> str:
@@ -102,8 +104,7 @@ def lost(results: Results, contender: str) -> str:
 
 def first(results: Results) -> str:
     """Return how many tasks of this package were lost or early."""
-    battles = sum(who == OURS for *_, who, _ in rows(results))
-    return f"In {battles} battles, {lost(results, OURS)}."
+    return f"In {len(battles(results, OURS))} battles, {lost(results, OURS)}."
 
 
 def answers(results: Results, loads: Results) -> str:
@@ -113,8 +114,8 @@ def answers(results: Results, loads: Results) -> str:
         figures = results[broker][CRASH][contender]
         return f"{figures['p50']:.0f} s and {figures['p100']:.0f} s"
 
-    doubles, unexplained = (total(results, OURS, name) for name in ("duplicated", "unexplained"))
-    share = 100 * doubles / total(results, OURS, "confirmed")
+    twice, unexplained = (total(results, OURS, name) for name in ("duplicated", "unexplained"))
+    share = 100 * twice / total(results, OURS, "confirmed")
     crashes = ", ".join(f"{late(broker, OURS)} on RabbitMQ {broker} ({late(broker, NATIVE)})" for broker in results)
     waiting = [
         f"{figures['beside'][0]:.0f} ms on RabbitMQ {broker} ({figures['alone'][0]:.0f})"
@@ -125,7 +126,7 @@ def answers(results: Results, loads: Results) -> str:
     return "\n".join(
         [
             f"- **Is anything lost, or early?** {first(results)}",
-            f"- **Does a task run twice?** {doubles:,} of them did ({share:.1f} %), each because a fault struck "
+            f"- **Does a task run twice?** {twice:,} of them did ({share:.1f} %), each because a fault struck "
             f"while it was on its way; {unexplained:,} without a fault.",
             "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
             f"The median and the maximum: {crashes}; in parentheses native delayed delivery.",
@@ -211,7 +212,7 @@ def bursts(results: Results) -> str:
 
 def earlier(results: Results) -> str:
     """Return of which layout the battles of this package are."""
-    layouts = {figures.get("layout", 2) for *_, who, figures in rows(results) if who == OURS}
+    layouts = {figures.get("layout", 2) for figures in battles(results, OURS)}
     if layouts == {LAYOUT}:
         return f"The battles of this package were fought with layout {LAYOUT} of the queues on the broker."
     return (

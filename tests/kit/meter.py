@@ -109,7 +109,7 @@ def commit() -> str:
         return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--short", ".", ":!evidence/*.json", ":!docs")
+        changed = git("status", "--short", ".", ":!evidence/*.json", ":!evidence/*.csv", ":!docs")
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -32,10 +32,6 @@ ABOUT: dict[str, Any] = {
 }
 
 
-PAIR = report.US, report.NATIVE
-CONFIRMED = "broker_cpu_confirmed", "everyday_cpu_confirmed"
-
-
 @pytest.mark.parametrize("path", [report.PAGE, report.NOTES])
 def test_the_page_is_drawn_from_the_results(path: Path) -> None:
     assert path.read_text() == report.page(path.read_text(), report.read())
@@ -78,7 +74,9 @@ def test_the_readme_and_the_comparison_say_what_was_measured() -> None:
         return each(lambda rows: rows["memory"][name]["median"] / 1000, "{:.1f}") + " kB"
 
     readme, comparison = said(ROOT / "README.md"), said(ROOT / "docs" / "comparison.md")
-    confirmed, everyday = (each(report.ratio(row, *PAIR)) for row in CONFIRMED)
+    confirmed, everyday = (
+        each(report.ratio(f"{row}_cpu_confirmed", report.US, report.NATIVE)) for row in ("broker", "everyday")
+    )
     cpu = f"{confirmed}, everyday delays {everyday} |"
     whole, native = late(f"{report.US}, whole seconds"), late(report.NATIVE)
     assert f"| 1 | not measured | {cpu}" in readme
