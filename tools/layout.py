@@ -23,7 +23,6 @@ QUORUM = Cascade("shop", timedelta(milliseconds=125), powers=3)
 CASCADES = {
     "quorum": QUORUM,
     "high priorities": replace(QUORUM, high=True),
-    "classic": replace(QUORUM, queue_type="classic"),
 }
 MINUTE = 480  # ticks: the delay of an outbox
 DESTINATIONS = [

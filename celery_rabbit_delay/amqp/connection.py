@@ -257,11 +257,10 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         if known is not None:
             return known
         cascade = self.delay_options.cascade_for(priority, self.server_version)
-        if cascade.queue_type == "quorum" and self.server_version < (3, 10):
+        if self.server_version < (3, 10):
             raise UnsupportedConfiguration(
                 "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
-                f"This is {self.server_properties.get('version')}: upgrade it, or choose "
-                'queue_type="classic" for throwaway work'
+                f"This is {self.server_properties.get('version')}: upgrade it"
             )
         if cascade.high not in self._publishers:
             self._publishers[cascade.high] = DelayedPublisher(self, cascade, self.delay_options)
@@ -271,6 +270,4 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
 
 def advice_on_release(connection: Any) -> str | None:
     """Return what to say of the broker's release, from an `amqp.Connection` with our options; None for nothing."""
-    if connection.delay_options.queue_type != "quorum":  # classic levels use no at-least-once dead lettering
-        return None
     return faults.advice(str(connection.server_properties.get("version") or ""))

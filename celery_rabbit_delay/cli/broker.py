@@ -162,7 +162,7 @@ def teardown(target: Target, delete_messages: bool, management_url: str | None) 
     Refuses if there are waiting messages, other than up to 10,000 cancelled ones, or orphans. Stop publishers first: a
     running publisher creates the cascade again. Use --management-url to include messages between two queues, outboxes
     of queues that the app does not have, and messages that are stuck in outboxes; it takes 12 s. Without it outboxes
-    stay, unless --delete-messages deletes those of the app. Classic queues need it, or --delete-messages.
+    stay, unless --delete-messages deletes those of the app.
     """
     with target.connected() as connection:
         management = management_of(management_url, connection)

@@ -99,7 +99,7 @@ def _connection_elsewhere(source: kombu.Connection, to_broker: str | None, chang
     if to_broker:
         return connection_to(to_broker, transport_options)
     if options.cascade.root == current.cascade.root:
-        raise click.UsageError("name the target with --to-prefix, --to-tick, --to-queue-type or --to-broker")
+        raise click.UsageError("name the target with --to-prefix, --to-tick or --to-broker")
     return operate.copy_of(source, transport_options=transport_options)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import click
 
 from ..core.destination import check_key
 from ..core.errors import InvalidDestination
-from ..core.parts import QueueType
 from ..core.text import escape
 from .target import MANAGEMENT_CA
 
@@ -69,9 +68,6 @@ def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
             metavar="SECONDS,...",
             type=parse_seconds,
             help=f"Set the {new}delays that a queue has outboxes for, separated by commas; '' for none.",
-        ),
-        click.option(
-            f"--{to}queue-type", type=click.Choice(get_args(QueueType)), help=f"Set the {new}type of the level queues."
         ),
         click.option(
             f"--{to}journal",

@@ -8,7 +8,6 @@ from datetime import timedelta
 from functools import cached_property
 
 from .destination import Address, Destination, read
-from .parts import QueueType
 from .routing_key import MAX_LENGTH, SENTINEL
 
 #: The version of the layout on a broker. Raise it with each change of names, arguments or keys, because a broker keeps
@@ -20,10 +19,10 @@ LAYOUT = 3
 class Names:
     """The names of a cascade, which begin with `prefix`.
 
-    They contain everything that decides how a part is declared: the version of the layout, the tick, and the type of
-    classic queues. Cascades that differ in any of these exist side by side, and no release publishes into the layout of
-    another one. Only the name of `marker` contains the number of levels: cascades with more or fewer levels share those
-    that they have in common, and a message needs only the levels in its key.
+    They contain everything that decides how a part is declared: the version of the layout and the tick. Cascades that
+    differ in one of them exist side by side, and no release publishes into the layout of another one. Only the name of
+    `marker` contains the number of levels: cascades with more or fewer levels share those that they have in common, and
+    a message needs only the levels in its key.
 
     Quorum queues of RabbitMQ 4.0 to 4.2 distinguish two priorities, up to 4 and above
     (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head. In a
@@ -34,7 +33,6 @@ class Names:
     prefix: str
     tick: timedelta  # whole milliseconds
     powers: int  # levels of 2^0 to 2^(powers - 1) ticks
-    queue_type: QueueType = "quorum"
     high: bool = False
 
     def milliseconds(self, ticks: int) -> int:
@@ -47,8 +45,7 @@ class Names:
 
     def root_of(self, layout: int) -> str:
         """Return the root in another layout. Where the exchange of that name exists, that layout is in use."""
-        classic = ".classic" if self.queue_type == "classic" else ""
-        return f"{self.prefix}.v{layout}.{self.milliseconds(1)}ms{classic}"
+        return f"{self.prefix}.v{layout}.{self.milliseconds(1)}ms"
 
     @property
     def base_name(self) -> str:

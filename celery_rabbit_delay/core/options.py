@@ -16,7 +16,7 @@ from . import streams
 from .due import NamedZone, to_ticks
 from .errors import InvalidOption
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
-from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, QueueType, Stream
+from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, Stream
 
 Declare = Literal["auto", "passive"]
 
@@ -35,15 +35,15 @@ TEN_YEARS = 10.0 * streams.YEAR
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
-_ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms(\.classic)?").fullmatch
+_ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
 
 
 @dataclass(frozen=True)
 class Options:
     """The options of `install`, checked and frozen.
 
-    Apps that share a vhost and a prefix share a cascade if they use the same `tick` and `queue_type`; otherwise their
-    cascades stand side by side. Each declares the levels that its `max_delay` needs.
+    Apps that share a vhost and a prefix share a cascade if they use the same `tick`; otherwise their cascades stand
+    side by side. Each declares the levels that its `max_delay` needs.
 
     Raises `InvalidOption`, which names the option.
     """
@@ -59,8 +59,6 @@ class Options:
     #: Seconds: delays that each destination may have a queue for, which makes them one hop. Others end in one of the
     #: first 15, or in the queue without a delay, which `()` leaves alone. May differ between processes.
     outboxes: Sequence[float] = DEFAULT_OUTBOXES
-    #: "quorum" loses nothing when a node crashes; "classic" may lose messages; on 3.10 it costs less.
-    queue_type: QueueType = "quorum"
     #: Wait until the broker has stored each delayed message.
     confirm: bool = True
     #: Seconds that publishing a delayed message may wait for the broker, then `TimeoutError`; None waits for ever.
@@ -97,9 +95,8 @@ class Options:
         if len(pair) != 2 or not all(_is_number(n) and n >= 0 for n in pair) or pair[0] >= 1:
             raise InvalidOption(f"slack={self.slack!r}: use a fraction below 1, or (fraction, maximum in seconds)")
         self._check_outboxes()
-        for name, values in (("queue_type", get_args(QueueType)), ("declare", get_args(Declare))):
-            if getattr(self, name) not in values:
-                raise InvalidOption(f"{name}={getattr(self, name)!r}: use one of {', '.join(values)}")
+        if self.declare not in get_args(Declare):
+            raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(get_args(Declare))}")
         for name in ("confirm", "hand_on"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
@@ -136,7 +133,7 @@ class Options:
     def cascade(self) -> Cascade:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
-        return Cascade(self.prefix, tick, ticks.bit_length(), self.queue_type)
+        return Cascade(self.prefix, tick, ticks.bit_length())
 
     @cached_property
     def outbox_ticks(self) -> tuple[int, ...]:
@@ -163,15 +160,15 @@ class Options:
     def cascade_for(self, priority: int | None, version: tuple[int, ...]) -> Cascade:
         """Return the cascade for messages of a priority on RabbitMQ of a version.
 
-        Only 4.0 to 4.2 need two: 3.10's quorum queues and classic ones know no priorities, and 4.3 looks for expired
-        messages of each priority.
+        Only 4.0 to 4.2 need two: 3.10's quorum queues know no priorities, and 4.3 looks for expired messages of each
+        priority.
         """
-        mixed = self.queue_type == "classic" or not (4, 0) <= version < (4, 3)
+        mixed = not (4, 0) <= version < (4, 3)
         return self.cascade if mixed or (priority or 0) <= MAX_NORMAL_PRIORITY else self.high_cascade
 
     def cascades(self, priorities: bool) -> list[Cascade]:
         """Return the normal cascade, and with `priorities` the one for priorities above 4."""
-        return [self.cascade, self.high_cascade] if priorities and self.queue_type != "classic" else [self.cascade]
+        return [self.cascade, self.high_cascade] if priorities else [self.cascade]
 
     @cached_property
     def naive_timezone(self) -> tzinfo:
@@ -227,10 +224,9 @@ def options_of(root: str) -> Options | None:
     found = _ROOT(root)
     if found is None:
         return None
-    prefix, milliseconds, classic = found.groups()
-    queue_type: QueueType = "classic" if classic else "quorum"
+    prefix, milliseconds = found.groups()
     try:
-        return Options(prefix=prefix, tick=int(milliseconds) / 1000, queue_type=queue_type, declare="passive")
+        return Options(prefix=prefix, tick=int(milliseconds) / 1000, declare="passive")
     except InvalidOption:
         return None
 

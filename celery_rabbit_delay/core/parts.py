@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-QueueType = Literal["quorum", "classic"]
-
 #: The clock of quorum queues counts whole milliseconds: a message may leave up to one millisecond before its TTL.
 EXPIRY_MARGIN_MS = 1
 

@@ -21,9 +21,15 @@ from . import routing_key
 from .destination import SHORT_LIVED, Destination
 from .levels import Level, Route, powers_of_two
 from .names import LAYOUT, Names
-from .parts import EXPIRY_MARGIN_MS, Binding, Exchange, Queue, QueueType, Stream
+from .parts import EXPIRY_MARGIN_MS, Binding, Exchange, Queue, Stream
 
-__all__ = ["LAYOUT", "Binding", "Cascade", "Exchange", "Queue", "QueueType", "Stream", "Topology"]
+__all__ = ["LAYOUT", "Binding", "Cascade", "Exchange", "Queue", "Stream", "Topology"]
+
+_QUORUM: dict[str, str | int] = {"x-queue-type": "quorum"}
+
+#: From 4.0 on, a quorum queue drops, or dead-letters early, a message that was read and returned 20 times
+#: (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
+_KEPT: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000}
 
 #: The highest priority that is normal; quorum queues deliver messages of higher priorities first.
 MAX_NORMAL_PRIORITY = 4
@@ -81,28 +87,22 @@ class Cascade(Names):
         for level in self.levels:
             yield self._passing(level.queue, level.ttl, level.done)
         yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.short_lived_exit)
-        yield Queue(self.orphans, {"x-queue-type": self.queue_type, **self._kept})
-        yield Queue(self.discard, {"x-queue-type": self.queue_type, "x-message-ttl": 0})
-
-    @property
-    def _kept(self) -> dict[str, str | int]:
-        # From 4.0 on, a quorum queue drops, or dead-letters early, a message that was read and returned 20 times
-        # (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
-        return {"x-delivery-limit": 1_000_000_000} if self.queue_type == "quorum" else {}
+        yield Queue(self.orphans, {**_QUORUM, **_KEPT})
+        yield Queue(self.discard, {**_QUORUM, "x-message-ttl": 0})
 
     def _passing(self, name: str, delay: int, dead_letter_exchange: str) -> Queue:
         """Return a queue that hands on each message after a delay in milliseconds, and loses none."""
-        arguments: dict[str, str | int] = {
-            "x-queue-type": self.queue_type,
+        arguments = {
+            **_QUORUM,
             "x-message-ttl": delay + EXPIRY_MARGIN_MS if delay else 0,
             "x-dead-letter-exchange": dead_letter_exchange,
-        }
-        if self.queue_type == "quorum":
             # https://www.rabbitmq.com/docs/quorum-queues#dead-lettering
-            arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-            # Otherwise the client's node leads all queues. For classic queues RabbitMQ 3.10 lacks this argument.
-            arguments |= {"x-queue-leader-locator": "balanced"}
-        return Queue(name, {**arguments, **self._kept})
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+            # Otherwise the client's node leads all queues.
+            "x-queue-leader-locator": "balanced",
+        }
+        return Queue(name, {**arguments, **_KEPT})
 
     def bindings(self) -> Iterator[Binding]:
         yield Binding(self.ingest, self.behind_ingest, "exchange", "")

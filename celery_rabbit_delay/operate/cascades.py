@@ -36,9 +36,7 @@ def require(connection: kombu.Connection) -> None:
     root = connection.transport.delay_options.cascade.root
     with suppress(AccessRefused):  # whatever is done next says what is not permitted
         if not declare.exchange_exists(connection.default_channel, root):
-            raise CascadeMissing(
-                f"there is no cascade {root!r}: check --prefix, --tick and --queue-type, or run `setup`"
-            )
+            raise CascadeMissing(f"there is no cascade {root!r}: check --prefix and --tick, or run `setup`")
 
 
 def existing(connection: kombu.Connection) -> list[Cascade]:

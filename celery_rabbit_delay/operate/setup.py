@@ -88,11 +88,6 @@ def teardown(
     kept: list[str] = []
     dropped = 0
     if not delete_messages:
-        if management is None and connection.transport.delay_options.queue_type == "classic":
-            raise NotEmpty(
-                "classic queues need --management-url: AMQP does not show which outboxes hold messages, and without "
-                "the cascade they would lose them; --delete-messages deletes whatever is there"
-            )
         dropped = _drop_cancelled(connection, destinations, management)
         _require_empty(connection, destinations, None)
         if management:

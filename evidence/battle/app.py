@@ -31,7 +31,6 @@ RETRIES = 2  # with backoff
 #: Options of `install`, None for Celery alone.
 CONTENDERS: dict[str, dict[str, Any] | None] = {
     OURS: {},
-    "celery-rabbit-delay, classic": {"queue_type": "classic"},
     "native delayed delivery": None,
     "plain eta": None,
 }
@@ -41,7 +40,7 @@ def make_app(broker: str, contender: str) -> Celery:
     options = CONTENDERS[contender]
     # Native delayed delivery is on where a quorum queue is, and works with topic exchanges only.
     kind = "topic" if contender == "native delayed delivery" else "direct"
-    queue_type = "classic" if contender in ("plain eta", "celery-rabbit-delay, classic") else "quorum"
+    queue_type = "classic" if contender == "plain eta" else "quorum"
     exchange = kombu.Exchange(QUEUE, type=kind)
     app = Celery("battle", broker=broker, set_as_current=False)
     app.conf.update(

@@ -42,7 +42,7 @@ COUNTS = {
 LATENESS = ("p50", "p99", "p100")
 TITLES = [*COUNTS.values(), "seconds late: half, 99 %, all"]
 
-NATIVE, PLAIN, CLASSIC = "native delayed delivery", "plain eta", f"{OURS}, classic"
+NATIVE, PLAIN = "native delayed delivery", "plain eta"
 
 #: The scenario and the load that the page begins with.
 CRASH, MOST = "broker killed, RabbitMQ's own settings", "1,000,000 wait"
@@ -132,8 +132,7 @@ def answers(results: Results, loads: Results) -> str:
             f"The median and the maximum: {crashes}; in parentheses native delayed delivery.",
             f"- **And the others?** Native delayed delivery: {lost(results, NATIVE)}. Plain `eta`: "
             f"{lost(results, PLAIN)}, mostly because two scenarios delete the queue in which all of them wait, and "
-            "because the worker's clock decides when they run. This package with classic queues: "
-            f"{lost(results, CLASSIC)}.",
+            "because the worker's clock decides when they run.",
             f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, the median of tasks without a "
             f"delay is {', '.join(waiting)}; in parentheses when none waits.",
         ]

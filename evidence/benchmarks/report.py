@@ -414,7 +414,7 @@ def per_hop(results: dict[str, Any]) -> str:
         more = row[name]["median"] - row[f"{NONE}, {name.split(', ')[1]}"]["median"]
         return f"{more / (TRANSITS - 1 if name.startswith(US) else 1):,.0f}"
 
-    return table(results, [f"{US}, quorum", f"{QueuePerDelay.name}, quorum", f"{US}, classic"], cell)
+    return table(results, [f"{US}, quorum", f"{QueuePerDelay.name}, quorum"], cell)
 
 
 def journal(results: dict[str, Any], row: str) -> str:

@@ -109,10 +109,10 @@ WHOLE_SECONDS = range(1, 16)
 def broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure the broker's CPU for delays of 1 to 15 whole seconds, sent as fast as they can be."""
     amount = amount_of("broker_cpu", scale)
-    runs: dict[str, Callable[[], float]] = {}
-    for queue_type in ("quorum", "classic"):
-        for make in (Contender, Ours, Native, QueuePerDelay)[: 4 if queue_type == "quorum" else 2]:
-            runs[f"{make.name}, {queue_type}"] = partial(transit, node, make, amount, WHOLE_SECONDS, queue_type)
+    runs = {
+        f"{make.name}, quorum": partial(transit, node, make, amount, WHOLE_SECONDS)
+        for make in (Contender, Ours, Native, QueuePerDelay)
+    }
     return meter.interleaved(runs, repeats, log)
 
 

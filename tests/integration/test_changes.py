@@ -101,7 +101,7 @@ def test_a_consumer_on_a_node_that_was_cut_off_learns_of_later_changes() -> None
     "option",
     [
         {"prefix": "other"},
-        *(pytest.param(one, marks=pytest.mark.more) for one in ({"tick": 0.02}, {"queue_type": "classic"})),
+        pytest.param({"tick": 0.02}, marks=pytest.mark.more),
     ],
 )
 def test_a_consumer_with_other_options_gets_nothing_that_was_cancelled_moved_or_replaced(

@@ -10,7 +10,7 @@ import kombu
 import pytest
 from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, Options, operate
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, operate
 from celery_rabbit_delay.amqp import create, declare, publisher
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
@@ -162,7 +162,7 @@ def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(monkeypatch: pytest.Mo
         assert len(vhost.take("q", 2)) == 2
 
 
-@pytest.mark.parametrize("other", [{"tick": 0.02}, {"max_delay": 5}, {"queue_type": "classic"}])
+@pytest.mark.parametrize("other", [{"tick": 0.02}, {"max_delay": 5}])
 def test_cascades_with_other_options_stand_side_by_side(vhost: Vhost, q: str, other: dict[str, Any]) -> None:
     vhost.publish_one()
     before = vhost.bindings()
@@ -229,15 +229,6 @@ def test_a_passive_publisher_that_may_see_no_more_than_ingest_is_told_what_is_mi
     user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.v3\.10ms\.(ingest|out\.)", read="^$")
     with pytest.raises(CascadeMissing, match=r"lacks .*celery-rabbit-delay\.v3\.10ms\.ingest\.14"):
         vhost.publish_one(user=user, declare="passive")
-
-
-def test_classic_levels_deliver_too(vhost: Vhost, q: str) -> None:
-    vhost.publish_one(queue_type="classic")
-    assert (
-        vhost.arguments("queues", Options(**QUICK, queue_type="classic").cascade.levels[0].queue)["x-queue-type"]
-        == "classic"
-    )
-    assert len(vhost.take("q", 1)) == 1
 
 
 def test_levels_for_the_longest_possible_delay_can_be_declared(vhost: Vhost, q: str) -> None:

@@ -386,18 +386,3 @@ def test_teardown_deletes_the_markers_of_other_longest_delays(vhost: Vhost) -> N
         assert run(vhost.url("amqp"), "setup", options=("--tick", "0.01", "--max-delay", delay)).code == 0
     assert run(vhost.url("amqp"), "teardown", "--yes", *management(vhost)).code == 0
     assert (vhost.names("queues"), vhost.names("exchanges")) == ([], [])
-
-
-@pytest.mark.more
-def test_teardown_of_classic_queues_does_not_lose_what_waits_in_outboxes_that_amqp_does_not_list(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(queue_type="classic") as connection:
-        lead(connection, "q")
-        publish(connection, 60)
-    before = vhost.names("queues"), vhost.names("exchanges")
-    url = vhost.url("amqp")
-    refused = run(url, "--queue-type", "classic", "teardown", "--yes")
-    assert (refused.code, "classic queues need --management-url" in refused.err) == (1, True)
-    refused = run(url, "--queue-type", "classic", "teardown", "--yes", *management(vhost))
-    assert (refused.code, "1 messages wait" in refused.err) == (1, True)
-    assert (vhost.names("queues"), vhost.names("exchanges")) == before

@@ -113,10 +113,9 @@ def test_native_fails_in_the_configuration_of_its_own_documentation(vhost: Vhost
     assert arrived(vhost, "my-queue") == 1
 
 
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_a_ttl_for_each_message_holds_short_delays_up_behind_long_ones(vhost: Vhost, queue_type: str) -> None:
+def test_a_ttl_for_each_message_holds_short_delays_up_behind_long_ones(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection(queue_type=queue_type) as connection:
+    with vhost.connection() as connection:
         producer = connection.Producer()
         for delay in (60_000, 45_000, 300, 100):
             producer.publish(delay, routing_key="q", headers={"x-delay": delay})
@@ -124,6 +123,5 @@ def test_a_ttl_for_each_message_holds_short_delays_up_behind_long_ones(vhost: Vh
 
 
 def test_queues_that_expire_lose_what_is_in_them() -> None:
-    for queue_type in ("quorum", "classic"):
-        for queue in Options(queue_type=queue_type).cascade.queues():
-            assert not queue.arguments.keys() & {"x-expires", "x-max-length", "x-max-length-bytes"}
+    for queue in Options().cascade.queues():
+        assert not queue.arguments.keys() & {"x-expires", "x-max-length", "x-max-length-bytes"}

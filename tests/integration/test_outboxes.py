@@ -62,10 +62,9 @@ def outboxes(vhost: Vhost) -> list[str]:
     return [name for name in vhost.names("queues") if ".out." in name and not name.endswith("short-lived")]
 
 
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_a_round_delay_passes_one_queue_and_no_level(vhost: Vhost, queue_type: str) -> None:
+def test_a_round_delay_passes_one_queue_and_no_level(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection(**EASY, queue_type=queue_type) as connection:
+    with vhost.connection(**EASY) as connection:
         lead(connection, "q", delays=[1, 2, 3])
         for seconds in (1, 2, 3, 3, 1):
             send(connection, seconds * 1000)
@@ -142,9 +141,7 @@ def test_delays_that_are_not_round_pass_levels_and_end_in_few_outboxes(vhost: Vh
     assert sum(map(len, ways)) / 60 < 5.5
 
 
-@pytest.mark.parametrize(
-    "options", [SHORT, {**SHORT, "outboxes": ()}, {**SHORT, "queue_type": "classic"}, {"slack": 0.1}], ids=str
-)
+@pytest.mark.parametrize("options", [SHORT, {**SHORT, "outboxes": ()}, {"slack": 0.1}], ids=str)
 def test_every_delay_arrives_once_and_not_early_through_outboxes(vhost: Vhost, options: dict[str, Any]) -> None:
     vhost.declare("q")
     delays = random.Random(1).choices(range(1, 2500), k=150)

@@ -25,8 +25,7 @@ def task(eta: object) -> dict[str, Any]:
     return {"task": "t", "id": "1", "eta": eta}
 
 
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> None:
+def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost) -> None:
     vhost.declare("q")
     amount = 600
     seed = random.Random(7)
@@ -37,7 +36,7 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
         message.ack()
         lateness.append(now - message.payload)
 
-    with vhost.connection(tick=0.001, max_delay=10, queue_type=queue_type) as connection:
+    with vhost.connection(tick=0.001, max_delay=10) as connection:
         producer = connection.Producer()
         for _ in range(amount):
             due = datetime.now(timezone.utc) + timedelta(seconds=seed.uniform(0.001, 2))
@@ -51,10 +50,7 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost, queue_type: str) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("outboxes", [(), (0.01,)], ids=["of a level", "of an outbox"])
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(
-    vhost: Vhost, queue_type: str, outboxes: tuple[float, ...]
-) -> None:
+def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, outboxes: tuple[float, ...]) -> None:
     """A quorum queue lets go of some messages, a few in a thousand of these, a little before their TTL has passed."""
     vhost.declare("q")
     amount = 2000
@@ -65,7 +61,7 @@ def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(
         held.append(time.monotonic() - message.payload)
 
     queue = kombu.Queue("q", no_declare=True)
-    with vhost.connection(tick=0.01, max_delay=0.01, outboxes=outboxes, queue_type=queue_type) as connection:
+    with vhost.connection(tick=0.01, max_delay=0.01, outboxes=outboxes) as connection:
         producer = connection.Producer()
         with kombu.Consumer(connection.channel(), [queue], on_message=on_message, no_ack=True):
             for _ in range(amount):
@@ -79,8 +75,7 @@ def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(
 
 @pytest.mark.long
 @pytest.mark.parametrize("round_", [False, True], ids=["in levels", "in outboxes"])
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_messages_of_any_priority_are_equally_late(vhost: Vhost, queue_type: str, round_: bool) -> None:
+def test_messages_of_any_priority_are_equally_late(vhost: Vhost, round_: bool) -> None:
     """RabbitMQ 4.0 looks for expired messages only at the head of a quorum queue, where the high ones are."""
     vhost.declare("q")
     amount = 600
@@ -88,7 +83,7 @@ def test_messages_of_any_priority_are_equally_late(vhost: Vhost, queue_type: str
     lateness: dict[int, list[float]] = {priority: [] for priority in range(10)}
 
     def publish() -> None:
-        with vhost.connection(queue_type=queue_type, outboxes=[1, 2, 3, 5] if round_ else ()) as connection:
+        with vhost.connection(outboxes=[1, 2, 3, 5] if round_ else ()) as connection:
             producer = connection.Producer()
             for priority in (0, 9):
                 lead(connection, "q", priority, [1, 2, 3, 5])

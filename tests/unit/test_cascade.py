@@ -120,7 +120,6 @@ WAYS: list[dict[str, Any]] = [
     {"slack": 0},
     {"slack": (0.05, 0.2)},
     {"max_delay": 5},
-    {"queue_type": "classic"},
     {"high": True},
 ]
 
@@ -148,7 +147,6 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"outboxes": (1, 7)}, {"passive": True}),
     ({"outboxes": ()}, {"passive": True}),
     ({"outboxes": (2, 3, 5), "max_delay": 5}, {"passive": True, "outboxes": (1, 2, 3, 4), "slack": 0}),
-    ({"queue_type": "classic"}, {}),
 ]
 
 
@@ -158,7 +156,7 @@ def test_every_delay_arrives_from_processes_with_different_options_side_by_side(
 ) -> None:
     model = model_with_queues("shop", "mails")
     processes = [Process(model, **one), Process(model, **other)]
-    assert len({process.cascade.root for process in processes}) == (2 if "queue_type" in one else 1)
+    assert len({process.cascade.root for process in processes}) == 1
     for process in processes:
         process.walk()
 
@@ -412,7 +410,7 @@ def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
 
 
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
-    cascade = Options(prefix="p" * 150, tick=0.001, max_delay=TEN_YEARS, queue_type="classic").high_cascade
+    cascade = Options(prefix="p" * 150, tick=0.001, max_delay=TEN_YEARS).high_cascade
     names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()]
     long = Destination("x" * 255, key="y" * 255)
     names += [cascade.outbox_name(destination, n) for destination in (SHOP, long) for n in (0, 1, cascade.max_ticks)]
@@ -486,7 +484,6 @@ def test_cascades_that_are_declared_differently_share_no_name() -> None:
     others = [
         CASCADE,
         Cascade("t", timedelta(milliseconds=20), 11),
-        Cascade("t", timedelta(milliseconds=10), 11, "classic"),
         Cascade("u", timedelta(milliseconds=10), 11),
     ]
     names = [name for c in others for t in [Topology.of([c], [SHOP], [], [1])] for name in {*t.exchanges, *t.queues}]

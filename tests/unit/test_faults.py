@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -56,15 +55,12 @@ class Client:
         self.transport = SimpleNamespace(driver_type=DRIVER_TYPE, delay_options=connection.delay_options)
 
 
-@pytest.mark.parametrize(
-    ("release", "queue_type", "lines"), [("4.2.7", "quorum", 1), ("4.2.7", "classic", 0), ("4.3.6", "quorum", 0)]
-)
+@pytest.mark.parametrize(("release", "lines"), [("4.2.7", 1), ("4.3.6", 0)])
 def test_a_worker_says_so_once(
-    release: str, queue_type: Any, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    release: str, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(control, "catch_up", lambda *args: None)
-    options = Options(queue_type=queue_type)
-    consumer = SimpleNamespace(connection=Client(Connected(release, options)))
+    consumer = SimpleNamespace(connection=Client(Connected(release, Options())))
     step = control.FollowChanges(consumer)
     with caplog.at_level(logging.INFO, "celery_rabbit_delay"):
         for _ in range(2):  # it starts again at each reconnect

@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 import pytest
@@ -16,7 +16,6 @@ from celery_rabbit_delay import InvalidOption, Options
 from celery_rabbit_delay.cli import groups, migrate
 from celery_rabbit_delay.cli.parameters import given
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
-from celery_rabbit_delay.core.topology import QueueType
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
 
@@ -29,7 +28,6 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "max_delay": (3600.0, 0),
     "slack": (0.5, -1),
     "outboxes": ([60.0, 3600.0], 60),
-    "queue_type": ("classic", "stream"),
     "confirm": (False, 1),
     "confirm_timeout": (None, 0),
     "declare": ("passive", "never"),
@@ -89,13 +87,10 @@ def test_migrate_has_a_flag_for_each_option_that_decides_the_layout() -> None:
 def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -> None:
     flag = flags(command)[name if command is groups.standalone else f"to_{name}"]
     other, _ = VALUES[name]
-    if isinstance(flag.type, click.Choice):
-        assert tuple(flag.type.choices) == get_args(QueueType)
-    else:
-        text = ",".join(map(str, other)) if isinstance(other, list) else "none" if other is None else str(other)
-        written = given({name: flag.type.convert(text, None, None)})
-        assert written == {name: tuple(other) if isinstance(other, list) else other}
-        assert flag.type.convert("10", None, None) in (10.0, (10.0,), "10")
+    text = ",".join(map(str, other)) if isinstance(other, list) else "none" if other is None else str(other)
+    written = given({name: flag.type.convert(text, None, None)})
+    assert written == {name: tuple(other) if isinstance(other, list) else other}
+    assert flag.type.convert("10", None, None) in (10.0, (10.0,), "10")
 
 
 def rows() -> list[tuple[str, str, str]]:

@@ -20,7 +20,6 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
     cascade = Options().cascade
     assert cascade.tick == timedelta(seconds=0.125)
     assert cascade.powers == 28
-    assert cascade.queue_type == "quorum"
     assert cascade.max_ticks * cascade.tick > timedelta(seconds=Options().max_delay) == timedelta(days=365)
 
 
@@ -56,7 +55,6 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"outboxes": [61], "max_delay": 60}, "outboxes=61: use seconds above 0, up to max_delay=60"),
         ({"outboxes": range(1, 99)}, "outboxes=range(1, 99)"),
         ({"outboxes": list(range(1, 66))}, "65 are too many; use at most 64"),
-        ({"queue_type": "stream"}, "queue_type='stream': use one of quorum, classic"),
         ({"confirm": 1}, "confirm=1"),
         ({"hand_on": "no"}, "hand_on='no'"),
         ({"confirm_timeout": 0}, "confirm_timeout=0: use seconds, above 0 up to a day, or None for no limit"),
@@ -160,7 +158,6 @@ def test_options_survive_json() -> None:
 def test_only_quorum_levels_of_4_0_to_4_2_part_by_priority(version: tuple[int, ...]) -> None:
     for priority, high in ((None, False), (0, False), (4, False), (5, True), (255, True)):
         assert Options().cascade_for(priority, version).high is high
-        assert Options(queue_type="classic").cascade_for(priority, version).high is False
 
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 13, 7), (4, 3), (4, 3, 1), (5, 0)])
@@ -170,11 +167,9 @@ def test_elsewhere_all_priorities_share_the_levels(version: tuple[int, ...]) -> 
 
 
 def test_there_is_a_cascade_for_priorities_where_levels_keep_them_apart() -> None:
-    quorum, classic = Options(), Options(queue_type="classic")
-    assert [cascade.high for cascade in quorum.cascades(priorities=True)] == [False, True]
-    assert [cascade.high for cascade in classic.cascades(priorities=True)] == [False]
-    for options in (quorum, classic):
-        assert options.cascades(priorities=False) == [options.cascade]
+    options = Options()
+    assert [cascade.high for cascade in options.cascades(priorities=True)] == [False, True]
+    assert options.cascades(priorities=False) == [options.cascade]
 
 
 def test_default_slack_is_a_thousandth_and_at_most_a_second() -> None:
@@ -246,7 +241,7 @@ def test_a_naive_eta_is_meant_in_the_zone_given_or_in_utc() -> None:
     [
         Options(),
         Options(prefix="a.v3.5ms.b", tick=3600),
-        Options(prefix="ü", tick=0.001, queue_type="classic"),
+        Options(prefix="ü", tick=0.001),
     ],
 )
 def test_a_cascade_is_found_by_its_root_for_reading(options: Options) -> None:

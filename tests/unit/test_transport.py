@@ -12,20 +12,18 @@ from celery_rabbit_delay import Options, UnsupportedConfiguration
 from celery_rabbit_delay.amqp.connection import Connection
 
 
-def test_quorum_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -> None:
+def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -> None:
     """No such old RabbitMQ is to be had here, so this is all the proof."""
 
-    def delayed(version: str, queue_type: str) -> Any:
+    def delayed(version: str) -> Any:
         connection = Connection()
         connection.server_properties = {"version": version}
-        options = Options(queue_type=queue_type)  # type: ignore[arg-type]
-        connection.client = SimpleNamespace(transport=SimpleNamespace(delay_options=options))
+        connection.client = SimpleNamespace(transport=SimpleNamespace(delay_options=Options()))
         return connection.publisher_for()
 
     with pytest.raises(UnsupportedConfiguration, match=r"RabbitMQ before 3\.10 .* This is 3\.9\.27: upgrade it"):
-        delayed("3.9.27", "quorum")
-    delayed("3.9.27", "classic")
-    delayed("3.10.0", "quorum")
+        delayed("3.9.27")
+    delayed("3.10.0")
 
 
 def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> None:
