@@ -6,6 +6,7 @@ migrated are published.
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ from .headers import (
 from .keys import check_keyed_delay
 from .options import Options
 from .topology import Stream
+
+#: Microseconds of a countdown that may have passed since Celery made an eta of it: it connects, or waits for a producer.
+_PASSED = 5_000_000
 
 
 class Plan(NamedTuple):
@@ -91,7 +95,7 @@ def of_new(
         _check_priority(message.properties["priority"])
     headers = with_time_sent(headers, now.utc)
     key, number = _key_and_number(headers, delay) if X_DELAY_KEY in headers else (None, None)
-    stream = _journal(delay, options)
+    stream = _journal(delay, headers, options)
     if number is None and (stream or key):
         number = streams.new_number()
     due = now.utc + timedelta(microseconds=delay)
@@ -109,7 +113,7 @@ def of_received(
     """
     delay = (due - now.utc) // timedelta(microseconds=1)
     _check_delay(delay, options)
-    stream = None if X_DELAY_KEY in received.headers else _journal(delay, options)
+    stream = None if X_DELAY_KEY in received.headers else _journal(delay, received.headers, options)
     number = streams.new_number() if stream else None
     wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
     return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, stream)
@@ -146,9 +150,14 @@ def _destination(exchange: str, wrapped: Headers, options: Options, declarations
     return declarations.destination(exchange, keys, options.declare == "passive")
 
 
-def _journal(delay: int, options: Options) -> Stream | None:
+def _journal(delay: int, headers: Headers, options: Options) -> Stream | None:
     """Return the stream that records a message with a delay in microseconds; None if it is not recorded."""
-    if options.journal is None or delay < options.journal * 1_000_000:
+    if options.journal is None:
+        return None
+    limit = math.floor(options.journal * 1_000_000)
+    if headers.get("eta"):
+        limit -= min(limit // 10, _PASSED)
+    if options.ticks(delay) < options.ticks(limit):
         return None
     return streams.journal_for(options.cascade, delay / 1_000_000)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch
+from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch, scheduled
 from celery_rabbit_delay.amqp.stream_reader import StreamReader
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
@@ -189,3 +189,10 @@ def test_a_key_that_cannot_be_kept_is_an_error(vhost: Vhost, headers: dict[str, 
     with vhost.connection(max_delay=200_000) as connection, pytest.raises(InvalidDelay, match=says):
         publish(connection, delay, headers=headers)
     assert KEYS not in vhost.names("queues")
+
+
+def test_each_task_of_a_minute_is_recorded_although_a_moment_of_it_has_passed(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app({"tick": 0.125, "max_delay": 86_400, "journal": 60})
+    vhost.declare("celery")
+    sent = [app.send_task("t", countdown=60).id for _ in range(200)]  # the first one connects
+    assert sorted(task.id for task in scheduled(app)) == sorted(sent)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options
 from celery_rabbit_delay.core import plan, streams
@@ -25,8 +28,8 @@ def message(headers: Any = (), **properties: Any) -> Any:
 
 
 def new(headers: Any = (), delay: int = MINUTE, options: Any = (), **properties: Any) -> Plan:
-    sent = message(**properties)
-    return plan.of_new(sent, dict(headers), "", "q", delay, NOW, Options(**dict(options)), Declarations())
+    sent, chosen = message(**properties), options if isinstance(options, Options) else Options(**dict(options))
+    return plan.of_new(sent, dict(headers), "", "q", delay, NOW, chosen, Declarations())
 
 
 def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
@@ -63,7 +66,40 @@ def test_what_waits_long_enough_is_recorded_with_its_number_and_its_id() -> None
     assert recorded.number == recorded.headers[HEADER]["n"]
     assert recorded.id == "7"
     assert new(correlation_id="8", options={"journal": 0}).id == "8"
-    assert new(delay=MINUTE - 1, options={"journal": 60}).stream is None
+    assert new({"id": "7"}, options={"journal": None}).stream is None
+
+
+@given(
+    st.sampled_from([1, 10, 60, 300, 3600, 86_400]) | st.floats(0.001, 86_400),
+    st.integers(1, 3_600_000).map(lambda milliseconds: milliseconds / 1000),
+    st.floats(0, 1),
+)
+def test_a_countdown_of_the_limit_is_recorded_whatever_part_has_passed_and_one_that_is_shorter_is_not(
+    limit: float, tick: float, part: float
+) -> None:
+    options = Options(journal=limit, tick=tick, max_delay=31_536_000)
+    passed = math.floor(min(limit / 10, 5) * part * SECOND)  # Celery has connected, or waited for a producer
+    asked = math.ceil(limit * SECOND)
+    task = {"task": "t", "eta": "2030-01-01T00:01:00+00:00"}
+    assert new(task, asked - passed, options).stream is not None
+    shorter = asked - min(asked // 10, 5 * SECOND) - math.ceil(tick * SECOND) - 2
+    if shorter > 0:
+        assert new(task, shorter, options).stream is None
+
+
+@given(st.sampled_from([1, 10, 60, 3600]), st.integers(1, 20_000).map(lambda milliseconds: milliseconds / 1000))
+def test_a_delay_in_milliseconds_is_recorded_from_the_tick_of_the_limit_on(limit: int, tick: float) -> None:
+    options = Options(journal=limit, tick=tick)
+    assert new({"x-delay": 1}, limit * SECOND, options).stream is not None
+    rounded = math.ceil((limit / tick - 1)) * round(tick * SECOND)
+    if 0 < rounded < limit * SECOND:
+        assert new({"x-delay": 1}, rounded, options).stream is None
+
+
+def test_a_countdown_of_any_limit_is_within_it_when_a_moment_has_passed() -> None:
+    most = {"max_delay": 86_400}
+    new({"x-delay-key": "report"}, 86_400 * SECOND, options=most)
+    new({"x-delay-key": "report"}, 86_400 * SECOND - 1, options=most)
 
 
 def test_the_key_of_a_message_is_told_with_its_number_but_a_retry_keeps_the_number_it_has() -> None:
