@@ -31,7 +31,7 @@ from .keys import check_keyed_delay
 from .options import Options
 from .topology import Stream
 
-#: Microseconds of a countdown that may have passed since Celery made an eta of it: it connects, or waits for a producer.
+#: Microseconds of a countdown that may have passed since Celery made an eta of it, while it connects or waits.
 _PASSED = 5_000_000
 
 
