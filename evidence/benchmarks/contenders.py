@@ -35,8 +35,7 @@ class Contender:
     scheme = "amqp"
     exchange = kombu.Exchange("")
 
-    def __init__(self, url: str, queue_type: str = "quorum", confirm: bool = False, **options: Any) -> None:
-        self.queue_type = queue_type
+    def __init__(self, url: str, confirm: bool = False, **options: Any) -> None:
         transport_options = {
             "confirm_publish": confirm,
             # A broker that slows a publisher down for longer than py-amqp's second is not a lost connection here.
@@ -45,7 +44,7 @@ class Contender:
         }
         self.connection = kombu.Connection(url.replace("amqp", self.scheme, 1), transport_options=transport_options)
         self.producer = self.connection.Producer()
-        arguments = {"x-queue-type": queue_type}
+        arguments = {"x-queue-type": "quorum"}
         self.queue = kombu.Queue(QUEUE, self.exchange, routing_key=QUEUE, queue_arguments=arguments)
         self.queue(self.connection.default_channel).declare()
         self.prepare()
@@ -178,15 +177,15 @@ class Native(Contender):
     def prepare(self) -> None:
         from kombu.transport import native_delayed_delivery as native
 
-        self.lead_to(self.connection, self.queue, self.queue_type)
+        self.lead_to(self.connection, self.queue)
         self.key = native.calculate_routing_key
 
     @staticmethod
-    def lead_to(connection: kombu.Connection, queue: kombu.Queue, queue_type: str) -> None:
+    def lead_to(connection: kombu.Connection, queue: kombu.Queue) -> None:
         """Do what a worker does at its start."""
         from kombu.transport import native_delayed_delivery as native
 
-        native.declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type)
+        native.declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
         native.bind_queue_to_native_delayed_delivery_exchange(connection, queue)
 
     def publish(self, delay: float, body: Any = BODY, **options: Any) -> None:
@@ -224,13 +223,13 @@ class QueuePerDelay(Contender):
         if seconds not in self.declared:
             self.declared.add(seconds)
             arguments = {
-                "x-queue-type": self.queue_type,
+                "x-queue-type": "quorum",
                 "x-message-ttl": min(seconds, self.longest) * 1000,
                 "x-dead-letter-exchange": "",
                 "x-dead-letter-routing-key": self.leads_to,
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
             }
-            if self.queue_type == "quorum":
-                arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
             self.channel.queue_declare(f"wait.{seconds}", durable=True, auto_delete=False, arguments=arguments)
         return f"wait.{seconds}"
 
@@ -283,7 +282,7 @@ class MessageTTL(QueuePerDelay):
     name = "one queue, a TTL per message"
 
     def prepare(self) -> None:
-        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": QUEUE, "x-queue-type": self.queue_type}
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": QUEUE, "x-queue-type": "quorum"}
         channel = self.connection.default_channel
         channel.queue_declare("wait", durable=True, auto_delete=False, arguments=arguments)
 

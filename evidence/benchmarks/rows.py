@@ -80,14 +80,13 @@ def transit(
     make: type[Contender],
     amount: int,
     delays: Sequence[float],
-    queue_type: str = "quorum",
     confirm: bool = False,
     **options: Any,
 ) -> float:
     """Return the broker's CPU microseconds for a message, from the first publish until the last is delivered."""
     chosen = random.Random(1)
     with vhost(node) as url:
-        contender = make(url, queue_type, confirm, **options)
+        contender = make(url, confirm, **options)
         contender.prepare_for(sorted(set(delays)))
         before = meter.cpu(meter.pid(node))
         if confirm:
@@ -707,7 +706,7 @@ def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
             queue = app.amqp.queues[QUEUE](connection.default_channel)
             queue.declare()
             if native:
-                Native.lead_to(connection, queue, "quorum")
+                Native.lead_to(connection, queue)
             app.send_task("bench.nothing", countdown=delay)  # declares the cascade
             for n in range(amount):
                 app.send_task("bench.nothing" if n < amount - 1 else "bench.last", countdown=delay)
