@@ -69,6 +69,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def _publish(
         self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
     ) -> Any:
+        if msg.headers and (own := headers_.own(msg.headers)) is not msg.headers:
+            msg = with_headers(msg, own)
         if not headers_.is_delayed(msg.headers):
             return publish(msg, exchange, routing_key, *args, **kwargs)
         connection = self.connection

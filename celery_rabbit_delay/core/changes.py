@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import DelayError
-from .headers import X_DELAY_SENT
+from .headers import X_DELAY_SENT, own
 from .streams import VOID_KEPT, reading
 
 _FEW_VOIDS = 1000
@@ -72,7 +72,7 @@ def is_sent_before(headers: Mapping[str, Any], cancelled: int) -> bool:
 
     One that does not say when it was sent may: it comes from an earlier release, or was sent without a delay at first.
     """
-    sent = headers.get(X_DELAY_SENT)
+    sent = own(headers).get(X_DELAY_SENT)
     return not isinstance(sent, int) or sent <= cancelled + CLOCKS_DIFFER * 1000
 
 

@@ -29,6 +29,10 @@ X_DELAY_KEY = "x-delay-key"
 #: The number of a delivered message with a key, by which a retry is recognized: it does not count as a new message.
 X_DELAY_NUMBER = "x-delay-number"
 
+#: In a delivered task with one of the headers above or below, the task that they belong to: its "id", its "key", and
+#: the number of "retries" that its next try has. A task may pass its headers on to others.
+X_DELAY_OF = "x-delay-of"
+
 #: When a task with stamps was sent, in milliseconds since 1970: a stamp cancels what was sent before. Retries keep it.
 X_DELAY_SENT = "x-delay-sent"
 
@@ -92,6 +96,35 @@ def with_time_sent(headers: Headers, sent: datetime) -> Headers:
     if not headers.get("stamps") or headers.get("retries") or X_DELAY_SENT in headers:
         return headers
     return {**headers, X_DELAY_SENT: milliseconds(sent)}
+
+
+def own(headers: Headers) -> Headers:
+    """Return the headers of a message to publish, without those of this package that belong to another message.
+
+    The number and the key of a message are also those of its retries. A task that it is replaced by has its id as well,
+    but is no retry. A key that is not that of the other message was chosen for this one.
+    """
+    if X_DELAY_OF not in headers and X_DELAY_NUMBER not in headers:
+        return headers
+    of = headers.get(X_DELAY_OF)
+    of = of if isinstance(of, Mapping) else {}
+    stale = set()
+    if of.get("id") != headers.get("id"):
+        stale |= {X_DELAY_OF, X_DELAY_SENT}
+    if X_DELAY_NUMBER in headers and (stale or _count(of.get("retries")) > _count(headers.get("retries"))):
+        stale |= {X_DELAY_NUMBER} if X_DELAY_SENT in headers else {X_DELAY_NUMBER, X_DELAY_OF}
+        if of.get("key", headers.get(X_DELAY_KEY)) == headers.get(X_DELAY_KEY):
+            stale |= {X_DELAY_KEY}
+    return {name: value for name, value in headers.items() if name not in stale} if stale else headers
+
+
+def owner(headers: Headers) -> dict[str, Any]:
+    """Return the value of the header `X_DELAY_OF` of a delivered task."""
+    return {"id": headers["id"], "key": headers.get(X_DELAY_KEY), "retries": _count(headers.get("retries")) + 1}
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def delay_key(headers: Headers) -> str | None:

@@ -23,6 +23,7 @@ from .headers import (
     cc_keys,
     delay_key,
     message_id,
+    own,
     with_time_sent,
     wrap,
     wrap_for_return,
@@ -31,7 +32,7 @@ from .keys import check_keyed_delay
 from .options import Options
 from .topology import Stream
 
-#: Microseconds of a countdown that may have passed since Celery made an eta of it: it connects, or waits for a producer.
+#: Microseconds of a countdown that may have passed since Celery made an eta of it: it connects or waits for a producer.
 _PASSED = 5_000_000
 
 
@@ -86,7 +87,7 @@ def of_new(
     options: Options,
     declarations: Declarations,
 ) -> Plan:
-    """Plan a message that is published to an exchange with a delay in microseconds.
+    """Plan a message that is published to an exchange with its `own` headers and a delay in microseconds.
 
     Raises `InvalidDelay`, `InvalidDestination`.
     """
@@ -115,6 +116,7 @@ def of_received(
     _check_delay(delay, options)
     stream = None if X_DELAY_KEY in received.headers else _journal(delay, received.headers, options)
     number = streams.new_number() if stream else None
+    received = received._replace(headers=dict(own(received.headers)))
     wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
     return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, stream)
 

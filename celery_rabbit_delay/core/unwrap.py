@@ -9,7 +9,20 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from .destination import SHORT_LIVED, encode, read
-from .headers import DEATHS, HEADER, X_DELAY_KEY, X_DELAY_NUMBER, Delivery, Headers, State, items_of, read_state
+from .headers import (
+    DEATHS,
+    HEADER,
+    X_DELAY_KEY,
+    X_DELAY_NUMBER,
+    X_DELAY_OF,
+    X_DELAY_SENT,
+    Delivery,
+    Headers,
+    State,
+    items_of,
+    owner,
+    read_state,
+)
 from .routing_key import SENTINEL, is_reserved
 
 _NOT_UNWRAPPED = {HEADER, "CC", *DEATHS}
@@ -42,6 +55,8 @@ def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
     unwrapped |= _x_death_history(headers, state, ours)
     if X_DELAY_KEY in headers and state.number is not None:
         unwrapped[X_DELAY_NUMBER] = state.number
+    if "id" in headers and (X_DELAY_NUMBER in unwrapped or X_DELAY_SENT in headers):
+        unwrapped[X_DELAY_OF] = owner(headers)
     return Delivery(state.exchange if from_exit else exchange, original if has_delay_key else routing_key, unwrapped)
 
 

@@ -19,7 +19,7 @@ from ..amqp.waiting import Allowed, send_on, take
 from ..core import changes, streams
 from ..core.destination import Destination
 from ..core.due import x_delay_until
-from ..core.headers import X_DELAY, X_DELAY_KEY, X_DELAY_NUMBER, State, milliseconds, read_state
+from ..core.headers import X_DELAY, X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_OF, State, milliseconds, read_state
 from .cascades import waiting_queues
 from .management import Management
 
@@ -101,6 +101,7 @@ def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: se
         key = copy.headers.get(X_DELAY_KEY)
         if isinstance(key, str) and (key in keys or key in sent):
             copy.headers[X_DELAY_NUMBER] = streams.new_number()
+            copy.headers[X_DELAY_OF] = {"id": copy.headers.get("id")}
         # A due message takes one tick, so that it is confirmed like any delayed message.
         copy.headers[X_DELAY] = x_delay_until(state.due, datetime.now(timezone.utc))
         target.default_channel.basic_publish(copy, exchange, routing_key)
