@@ -27,6 +27,7 @@ from ..core.unwrap import unwrap
 from .batch import PublishBatch
 from .blocks import GivingUp
 from .clients import PerClient
+from .clocks import tell_of_naive_eta
 from .confirms import NotStored, with_headers
 from .connection import ANSWERING, CLOSING, Connection
 from .destinations import is_lasting
@@ -78,6 +79,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             raise RecoverableConnectionError("basic_publish: connection closed")
         options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns())
         delay, headers = headers_.delay_of(msg.headers, now.utc, options.naive_timezone)
+        if headers is not msg.headers:
+            tell_of_naive_eta(msg.headers, headers, options.naive_timezone)
         if delay <= 0:
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)

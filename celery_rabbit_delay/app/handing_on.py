@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone, tzinfo
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,12 +20,13 @@ from celery.utils.dispatch import Signal
 from celery.worker import state as worker_state
 
 from .. import upstream
+from ..amqp.clocks import tell_of_naive_eta
 from ..amqp.confirms import NotStored
 from ..amqp.destinations import own_destination
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import plan
-from ..core.due import eta_in_utc
+from ..core.due import eta_in_utc, parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
 from ..core.plan import Now, Plan
@@ -71,6 +73,7 @@ class HandingOn:
         """Take a message if it can be handed on; return whether it was taken."""
         connection = self._consumer.channel.connection
         options = connection.delay_options
+        make_eta_aware(message, options.naive_timezone)
         due = due_of(message) if options.hand_on else None
         if due is None or has_waited(message, due):
             return False
@@ -193,8 +196,25 @@ def eta_of(message: DeliveredMessage) -> Any:
     return body.get("eta") if isinstance(body, dict) and "task" in body else None
 
 
+def make_eta_aware(message: DeliveredMessage, zone: tzinfo) -> None:
+    """Make the naive eta of a task mean what it means where it is published with this package, also to Celery's worker.
+
+    With task protocol 1, where the body has the eta, it stays that of Celery's worker: in UTC.
+    """
+    headers = message.headers
+    if headers.get("eta") and "task" in headers and str(zone) != "UTC":
+        with suppress(InvalidDelay):  # Celery reports the error
+            eta = parse_eta(headers["eta"])
+            if eta.tzinfo is None:
+                message.headers = {**headers, "eta": eta.replace(tzinfo=zone).isoformat()}
+                tell_of_naive_eta(headers, message.headers, zone)
+
+
 def due_of(message: DeliveredMessage) -> datetime | None:
-    """Return the due time of a task in UTC, as Celery's worker reads it: a naive eta is UTC. None without an eta."""
+    """Return the due time of a task in UTC, as Celery's worker reads it: an eta that is still naive is UTC.
+
+    None without an eta.
+    """
     eta = eta_of(message)
     try:
         return eta_in_utc(eta, timezone.utc) if eta else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import kombu
 import pytest
 
@@ -19,7 +21,7 @@ def test_undelayed_publishes_are_the_same_bytes_on_the_wire(vhost: Vhost, confir
             with kombu.Connection(url, transport_options={"confirm_publish": confirm_publish}) as connection:
                 proxying.sent.clear()
                 producer = connection.Producer()
-                plain_ones = ({}, None, {"a": 1}, {"task": "t", "id": "1", "eta": None}, {"eta": "x", "CC": ["q"]})
+                plain_ones: Any = ({}, None, {"a": 1}, {"task": "t", "id": "1", "eta": None}, {"eta": "x", "CC": ["q"]})
                 for headers in (*plain_ones, {"x-delay-key": "k"}, {"task": "t", "id": "1", "x-delay-sent": 5}):
                     producer.publish({"n": 1}, routing_key="q", exchange="x", headers=headers, expiration=9, priority=3)
                 assert len(take(connection, "q", 7)) == 7

@@ -91,7 +91,7 @@ def test_a_countdown_of_the_limit_is_recorded_whatever_part_has_passed_and_one_t
 def test_a_delay_in_milliseconds_is_recorded_from_the_tick_of_the_limit_on(limit: int, tick: float) -> None:
     options = Options(journal=limit, tick=tick)
     assert new({"x-delay": 1}, limit * SECOND, options).stream is not None
-    rounded = math.ceil((limit / tick - 1)) * round(tick * SECOND)
+    rounded = math.ceil(limit / tick - 1) * round(tick * SECOND)
     if 0 < rounded < limit * SECOND:
         assert new({"x-delay": 1}, rounded, options).stream is None
 
