@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 import pytest
 from hypothesis import HealthCheck, settings
 
-from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp import declare, routes
 from tests.kit.broker import Broker, Vhost
 from tests.kit.shared_node import shared_node
 from tests.kit.shared_vhost import SharedVhost
@@ -37,6 +37,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         directory = directory.parent  # that of the run
     with shared_node(directory, ("rabbitmq_management", *EXCHANGES)) as node:
         yield Broker(node)
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> routes.Process:
+    """Let each test begin as a new process that knows of no outbox; return what it knows."""
+    monkeypatch.setattr(routes, "process", new := routes.Process())
+    return new
 
 
 def assert_no_connections(vhost: Vhost) -> None:

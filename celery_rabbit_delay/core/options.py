@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta, timezone, tzinfo
 from functools import cached_property, lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo
 
 from dateutil.tz import tzlocal
@@ -38,6 +38,16 @@ _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 _ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
 
 
+class Wanted(NamedTuple):
+    """The outboxes with a delay that a message should have to choose from, by their ticks."""
+
+    outboxes: tuple[int, ...] = ()
+    #: The outbox with just its delay; 0 for none.
+    exact: int = 0
+    #: Whether no other delay may end in that one.
+    is_rare: bool = False
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of `install`, checked and frozen.
@@ -57,7 +67,7 @@ class Options:
     #: Lateness that may be traded for fewer hops: (fraction of the delay, at most this many seconds), or a fraction.
     slack: float | tuple[float, float] = (0.001, 1.0)
     #: Seconds: delays that each destination may have a queue for, which makes them one hop. Others end in one of the
-    #: first 15, or in the queue without a delay, which `()` leaves alone. May differ between processes.
+    #: first 5, or in the queue without a delay, which `()` leaves alone. May differ between processes.
     outboxes: Sequence[float] = DEFAULT_OUTBOXES
     #: Wait until the broker has stored each delayed message.
     confirm: bool = True
@@ -194,6 +204,25 @@ class Options:
         """Return the ticks that a delay in microseconds takes, rounded up, at least one."""
         return max(1, to_ticks(delay, self.cascade.tick // timedelta(microseconds=1)))
 
+    @property
+    def combined(self) -> tuple[int, ...]:
+        """The outboxes that delays which are not round may end in, by their ticks."""
+        return self.outbox_ticks[:MOST_COMBINED]
+
+    def _may_take(self, asked: int, ticks: int) -> bool:
+        """Return whether a message that has waited in a batch may take the route of its original delay."""
+        fraction, seconds = self._slack_pair
+        return 0 < asked - ticks <= min(10 * fraction * (ticks - 1), seconds / self.tick)
+
+    def wanted(self, ticks: int, asked: int) -> Wanted:
+        """Return the outboxes that a message with some ticks left should have; `asked` is as in `route`."""
+        for exact in (ticks, asked):
+            if exact in self.outbox_ticks and (exact == ticks or self._may_take(exact, ticks)):
+                return Wanted((exact,), exact, exact not in self.combined)
+        if not self.route(self.cascade, ticks, asked).outbox:
+            return Wanted()
+        return Wanted(tuple(outbox for outbox in self.combined if outbox <= ticks))
+
     def route(self, cascade: Cascade, ticks: int, asked: int = 0, outboxes: tuple[int, ...] | None = None) -> Route:
         """Return the route that keeps a message for at least one tick, of at most the ticks of `max_delay`.
 
@@ -203,12 +232,11 @@ class Options:
         and at most the slack's maximum.
         """
         fraction, seconds = self._slack_pair
-        most = seconds / self.tick
+        slack = int(min((ticks - 1) * fraction, seconds / self.tick))  # the delay is longer than all ticks but the last
         usable = self.outbox_ticks if outboxes is None else outboxes
-        combined = frozenset(self.outbox_ticks[:MOST_COMBINED]).intersection(usable)
-        least = ticks - 1  # the delay is longer than these
-        chosen = split(ticks, int(min(least * fraction, most)), cascade.max_ticks, usable, combined)
-        if chosen[1] and 0 < asked - ticks <= min(10 * fraction * least, most):
+        combined = frozenset(self.combined).intersection(usable)
+        chosen = split(ticks, slack, cascade.max_ticks, usable, combined)
+        if chosen[1] and self._may_take(asked, ticks):
             intended = split(asked, 0, cascade.max_ticks, usable, combined)
             chosen = min(chosen, intended, key=lambda one: one[1].bit_count())
         outbox, rest = chosen

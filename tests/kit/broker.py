@@ -234,8 +234,9 @@ def lead(connection: kombu.Connection, queue: str, priority: int | None = None, 
     """
     publisher, destination = connection.connection.publisher_for(priority), Destination("", (queue,))
     publisher.routes.ensure(destination)
-    outboxes = publisher.routes.usable_outboxes(destination)
+    outboxes = () if publisher.cascade.high else publisher.options.outbox_ticks
     for seconds in delays:  # not as a message would: the machine may pause between its delay and its route
         ticks = publisher.options.ticks(round(seconds * 1_000_000))
         with publisher._exclusively():
-            publisher.routes.ensure(destination, publisher.options.route(publisher.cascade, ticks, 0, outboxes).outbox)
+            outbox = publisher.options.route(publisher.cascade, ticks, 0, outboxes).outbox
+            publisher.routes.ensure(destination, *filter(None, [outbox]))
