@@ -35,6 +35,12 @@ def queues_routed_to(app: Any) -> set[str]:
     return {str(getattr(queue, "name", queue)) for queue in queues if queue}
 
 
+def waiting_requests(state: Any, id_: str) -> list[Any]:
+    """Return the tasks with an id that a Celery worker holds and has not passed on to its pool."""
+    held = {*state.reserved_requests, *getattr(state, "scheduled_requests", ())}
+    return [one for one in held if one.id == id_ and one._apply_result is None]
+
+
 def pool_of(amqp: Any) -> Any:
     """Return the pool of producers that a Celery app's AMQP object has made; None before it is first asked for."""
     return amqp._producer_pool

@@ -57,6 +57,8 @@ class Known:
     keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(lambda: Keys(time.monotonic)))
     #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
     on_cancelled: Callable[[str], bool] | None = None
+    #: Is called with the id of a task that arrives and was sent after the id had been cancelled.
+    on_sent_again: Callable[[str], object] = lambda id_: None
 
 
 known_to: PerClient[Known] = PerClient(Known)
@@ -113,6 +115,8 @@ def is_dropped(connection: Any, message: Any) -> bool:
 def _is_cancelled(known: Known, message: Any) -> bool:
     id_ = message_id(message.properties, message.headers)  # the same id as in a record, which `list` shows
     if not known.changes.cancels(id_, message.headers):
+        if known.changes.cancelled_at(id_):
+            known.on_sent_again(id_)
         return False
     # Celery discards only tasks; a worker may have consumers of its own for other messages.
     return known.on_cancelled is None or "task" not in message.headers or not known.on_cancelled(id_)

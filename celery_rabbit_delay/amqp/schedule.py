@@ -22,7 +22,7 @@ from ..core.due import eta_in_utc
 from ..core.journal import Record
 from ..core.keys import Keys
 from ..core.streams import Unreadable
-from .clocks import utc_ms
+from .clocks import sent_now, utc_ms
 from .destinations import QueueNames
 from .stream_reader import StreamReader
 
@@ -213,8 +213,8 @@ def is_due_later(record: Record, known: Changes, keys: Keys) -> bool:
 
 def is_cancelled(record: Record, known: Changes) -> bool:
     """Return whether a message was cancelled by its id or a stamp. Raises `Unreadable`."""
-    headers: Mapping[str, Any] = to_message(record).headers if known.stamps else {}
-    return known.cancels(record.id, headers)
+    is_known = known.stamps or known.cancelled_at(record.id)  # or its headers, which take time to read, say nothing
+    return bool(is_known) and known.cancels(record.id, to_message(record).headers or {})
 
 
 def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tuple[int, int]] = ()) -> None:
@@ -223,7 +223,7 @@ def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tu
     `copies` are the numbers of those messages and their due times, in milliseconds since 1970. Raises `CascadeMissing`
     with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    write_changes(connection, [*changes.cancelled(ids), *(changes.void(*copy) for copy in copies)])
+    write_changes(connection, [*changes.cancelled(ids, sent_now()), *(changes.void(*copy) for copy in copies)])
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:

@@ -27,7 +27,7 @@ from ..core.unwrap import unwrap
 from .batch import PublishBatch
 from .blocks import GivingUp
 from .clients import PerClient
-from .clocks import tell_of_naive_eta
+from .clocks import CLOCK, tell_of_naive_eta
 from .confirms import NotStored, with_headers
 from .connection import ANSWERING, CLOSING, Connection
 from .destinations import is_lasting
@@ -77,7 +77,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
-        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns())
+        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
         delay, headers = headers_.delay_of(msg.headers, now.utc, options.naive_timezone)
         if headers is not msg.headers:
             tell_of_naive_eta(msg.headers, headers, options.naive_timezone)

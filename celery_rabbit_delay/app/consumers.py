@@ -22,6 +22,7 @@ from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
 from ..core.errors import DelayError, DestinationNotFound, NotPermitted
 from ..core.topology import Cascade
+from .control import forget_one
 from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,10 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         self.handing_on.keep = keep
 
     def _offer(self, keep: Callable[[Any], Any], message: DeliveredMessage) -> Any:
-        return None if self.handing_on.offer(message) else keep(message)
+        try:
+            return None if self.handing_on.offer(message) else keep(message)
+        finally:
+            forget_one()
 
     def cancel(self) -> None:
         super().cancel()

@@ -13,7 +13,8 @@ from celery import Celery, bootsteps
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
-from ..amqp.clocks import utc_ms
+from .. import upstream
+from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
 from ..amqp.connection import advice_on_release
 from ..amqp.receiving import catch_up, known_to
@@ -58,10 +59,10 @@ def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
     """Return the messages for the stream of changes that one of Celery's remote control commands needs."""
     if command in ("revoke", "terminate"):
         ids = arguments.get("task_id") or ()
-        return list(changes.cancelled([ids] if isinstance(ids, str) else map(str, ids)))
+        return list(changes.cancelled([ids] if isinstance(ids, str) else map(str, ids), sent_now()))
     if command == "revoke_by_stamped_headers":
         stamps = _stamps_in(arguments.get("headers"))
-        return [changes.cancelled_stamps(stamps, utc_ms())] if stamps else []
+        return [changes.cancelled_stamps(stamps, sent_now())] if stamps else []
     return []
 
 
@@ -116,7 +117,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             return
         known = known_to[connection]
         known.changes = self.changes
-        known.on_cancelled = revoke
+        known.on_cancelled, known.on_sent_again = revoke_one, let_run
         if not self._has_begun:  # each reconnect calls this again
             logger.info("Delayed tasks wait in RabbitMQ: %s", connection.transport.delay_options.summary)
             if advice := advice_on_release(connection.connection):
@@ -155,7 +156,32 @@ class WorkerChanges(Changes):
         return ids
 
 
+#: Ids that Celery knows to be revoked only while it takes the message that has just come.
+_revoked_once: set[str] = set()
+
+
 def revoke(id_: str) -> bool:
     """Make the worker discard a task as Celery does: with an event, the state `REVOKED`, an acknowledgement."""
     state.revoked.add(id_)
     return True
+
+
+def revoke_one(id_: str) -> bool:
+    """Make the worker discard the message that has just come, and no later one with the same id: see `forget_one`."""
+    if id_ not in state.revoked:
+        _revoked_once.add(id_)
+    return revoke(id_)
+
+
+def forget_one() -> None:
+    """Let the worker run later tasks with the id of a cancelled one, which Celery has taken."""
+    while _revoked_once:
+        state.revoked.discard(_revoked_once.pop())
+
+
+def let_run(id_: str) -> None:
+    """Let the worker run a task whose id was cancelled before it was sent; tasks from before are discarded now."""
+    if id_ in state.revoked:
+        for request in upstream.waiting_requests(state, id_):
+            request.revoked()
+        state.revoked.discard(id_)

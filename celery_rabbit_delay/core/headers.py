@@ -16,6 +16,7 @@ from .destination import check_key
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
+from .sent import Sent
 
 #: The package's header: {"prefix": str, "exchange": str, "due": int}, and optionally "deaths": dict, "n": int,
 #: "routing_key": str, "CC": list (see `State`).
@@ -33,7 +34,7 @@ X_DELAY_NUMBER = "x-delay-number"
 #: the number of "retries" that its next try has. A task may pass its headers on to others.
 X_DELAY_OF = "x-delay-of"
 
-#: When a task with stamps was sent, in milliseconds since 1970: a stamp cancels what was sent before. Retries keep it.
+#: When a message was sent: a cancellation counts for what was sent before it. Retries and moved copies keep it.
 X_DELAY_SENT = "x-delay-sent"
 
 Headers = Mapping[str, Any]
@@ -44,7 +45,7 @@ DEATHS = {
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
 }
 _NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, *DEATHS}
-_MILLISECOND = timedelta(milliseconds=1)
+_MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -91,11 +92,11 @@ def delay_of(headers: Headers, now: datetime, naive_timezone: tzinfo) -> tuple[i
     return max(delays), headers
 
 
-def with_time_sent(headers: Headers, sent: datetime) -> Headers:
-    """Return the headers of a message that is sent for the first time then; they say so if it has stamps."""
-    if not headers.get("stamps") or headers.get("retries") or X_DELAY_SENT in headers:
+def with_time_sent(headers: Headers, sent: Sent) -> Headers:
+    """Return the headers of a message that is sent for the first time then: they say so."""
+    if headers.get("retries") or X_DELAY_SENT in headers:
         return headers
-    return {**headers, X_DELAY_SENT: milliseconds(sent)}
+    return {**headers, X_DELAY_SENT: str(sent)}
 
 
 def own(headers: Headers) -> Headers:
@@ -202,6 +203,11 @@ def wrap_for_return(
     if cc := cc_keys(delivery.headers, "CC"):
         wrapped[HEADER]["CC"] = list(cc)
     return wrapped
+
+
+def microseconds(moment: datetime) -> int:
+    """Return the microseconds from 1970 to an aware datetime."""
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def milliseconds(moment: datetime) -> int:

@@ -23,6 +23,7 @@ from .headers import (
     cc_keys,
     delay_key,
     message_id,
+    microseconds,
     own,
     with_time_sent,
     wrap,
@@ -30,6 +31,7 @@ from .headers import (
 )
 from .keys import check_keyed_delay
 from .options import Options
+from .sent import Sent
 from .topology import Stream
 
 #: Microseconds of a countdown that may have passed since Celery made an eta of it: it connects or waits for a producer.
@@ -75,6 +77,7 @@ class Now(NamedTuple):
 
     utc: datetime
     monotonic: int  # nanoseconds
+    clock: str = ""  # of this host: see `Sent`
 
 
 def of_new(
@@ -94,7 +97,8 @@ def of_new(
     _check_delay(delay, options)
     if message.properties.get("priority") is not None:
         _check_priority(message.properties["priority"])
-    headers = with_time_sent(headers, now.utc)
+    if message_id(message.properties, headers):  # others cannot be cancelled
+        headers = with_time_sent(headers, Sent(microseconds(now.utc), now.clock))
     key, number = _key_and_number(headers, delay) if X_DELAY_KEY in headers else (None, None)
     stream = _journal(delay, headers, options)
     if number is None and (stream or key):

@@ -19,7 +19,16 @@ from ..amqp.waiting import Allowed, send_on, take
 from ..core import changes, streams
 from ..core.destination import Destination
 from ..core.due import x_delay_until
-from ..core.headers import X_DELAY, X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_OF, State, milliseconds, read_state
+from ..core.headers import (
+    X_DELAY,
+    X_DELAY_KEY,
+    X_DELAY_NUMBER,
+    X_DELAY_OF,
+    X_DELAY_SENT,
+    State,
+    milliseconds,
+    read_state,
+)
 from .cascades import waiting_queues
 from .management import Management
 
@@ -98,6 +107,7 @@ def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: se
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> None:
         # The number of the message becomes void. Consumers that follow both cascades must not drop the copy with it.
         copy.headers.pop(X_DELAY_NUMBER, None)
+        copy.headers.setdefault(X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
         key = copy.headers.get(X_DELAY_KEY)
         if isinstance(key, str) and (key in keys or key in sent):
             copy.headers[X_DELAY_NUMBER] = streams.new_number()

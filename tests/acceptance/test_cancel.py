@@ -68,6 +68,26 @@ def test_a_task_that_is_cancelled_while_no_worker_is_up_does_not_run(make_shop: 
     assert not shop.runs("cancelled")
 
 
+@pytest.mark.parametrize("how", ["cancel", "control"])
+@pytest.mark.parametrize("delays", [(3, 6), (6, 3)], ids=["due later", "due sooner"])
+def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(
+    make_shop: MakeShop, how: str, delays: tuple[int, int]
+) -> None:
+    shop = make_shop()
+    worker = shop.worker(name="one")
+    before, after = delays
+    shop.send("note", "cancelled", countdown=before, task_id="again")
+    cancel_one(shop, "again", how)
+    shop.send("stubborn", 1, 1, "sent again", countdown=after, task_id="again")
+    shop.wait_for(2, "sent again")
+    wait_until(lambda: "Discarding revoked task: tests.acceptance.shop.note[again]" in worker.output(), "discarded")
+    worker.stop()
+    shop.send("note", "sent once more", countdown=1, task_id="again")
+    shop.worker(name="two")
+    shop.wait_for(1, "sent once more")
+    assert not shop.runs("cancelled")
+
+
 def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: MakeShop) -> None:
     """The first worker sends the orphan on to its queue, which another worker may read."""
     shop = make_shop()

@@ -12,6 +12,7 @@ from celery_rabbit_delay import InvalidDelay, InvalidDestination
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_OF, X_DELAY_SENT, Delivery
+from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.unwrap import resent, unwrap
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
@@ -368,12 +369,11 @@ def test_a_delayed_message_is_unwrapped_the_same_whichever_way_it_came(
     assert unwrap(arrived) == unwrap(arrived, headers_.read_state(headers)) == ("", "q", {"a": 1, **users, **keyed})
 
 
-def test_a_task_with_stamps_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
-    stamped = {**TASK, "stamped_headers": ["customer"], "stamps": {"customer": "7"}, "retries": 0}
-    sent = headers_.with_time_sent(stamped, NOW)
-    assert sent == {**stamped, headers_.X_DELAY_SENT: headers_.milliseconds(NOW)}
-    later = NOW + timedelta(hours=1)
-    for unchanged in (TASK, {**TASK, "stamps": {}}, {**stamped, "retries": 1}, {**sent, "retries": 1}, sent):
+def test_a_task_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
+    sent, later = Sent(1_000_000, "here"), Sent(2_000_000, "here")
+    first = headers_.with_time_sent({**TASK, "retries": 0}, sent)
+    assert first == {**TASK, "retries": 0, headers_.X_DELAY_SENT: "1000000@here"}
+    for unchanged in ({**TASK, "retries": 1}, {**first, "retries": 1}, first):
         assert headers_.with_time_sent(unchanged, later) == unchanged
 
 

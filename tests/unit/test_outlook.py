@@ -12,6 +12,7 @@ from amqp import Message
 
 from celery_rabbit_delay import Options, upstream
 from celery_rabbit_delay.amqp import outlook
+from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.outlook import Outlook
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage
@@ -69,7 +70,7 @@ def test_what_waits_for_some_queues_is_there_the_soonest_first(followed: Followe
         ("2", "t2", None),
         ("3", "t3", 7),
     ]
-    followed.say(next(iter(changes.cancelled(["3"]))))
+    followed.say(next(iter(changes.cancelled(["3"], sent_now()))))
     assert soonest(waits, "q") == ["1"]
 
 

@@ -19,6 +19,7 @@ from kombu.utils import functional
 
 import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
+from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
@@ -346,7 +347,7 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
 def test_cancelled_tasks_are_a_list_of_their_own_that_cannot_be_changed(client: Any, tmp_path: Path) -> None:
     [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
     store(index, 6)
-    index.apply([("c", StreamMessage(0, next(changes.cancelled(["my-id-6"]))))], QueueNames(), 0)
+    index.apply([("c", StreamMessage(0, next(changes.cancelled(["my-id-6"], sent_now()))))], QueueNames(), 0)
     waiting, cancelled = text(client.get("/")), text(client.get("/?state=cancelled"))
     assert "my-id-5" in waiting
     assert "my-id-6" not in waiting
