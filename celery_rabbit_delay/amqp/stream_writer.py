@@ -144,8 +144,10 @@ class StreamWriter:
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
         """Store messages in a stream, which is created if it is missing: one round trip.
 
-        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`.
+        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`,
+        `UnsupportedConfiguration` with `streams=False`.
         """
+        self._options.require_streams()
         messages = [self.outgoing(stream, body) for body in bodies]
         try:
             self._write(stream, messages)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from kombu.transport import pyamqp
 
 from .. import upstream
 from ..core import headers as headers_
-from ..core import plan
+from ..core import plan, streams
 from ..core.errors import NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
@@ -245,6 +246,8 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         super().__init__(client, **kwargs)
         # Read here, so that a bad option is an error before anything is sent.
         self.delay_options = Options.parse((client.transport_options or {}).get(OPTIONS))
+        if any(map(streams.lose_data, (client.hostname or "", *client.alt))):
+            self.delay_options = replace(self.delay_options, streams=False)
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
         """Return whether `basic.qos` must be sent per consumer: RabbitMQ 4.3 and quorum queues support only this."""

@@ -48,9 +48,10 @@ class InspectedNode(Node):  # type: ignore[misc]
         self, method: str, arguments: Any = None, reply_to: Any = None, ticket: Any = None, **kwargs: Any
     ) -> Any:
         consumer = self.state.consumer
-        connection = getattr(consumer, "connection", None)
+        connection: Any = getattr(consumer, "connection", None)
         is_ours = connection is not None and connection.transport.driver_type == DRIVER_TYPE
-        if not is_ours or not reply_to or method not in ("scheduled", "dump_schedule", "query_task"):
+        asks = bool(reply_to) and method in ("scheduled", "dump_schedule", "query_task")
+        if not asks or not is_ours or not connection.transport.delay_options.streams:
             return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
         try:
             held = self.handle_call(method, arguments)

@@ -41,28 +41,28 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
 def setup(target: Target, priorities: bool, prune: bool, management_url: str | None) -> None:
     """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
 
-    Also creates the outboxes of the option `outboxes` for queues named with --queue, and for the queues of an app with
-    declare="passive". Other publishers create an outbox when they first need it.
+    For a broker named with --broker, and for an app with declare="passive", it also creates the streams, and for each
+    queue the outboxes of the option `outboxes`. Other publishers create these when they first need them.
     """
     with target.connected() as connection:
         management = management_of(management_url, connection)
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         wanted = operate.cascades(connection, priorities)
-        known, with_outboxes = target.destinations(), _creates_outboxes(target, connection)
-        lacking = operate.setup(connection, wanted, known, with_outboxes)
+        known, ahead = target.destinations(), _creates_ahead(target, connection)
+        lacking = operate.setup(connection, wanted, known, ahead)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
         if prune and management:
-            kept = operate.outbox_names(connection, known) if with_outboxes else ()
+            kept = operate.outbox_names(connection, known) if ahead else ()
             useless, idle = operate.prune(connection, management, kept)
             click.echo(f"{len(useless):,} outboxes deleted, because they led nowhere")
             click.echo(f"{len(idle):,} outboxes deleted, because nothing was led to them in the last hour")
 
 
-def _creates_outboxes(target: Target, connection: kombu.Connection) -> bool:
-    """Return whether `setup` creates outboxes with a delay: for publishers that create none."""
+def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:
+    """Return whether `setup` creates outboxes with a delay, and streams: for publishers that create none."""
     return isinstance(target, BrokerTarget) or connection.transport.delay_options.declare == "passive"
 
 
@@ -122,8 +122,8 @@ def _compare(
     on_demand: bool,
 ) -> list[operate.Finding]:
     """Show and return what is not as expected."""
-    with_outboxes = _creates_outboxes(target, connection)
-    findings = operate.compare(connection, target.destinations(), snapshot, priorities, on_demand, with_outboxes)
+    ahead = _creates_ahead(target, connection)
+    findings = operate.compare(connection, target.destinations(), snapshot, priorities, on_demand, ahead)
     wrong = [finding for finding in findings if finding.state != "present"]
     for finding in wrong:
         detail = f": {finding.detail}" if finding.detail else ""

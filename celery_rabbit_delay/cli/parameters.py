@@ -75,6 +75,11 @@ def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
             type=parse_journal,
             help=f"Set the {new}shortest delay that is recorded, or 'none'.",
         ),
+        click.option(
+            f"--{to}streams/--{to}no-streams",
+            default=None,
+            help="Use streams, or do without: without, nothing can be listed, cancelled or moved.",
+        ),
     )
 
     def add(command: F) -> F:

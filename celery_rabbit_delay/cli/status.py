@@ -59,9 +59,11 @@ def status(target: Target, management_url: str | None, levels: bool, as_json: bo
 
 
 def _recorded(target: Target, connection: kombu.Connection, found: Status) -> Recorded | None:
-    """Return what the journal says, if messages wait and this user may read it; otherwise say why not."""
+    """Return what the journal says, if messages wait and there is one; if this user may not read it, say why not."""
+    if not found.waiting or not connection.transport.delay_options.streams:
+        return None
     try:
-        return operate.recorded(connection, operate.QueueNames(target.queues())) if found.waiting else None
+        return operate.recorded(connection, operate.QueueNames(target.queues()))
     except (NotPermitted, StreamUnavailable) as exc:
         click.echo(escape(f"the journal cannot be read: {exc}"), err=True)
         return None

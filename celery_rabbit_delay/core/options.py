@@ -14,8 +14,9 @@ from dateutil.tz import tzlocal
 
 from . import streams
 from .due import NamedZone, to_ticks
-from .errors import InvalidOption
+from .errors import InvalidOption, UnsupportedConfiguration
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
+from .streams import YEAR
 from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, Stream
 
 Declare = Literal["auto", "passive"]
@@ -30,7 +31,7 @@ OPTIONS = "rabbit_delay"
 _LONGEST_TIMEOUT = 24 * 3600
 
 #: RabbitMQ refuses a queue TTL over ten years.
-TEN_YEARS = 10.0 * streams.YEAR
+TEN_YEARS = 10.0 * YEAR
 
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
@@ -63,7 +64,7 @@ class Options:
     #: Seconds, a whole number of milliseconds: the shortest delay, and the most that rounding up may add.
     tick: float = 0.125
     #: Seconds: the longest delay. It decides how many levels, one queue each, the cascade has.
-    max_delay: float = float(streams.YEAR)
+    max_delay: float = float(YEAR)
     #: Lateness that may be traded for fewer hops: (fraction of the delay, at most this many seconds), or a fraction.
     slack: float | tuple[float, float] = (0.001, 1.0)
     #: Seconds: delays that each destination may have a queue for, which makes them one hop. Others end in one of the
@@ -79,6 +80,9 @@ class Options:
     hand_on: bool = True
     #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
     journal: float | None = 60
+    #: Keep the journal, cancellations and keys in streams. False does without all three, and creates no stream: so on
+    #: Amazon MQ, whatever is set, because a stream there loses data.
+    streams: bool = True
     #: The time zone of a naive `eta`: a name, or "local". `install` uses the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
@@ -107,7 +111,7 @@ class Options:
         self._check_outboxes()
         if self.declare not in get_args(Declare):
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(get_args(Declare))}")
-        for name in ("confirm", "hand_on"):
+        for name in ("confirm", "hand_on", "streams"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
         seconds = self.confirm_timeout
@@ -115,6 +119,8 @@ class Options:
             raise InvalidOption(f"confirm_timeout={seconds!r}: use seconds, above 0 up to a day, or None for no limit")
         if self.journal is not None and not (_is_number(self.journal) and 0 <= self.journal < float("inf")):
             raise InvalidOption(f"journal={self.journal!r}: use seconds, 0 or more, or None to record nothing")
+        if not self.streams:
+            object.__setattr__(self, "journal", None)  # which is in streams
         _ = self.naive_timezone
 
     def _check_outboxes(self) -> None:
@@ -155,11 +161,23 @@ class Options:
     def summary(self) -> str:
         """What a worker says of the options when it starts."""
         recorded = "none is recorded" if self.journal is None else f"recorded from {self.journal:g} s"
+        recorded = recorded if self.streams else "without streams: none can be listed, cancelled or moved"
         return f"prefix {self.prefix}, tick {self.tick:g} s, at most {self.max_delay / 86400:g} days, {recorded}"
 
+    def require_streams(self) -> None:
+        """Raise `UnsupportedConfiguration` if these options do without streams."""
+        if not self.streams:
+            raise UnsupportedConfiguration(
+                "this needs streams, and streams=False does without them, as the package always does on Amazon MQ, "
+                "where a stream loses data: tasks that wait cannot be listed, found, cancelled or moved, and an "
+                "x-delay-key has no meaning"
+            )
+
     @cached_property
-    def streams(self) -> list[Stream]:
-        """The streams beside the cascade."""
+    def wanted_streams(self) -> list[Stream]:
+        """The streams beside the cascade that these options may need."""
+        if not self.streams:
+            return []
         journals = [] if self.journal is None else streams.journals(self.cascade, self.max_delay)
         return [streams.changes(self.cascade), streams.keys(self.cascade), *journals]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from . import streams
 from .destination import Declarations, Destination
-from .errors import InvalidDelay, InvalidDestination
+from .errors import InvalidDelay, InvalidDestination, UnsupportedConfiguration
 from .headers import (
     HEADER,
     X_DELAY_KEY,
@@ -92,14 +92,14 @@ def of_new(
 ) -> Plan:
     """Plan a message that is published to an exchange with its `own` headers and a delay in microseconds.
 
-    Raises `InvalidDelay`, `InvalidDestination`.
+    Raises `InvalidDelay`, `InvalidDestination`; `UnsupportedConfiguration` for a key without streams.
     """
     _check_delay(delay, options)
     if message.properties.get("priority") is not None:
         _check_priority(message.properties["priority"])
     if message_id(message.properties, headers):  # others cannot be cancelled
         headers = with_time_sent(headers, Sent(microseconds(now.utc), now.clock))
-    key, number = _key_and_number(headers, delay) if X_DELAY_KEY in headers else (None, None)
+    key, number = _key_and_number(headers, delay, options) if X_DELAY_KEY in headers else (None, None)
     stream = _journal(delay, headers, options)
     if number is None and (stream or key):
         number = streams.new_number()
@@ -168,7 +168,7 @@ def _journal(delay: int, headers: Headers, options: Options) -> Stream | None:
     return streams.journal_for(options.cascade, delay / 1_000_000)
 
 
-def _key_and_number(headers: Headers, delay: int) -> tuple[str | None, int | None]:
+def _key_and_number(headers: Headers, delay: int, options: Options) -> tuple[str | None, int | None]:
     """Return the `x-delay-key` whose last message this one becomes, or the number that it keeps as a retry."""
     key, number = delay_key(headers), headers.get(X_DELAY_NUMBER)
     if key is None:
@@ -176,8 +176,9 @@ def _key_and_number(headers: Headers, delay: int) -> tuple[str | None, int | Non
     if isinstance(number, int):
         return None, number
     try:
+        options.require_streams()
         check_keyed_delay(delay)
-    except InvalidDelay:
+    except (InvalidDelay, UnsupportedConfiguration):
         if headers.get("retries"):
             return None, None  # an error inside the task would lose the retry
         raise

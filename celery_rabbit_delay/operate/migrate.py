@@ -91,7 +91,7 @@ def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
 
 def _forget(source: kombu.Connection, moved: list[State]) -> None:
     """Mark moved messages as void in the journal of the source."""
-    if moved:
+    if moved and source.transport.delay_options.streams:
         voids = [changes.void(state.number, milliseconds(state.due)) for state in moved if state.number is not None]
         write_changes(source, voids)
         moved.clear()

@@ -47,13 +47,13 @@ def setup(
     connection: kombu.Connection,
     wanted: Iterable[Cascade],
     destinations: Iterable[Destination],
-    with_outboxes: bool = False,
+    ahead: bool = False,
 ) -> list[Destination]:
-    """Create cascades and their streams, and bind them to destinations; return the destinations that do not exist.
+    """Create cascades, and bind them to destinations; return the destinations that do not exist.
 
-    With `with_outboxes`, also create the outboxes of the option for each destination that is a queue. The streams come
-    last, because a broker without streams closes the connection. Raises `CascadeConflict`, `NotPermitted`,
-    `InvalidDestination`, `UnsupportedConfiguration`.
+    With `ahead`, also create what publishers with `declare="auto"` create when they first need it: the outboxes of the
+    option for each destination that is a queue, and streams. These come last, because a broker that cannot create them
+    closes the connection. Raises `CascadeConflict`, `NotPermitted`, `InvalidDestination`, `UnsupportedConfiguration`.
     """
     options: Options = connection.transport.delay_options
     wanted = list(wanted)
@@ -61,13 +61,13 @@ def setup(
         create_cascade(ConfirmedChannel(connection.connection), cascade)
     lacking = []
     for destination in destinations:
-        outboxes = options.outbox_ticks if with_outboxes and not destination.exchange else ()
+        outboxes = options.outbox_ticks if ahead and not destination.exchange else ()
         try:
             declare.bind_destination(connection.default_channel, options.cascade, destination, (0, *outboxes))
         except DestinationNotFound:
             lacking.append(destination)
     for cascade in wanted:
-        for stream in options.streams:
+        for stream in options.wanted_streams if ahead else ():
             declare.bind_stream(connection.default_channel, cascade, stream)
     return lacking
 

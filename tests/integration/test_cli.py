@@ -34,7 +34,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 #: Those that are there even without a journal.
-STREAMS = [stream.name for stream in Options(tick=0.01, max_delay=120).streams]
+STREAMS = [stream.name for stream in Options(tick=0.01, max_delay=120).wanted_streams]
 
 
 def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
@@ -455,7 +455,7 @@ def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost:
 def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
     text = run(vhost.url("amqp"), "--prefix", 'odd "${name}', "export", "--format", "terraform", options=()).out
     options = Options(prefix='odd "${name}')
-    topology = Topology.of([options.cascade], (), options.streams)
+    topology = Topology.of([options.cascade], (), options.wanted_streams)
     resources = json.loads(text)["resource"]
     assert {kind: len(found) for kind, found in resources.items()} == {
         "rabbitmq_exchange": len(topology.exchanges),

@@ -560,3 +560,13 @@ def test_every_metric_is_documented_and_there(vhost: Vhost) -> None:
     lacking = {name for name in there if name not in text}
     assert lacking == {"celery_rabbit_delay_index_behind_messages"}  # shortened
     assert "`…_messages`" in text
+
+
+def test_the_page_of_an_app_without_streams_says_so_and_shows_the_rest(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    with vhost.connection(streams=False) as connection:
+        publish(connection, 60)
+    site = serve(options=("--no-streams", "--queue", "q"))
+    shows(site, "this app does without streams", "Waiting on the broker: 1.")
+    shows(site, "live", path="/health")
+    assert "has stopped" not in site.ask("/health").text

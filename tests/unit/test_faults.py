@@ -59,7 +59,7 @@ class Client:
 def test_a_worker_says_so_once(
     release: str, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control, "catch_up", lambda *args: None)
+    monkeypatch.setattr(control, "catch_up", lambda *args, **kwargs: None)
     consumer = SimpleNamespace(connection=Client(Connected(release, Options())))
     step = control.FollowChanges(consumer)
     with caplog.at_level(logging.INFO, "celery_rabbit_delay"):

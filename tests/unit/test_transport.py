@@ -49,3 +49,22 @@ def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> N
     connection.connected = False  # a loop that is closed runs what it has not run yet
     function(*arguments)
     assert drained == [0.1]
+
+
+@pytest.mark.parametrize(
+    ("url", "streams"),
+    [
+        ("rabbit-delays://u:p@b-c8352341-ec91-4a78-ad9c-a43f23d325bb.mq.us-west-2.amazonaws.com:5671//", False),
+        ("rabbit-delays://u:p@b-1.MQ.cn-north-1.amazonaws.com.cn//", False),
+        ("rabbit-delays://u:p@b-1.mq.eu-central-1.on.aws//", False),
+        ("rabbit-delays://u:p@rabbit.shop.example;rabbit-delays://u:p@b-1.mq.us-west-2.amazonaws.com//", False),
+        ("rabbit-delay://u:p@ec2-1-2-3-4.us-west-2.compute.amazonaws.com//", True),
+        ("rabbit-delay://", True),
+    ],
+)
+def test_nothing_makes_a_stream_where_streams_lose_data(url: str, streams: bool) -> None:
+    options = kombu.Connection(url, transport_options={"rabbit_delay": {"journal": 0, "streams": True}}).transport
+    assert options.delay_options.streams is streams
+    assert (options.delay_options.journal, bool(options.delay_options.wanted_streams)) == (
+        (0, True) if streams else (None, False)
+    )
