@@ -241,14 +241,14 @@ def _is_limit(exc: PreconditionFailed) -> bool:
     return "limit" in exc.reply_text and "reached" in exc.reply_text
 
 
-def limit_reached(exc: PreconditionFailed, cascade: Cascade) -> LimitReached:
+def _limit_reached(exc: PreconditionFailed, cascade: Cascade) -> LimitReached:
     queues, exchanges = len(list(cascade.queues())), len(list(cascade.exchanges()))
     return LimitReached(
         f"a limit of the broker is reached ({exc.reply_text}). The cascade {cascade.prefix!r} needs {queues} queues "
         f"and {exchanges} exchanges, at most ten streams besides, and 1 to {1 + MOST_COMBINED} queues for each queue "
-        "that delayed tasks go to (`celery -A APP delay size` counts them). Raise the limit: `rabbitmqctl set_vhost_limits "
-        "-p VHOST '{\"max-queues\": …}'` or the administrator's own; or set a smaller `max_delay`, which needs fewer. "
-        "What was created so far is used then, or deleted by `celery -A APP delay teardown`"
+        "that delayed tasks go to (`celery -A APP delay size` counts them). Raise the limit, as with `rabbitmqctl "
+        "set_vhost_limits -p VHOST '{\"max-queues\": 200}'`, or set a smaller `max_delay`, which needs fewer. What was "
+        "created so far is used then, or deleted by `celery -A APP delay teardown`"
     )
 
 
@@ -261,7 +261,7 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         if "max size" in exc.reply_text:  # it is about a message
             raise
         if _is_limit(exc):
-            raise limit_reached(exc, cascade) from exc
+            raise _limit_reached(exc, cascade) from exc
         raise CascadeConflict(
             f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another "
             "prefix, or delete the queue or exchange with that name if it is not needed"

@@ -156,6 +156,8 @@ class Routes:
     def _refuse(self, destination: Destination, outboxes: Sequence[int], refusal: Exception) -> None:
         """Do without outboxes for a while."""
         until = time.monotonic() + REFUSED_FOR
+        if len(process.refused) >= _MAX_KNOWN:
+            process.refused.clear()
         process.refused.update({self._key(destination, ticks): until for ticks in outboxes})
         logger.warning(
             "%d outboxes of %s could not be created, so some delayed messages take more hops: %s",
@@ -179,9 +181,8 @@ class Routes:
             declare.bind_destination(channel, cascade, destination, outboxes)
 
     def _key(self, destination: Destination, ticks: int) -> tuple[str, str, str]:
-        connection = getattr(self._channel.get_channel(), "connection", None)
-        broker = (str(getattr(connection, name, "")) for name in ("host", "virtual_host"))
-        return (*broker, self._cascade.outbox_name(destination, ticks))  # type: ignore[return-value]
+        connection = self._channel.get_channel().connection
+        return connection.host, connection.virtual_host, self._cascade.outbox_name(destination, ticks)
 
     def _safe_from(self, destination: Destination, ticks: int) -> float:
         """Return the moment from which on an outbox that exists may be used."""

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,8 +214,8 @@ class Parts:
     def exclusively(self, *args: Any) -> Iterator[None]:
         yield
 
-    def get_channel(self) -> None:
-        pass
+    def get_channel(self) -> Any:
+        return SimpleNamespace(connection=SimpleNamespace(host="localhost", virtual_host="/"))
 
     def reset(self) -> None:
         pass
