@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import filterfalse
 
 from amqp.exceptions import ChannelError, IrrecoverableConnectionError, RecoverableConnectionError, ResourceError
 
@@ -65,13 +66,11 @@ class Routes:
 
     def usable(self, destination: Destination) -> tuple[int, ...]:
         """Return the outboxes with a delay that a message for a destination may take now, by their ticks."""
-        now = time.monotonic()
-        return tuple(ticks for ticks, since in self.known.get(destination, {}).items() if since <= now)
-
-    def _may_have_some(self, destination: Destination) -> bool:
-        """Return whether a destination may have outboxes with a delay."""
-        # High priorities would hold up others in an outbox.
-        return bool(self._options.outbox_ticks) and not destination.short_lived and not self._cascade.high
+        usable, now = [], time.monotonic()
+        for ticks, since in self.known.get(destination, {}).items():
+            if since <= now:
+                usable.append(ticks)
+        return tuple(usable)
 
     def lacking(self, destination: Destination, wanted: Wanted) -> tuple[int, ...]:
         """Take note of a message, and return the outboxes that it wants and this connection does not know.
@@ -79,7 +78,7 @@ class Routes:
         Delays that are not round are also those of outboxes at times. So one that no other delay may end in is created
         only where its delay is used more than others.
         """
-        if not self._may_have_some(destination):
+        if destination.short_lived or self._cascade.high:  # high priorities would hold up others in an outbox
             return ()
         if len(process.used) >= _MAX_KNOWN:
             process.used.clear()
@@ -87,8 +86,7 @@ class Routes:
         used[wanted.exact] = min(used[wanted.exact] + 1, _REMEMBERED if wanted.exact else _REMEMBERED - 1)
         if wanted.is_rare and self._options.declare == "auto" and used[wanted.exact] <= used[0]:
             return ()
-        known = self.known.get(destination, {})
-        return tuple(ticks for ticks in wanted.outboxes if ticks not in known)
+        return tuple(filterfalse(self.known.get(destination, {}).__contains__, wanted.outboxes))
 
     def ensure(self, destination: Destination, *outboxes: int) -> None:
         """Create the cascade, and lead to a destination, also through some outboxes with a delay in ticks.
@@ -217,9 +215,8 @@ class Routes:
         With `declare="passive"`, do without their outboxes with a delay instead. Raises the errors of `create_cascade`.
         """
         if self._options.declare == "passive":
-            had_some = [
-                one for one in destinations if (self.usable(one) if one in self.known else self._may_have_some(one))
-            ]
+            options = self._options
+            had_some = [one for one in destinations if self.usable(one) or (one not in self.known and options.outboxes)]
             for one in had_some:
                 self.known[one] = dict.fromkeys(self._options.outbox_ticks, math.inf)
             return bool(had_some)

@@ -42,7 +42,8 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
     """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
 
     For a broker named with --broker, and for an app with declare="passive", it also creates the streams, and for each
-    queue the outboxes of the option `outboxes`. Other publishers create these when they first need them.
+    queue the outboxes of the option `outboxes`. Other publishers create these when they first need them. With
+    --management-url, creates nothing if a limit of the virtual host leaves no room for all.
     """
     with target.connected() as connection:
         management = management_of(management_url, connection)
@@ -50,7 +51,7 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         wanted = operate.cascades(connection, priorities)
         known, ahead = target.destinations(), _creates_ahead(target, connection)
-        lacking = operate.setup(connection, wanted, known, ahead)
+        lacking = operate.setup(connection, wanted, known, ahead, management)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")

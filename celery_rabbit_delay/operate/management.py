@@ -91,6 +91,11 @@ class Management:
         }
         return Snapshot(self.queues(), bindings)
 
+    def queue_limit(self) -> int | None:
+        """Return the limit `max-queues` of the virtual host, if there is one."""
+        limits = [row["value"].get("max-queues", -1) for row in self._get(f"/vhost-limits/{self._vhost}")]
+        return next((limit for limit in limits if limit >= 0), None)
+
     def exchanges(self) -> Rows:
         """Return the type, the arguments and the policy of each exchange."""
         return self._rows("exchanges", "columns=name,type,arguments,policy")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
 from celery_rabbit_delay import LimitReached
 from celery_rabbit_delay.core.options import Options
 from tests.kit.broker import QUICK, Vhost, lead, publish, take
+from tests.kit.commands import management, run
 
 OPTIONS = {**QUICK, "max_delay": 7200}
 
@@ -31,6 +33,21 @@ def test_a_limit_of_queues_below_the_cascade_is_named_with_the_number_that_is_ne
         limit_queues(vhost, 100)
         publish(connection, 0.01)
         assert len(take(connection, "q", 1)) == 1
+
+
+def test_setup_that_can_see_the_limit_creates_nothing_if_there_is_no_room_for_all(vhost: Vhost) -> None:
+    vhost.declare("q")
+    api = management(vhost)
+    limit_queues(vhost, 30)
+    refused = run(vhost.url("amqp"), "--queue", "q", "setup", *api)
+    found = re.search(r"(\d+) queues are to be created, .* has 1 of at most 30: raise .* to (\d+)", refused.err)
+    assert found, refused.err
+    assert int(found[2]) == int(found[1]) + 1
+    assert vhost.names("queues") == ["q"]
+    limit_queues(vhost, int(found[2]))
+    for _ in range(2):
+        assert run(vhost.url("amqp"), "--queue", "q", "setup", *api).code == 0
+    assert len(vhost.names("queues")) == int(found[2])
 
 
 def test_where_a_limit_leaves_no_room_for_outboxes_every_delay_is_still_sent(
