@@ -237,7 +237,10 @@ class Options:
         for exact in (ticks, asked):
             if exact in self.outbox_ticks and (exact == ticks or self._may_take(exact, ticks)):
                 return Wanted((exact,), exact, exact not in self.combined)
-        if not self.route(self.cascade, ticks, asked).outbox:
+        levels, chosen = self.route(self.cascade, ticks, asked)
+        if not levels:  # with the slack, the delay is that of an outbox
+            return Wanted((chosen,), chosen)
+        if not chosen:
             return Wanted()
         return Wanted(tuple(outbox for outbox in self.combined if outbox <= ticks))
 
