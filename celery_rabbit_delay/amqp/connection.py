@@ -268,6 +268,15 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return self._publishers[cascade.high]
 
 
+def warning_of_release(connection: Any) -> str | None:
+    """Return why the broker's release must not be used, from an `amqp.Connection`; None if it may be."""
+    return faults.warning(_release(connection))
+
+
 def advice_on_release(connection: Any) -> str | None:
     """Return what to say of the broker's release, from an `amqp.Connection` with our options; None for nothing."""
-    return faults.advice(str(connection.server_properties.get("version") or ""))
+    return faults.advice(_release(connection))
+
+
+def _release(connection: Any) -> str:
+    return str(connection.server_properties.get("version") or "")

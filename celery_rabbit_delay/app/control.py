@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from .. import upstream
 from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
-from ..amqp.connection import advice_on_release
+from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.receiving import catch_up, known_to
 from ..amqp.schedule import write_changes
 from ..core import changes, streams
@@ -122,6 +122,8 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         known.on_cancelled, known.on_sent_again = revoke_one, let_run
         if not self._has_begun:  # each reconnect calls this again
             logger.info("Delayed tasks wait in RabbitMQ: %s", connection.transport.delay_options.summary)
+            if warning := warning_of_release(connection.connection):
+                logger.warning("%s", warning)
             if advice := advice_on_release(connection.connection):
                 logger.info("%s", advice)
         self._has_begun = True

@@ -105,8 +105,12 @@ def verify(target: Target, priorities: bool, management_url: str | None) -> None
     with target.connected() as connection:
         snapshot = snapshot_of(management_url, connection)
         wrong = _compare(target, connection, snapshot, priorities, on_demand=True)
-        if advice := operate.advice_on_release(connection.connection):
-            click.echo(escape(advice))
+        for told in (
+            operate.warning_of_release(connection.connection),
+            operate.advice_on_release(connection.connection),
+        ):
+            if told:
+                click.echo(escape(told))
         accepted = _show_held_up(connection, snapshot)
         arrived = not operate.can_try_out(wrong) or _probe(connection, priorities)
     if wrong or not arrived:

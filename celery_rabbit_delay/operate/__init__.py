@@ -7,7 +7,7 @@ page reach the broker through the names that are imported here, and through no o
 # ruff: noqa: F401  they are used by others
 
 from ..amqp.connecting import connected, copy_of
-from ..amqp.connection import advice_on_release
+from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.following import Follower, Place, StreamReplaced, message_at

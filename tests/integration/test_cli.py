@@ -188,11 +188,14 @@ def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
 def test_verify_names_a_release_with_known_faults(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
     command = ["--broker", vhost.url("amqp"), *QUICKLY, "verify"]
-    for release, told in (("4.2.7", True), ("4.3.6", False)):
+    for release, issues in (("4.2.7", {16652}), ("4.3.0", {16203, 16652, 17012, 16085}), ("4.3.6", set())):
         monkeypatch.setattr(operate, "advice_on_release", lambda _, release=release: faults.advice(release))
+        monkeypatch.setattr(operate, "warning_of_release", lambda _, release=release: faults.warning(release))
         verified = CliRunner().invoke(groups.standalone, command)
         assert verified.exit_code == 0
-        assert ("upgrade to 4.3.5 or later" in verified.output) is told
+        named = re.findall(r"rabbitmq-server #(\d+)", verified.output)
+        assert set(map(int, named)) == issues, verified.output
+        assert (f"Do not use RabbitMQ {release} with users of least privilege" in verified.output) is (16085 in issues)
 
 
 @pytest.mark.leaves_orphans
