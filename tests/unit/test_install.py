@@ -14,6 +14,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import kombu
@@ -310,6 +311,22 @@ def test_a_broker_from_the_environment_is_checked(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://localhost")
     with pytest.raises(UnsupportedConfiguration):
         install(Celery("shop", set_as_current=False))
+
+
+def test_each_class_that_it_changes_is_in_the_list_of_hooks() -> None:
+    plain, ours = Celery("shop", set_as_current=False), Celery("shop", set_as_current=False)
+    install(ours)
+
+    def classes(app: Celery) -> dict[str, Any]:
+        parts = {"amqp": app.amqp, "control": app.control, "control.mailbox": app.control.mailbox}
+        said = {f"class of `app.{name}`": type(part) for name, part in parts.items()}
+        fields = {f"`app.{at}.{name}`": value for at, part in parts.items() for name, value in vars(part).items()}
+        return said | {name: value for name, value in fields.items() if isinstance(value, type)}
+
+    changed = [name for name, found in classes(ours).items() if classes(plain).get(name) is not found]
+    assert changed == ["class of `app.amqp`", "class of `app.control`", "`app.control.mailbox.node_cls`"]
+    hooks = (Path(__file__).parents[2] / "docs" / "contributing" / "hooks.md").read_text()
+    assert [name for name in changed if name not in hooks] == []
 
 
 def test_a_failed_install_changes_nothing() -> None:

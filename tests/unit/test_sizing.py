@@ -77,6 +77,14 @@ def test_arbitrary_delays_take_six_outboxes_and_their_levels() -> None:
     assert found.waiting / 4 < found.longest < found.waiting
 
 
+def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:
+    schedule = json.loads((EVIDENCE / "schedule.json").read_text())
+    starts = [found["rows"]["cancelled"] for found in schedule.values()]
+    each = [(one["100,000 ids"]["seconds"]["median"] - one["no id"]["seconds"]["median"]) * 10 for one in starts]
+    [shown] = re.findall(r"110 bytes of memory and \[(\d+) µs\]", (DOCS / "sizing.md").read_text())
+    assert int(shown) == pytest.approx(sum(each) / len(each), abs=1)
+
+
 def test_a_quorum_queue_has_three_members_at_most() -> None:
     three, nine = (sized(rate=500, delay=60, nodes=nodes) for nodes in (3, 9))
     assert nine.cpus[1] == pytest.approx(three.cpus[1] / 3)
