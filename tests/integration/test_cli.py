@@ -30,6 +30,8 @@ from tests.kit.broker import QUICK, Vhost
 from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, celery, closed_pipe, make_orphans, management, run
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
@@ -46,6 +48,7 @@ def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
         connection.default_channel.exchange_unbind(binding.destination, binding.source, binding.routing_key)
 
 
+@pytest.mark.own_vhost
 def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     parts = len(list(CASCADE.exchanges())) + len(list(CASCADE.queues())) + len(STREAMS)
@@ -64,6 +67,7 @@ def test_plan_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost
     assert f"{parts + high} of" in run(url, "plan").out
 
 
+@pytest.mark.own_vhost
 @pytest.mark.parametrize("options", [(), ("--journal", "60")], ids=["by default", "with a journal"])
 def test_plan_is_content_with_what_publishers_and_workers_create(vhost: Vhost, options: tuple[str, ...]) -> None:
     """A stream is created when the first message goes to it."""
@@ -159,6 +163,7 @@ def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_pr
     assert dropping == ["@.=news+"]
 
 
+@pytest.mark.own_vhost
 def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     with vhost.plain() as connection:
@@ -174,6 +179,7 @@ def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
         connection.default_channel.queue_declare(CASCADE.levels[0].queue, durable=True, auto_delete=False)
 
 
+@pytest.mark.own_vhost
 def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup", "--priorities").code == 0
@@ -486,6 +492,7 @@ def test_a_broker_that_cannot_be_used_is_an_error(url: str, words: str, command:
     assert words in failed.err
 
 
+@pytest.mark.own_vhost
 @pytest.mark.parametrize("exists", [False, True], ids=["without a cascade", "with a cascade"])
 def test_each_command_tells_a_user_without_permissions_so(vhost: Vhost, exists: bool) -> None:
     vhost.declare("q")
@@ -503,6 +510,7 @@ def test_each_command_tells_a_user_without_permissions_so(vhost: Vhost, exists: 
             assert re.search("permission denied|there is no cascade|messages wait", refused.err), (command, refused.err)
 
 
+@pytest.mark.own_vhost
 def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
     delay = partial(celery, "-A", "shop", "delay", directory=EXAMPLE, CELERY_BROKER_URL=vhost.url("amqp"))
     assert delay("plan").code == 3

@@ -13,6 +13,8 @@ from tests.kit.broker import Vhost, take
 from tests.kit.commands import run
 from tests.kit.frames import frames
 
+pytestmark = pytest.mark.shared_vhost
+
 UUID = "550e8400-e29b-41d4-a716-446655440000"
 SOON = {"x-delay": 200}
 SLOW = {"x-delay": 4000}

@@ -28,6 +28,8 @@ from tests.kit.broker import QUICK, Vhost, lead, publish, take
 from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 Q = Destination("", ("q",))
 NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
 TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02")

@@ -20,6 +20,8 @@ from tests.kit.broker import Vhost, publish, take
 from tests.kit.commands import make_orphans, management, run
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 SLOW = {"x-delay": 8000}  # long enough to delete something meanwhile
 
 

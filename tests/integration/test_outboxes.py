@@ -27,6 +27,8 @@ from tests.kit.frames import frames, has_input, routing_keys
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 #: Outboxes of 0.03 to 1.1 s, for ticks of 10 ms.
 SHORT: dict[str, Any] = {"outboxes": [0.03, 0.07, 0.25, 0.61, 1.1], "max_delay": 20}
 
@@ -358,6 +360,7 @@ with kombu.Connection(url, transport_options=options) as connection:
 """
 
 
+@pytest.mark.own_vhost
 def test_twelve_new_processes_publish_at_the_same_moment(vhost: Vhost) -> None:
     vhost.declare("q")
     command = [sys.executable, "-c", "import celery_rabbit_delay.amqp.schemes\n" + NEW_PROCESS, vhost.url()]
