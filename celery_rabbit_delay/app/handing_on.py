@@ -39,7 +39,8 @@ MOMENT = 2
 #: Is sent with `amount`, the number of tasks that this worker has handed on since it was sent last.
 handed_on = Signal(name="handed_on", providing_args={"amount"})
 
-#: Seconds between two log entries, and seconds that a stopping worker waits for the broker's last answers.
+#: Seconds after the first task that is handed on until the log entry about all since, and seconds that a stopping worker
+#: waits for the broker's last answers.
 REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 
 
@@ -68,6 +69,9 @@ class HandingOn:
         self._unanswered = 0
         self._unrouted: list[_HandedOn] = []
         self._stored = 0
+        #: Calls a function after some seconds; None outside of a worker.
+        self.call_after: Callable[[float, Callable[[], None]], Any] | None = None
+        self._timer: Any = None  # of the next report
 
     def offer(self, message: DeliveredMessage) -> bool:
         """Take a message if it can be handed on; return whether it was taken."""
@@ -112,6 +116,9 @@ class HandingOn:
 
     def report(self) -> None:
         """Log and signal how many tasks were handed on since the last report."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
         stored, self._stored = self._stored, 0
         if stored:
             logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
@@ -149,6 +156,8 @@ class HandingOn:
         if refusal is None:
             task.message.ack()
             self._stored += 1
+            if self._timer is None and self.call_after is not None:
+                self._timer = self.call_after(REPORT_INTERVAL, self.report)
         else:
             self._warn(task.queue, refusal)
             if self.keep is not None:
@@ -231,15 +240,13 @@ def has_waited(message: DeliveredMessage, due: datetime) -> bool:
 
 
 class Report(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Makes a worker log, once a minute at most, how many tasks it has handed on."""
+    """Makes a worker log, once a minute at most, how many tasks it has handed on.
+
+    It needs no timer until then. With a timer that is not due for long, the event loop sleeps for up to ten seconds
+    instead of one, and notices only then that a worker in a thread is to stop.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    _timer: Any = None  # until the first start, which a worker without a connection never reaches
-
     def start(self, c: Any) -> None:
-        self._timer = c.timer.call_repeatedly(REPORT_INTERVAL, c.task_consumer.handing_on.report)
-
-    def stop(self, c: Any) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        c.task_consumer.handing_on.call_after = c.timer.call_after

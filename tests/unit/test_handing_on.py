@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -91,8 +92,30 @@ def test_a_task_that_came_out_of_the_cascade_is_not_sent_round_again_by_a_worker
     assert has_waited(message({}, delayed_until=delayed_until), DUE) is waited
 
 
-def test_a_worker_that_has_never_had_a_connection_stops() -> None:
-    Report(SimpleNamespace()).stop(SimpleNamespace())
+def test_a_worker_reports_once_for_all_tasks_that_it_hands_on_and_needs_no_timer_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    timers: list[Any] = []
+
+    def call_after(seconds: float, report: Any) -> Any:
+        timers.append(SimpleNamespace(fire=report, cancel=lambda: None))
+        return timers[-1]
+
+    handing_on = HandingOn(SimpleNamespace())  # type: ignore[arg-type]
+    worker = SimpleNamespace(
+        task_consumer=SimpleNamespace(handing_on=handing_on), timer=SimpleNamespace(call_after=call_after)
+    )
+    Report(worker).start(worker)
+    assert not timers
+    task: Any = SimpleNamespace(message=SimpleNamespace(ack=lambda: None))
+    with caplog.at_level(logging.INFO):
+        for tasks in (3, 2):
+            for _ in range(tasks):
+                handing_on._settle(task, None)
+            timers[-1].fire()
+        handing_on.report()
+    assert len(timers) == 2
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["3", "2"]
 
 
 def test_a_consumer_whose_connection_is_lost_waits_for_no_answers() -> None:
