@@ -10,6 +10,7 @@ from typing import Any
 import kombu
 from amqp.exceptions import AMQPError
 from celery import Celery, bootsteps
+from celery.utils.collections import LimitedSet
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
@@ -163,13 +164,46 @@ class WorkerChanges(Changes):
         return ids
 
 
+class KeepsCancelled:
+    """A mixin for Celery's set of revoked ids, where the worker looks again before a task runs: it forgets none of ours.
+
+    Celery's part of it has a limit, an age, and an order by clocks of other hosts, so that a new id may go first.
+    """
+
+    #: Ids that the stream says are cancelled, the oldest first.
+    cancelled: dict[str, None]
+
+    def keep(self, id_: str) -> None:
+        self.add(id_)  # type: ignore[attr-defined]  # for `inspect revoked`, and workers that mingle
+        self.cancelled[id_] = None
+        if len(self.cancelled) > KEPT:
+            del self.cancelled[next(iter(self.cancelled))]
+
+    def forget(self, id_: str) -> None:
+        self.cancelled.pop(id_, None)
+        self.discard(id_)  # type: ignore[attr-defined]
+
+    def __contains__(self, id_: object) -> bool:
+        return id_ in self.cancelled or super().__contains__(id_)  # type: ignore[misc]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, *rest = super().__reduce__()  # for the file of `--statedb`, which workers without the package may read
+        return (LimitedSet, *rest)
+
+
+def _revoked() -> Any:
+    if not isinstance(state.revoked, KeepsCancelled):
+        upstream.mix_in(state.revoked, KeepsCancelled, cancelled={})
+    return state.revoked
+
+
 #: Ids that Celery knows to be revoked only while it takes the message that has just come.
 _revoked_once: set[str] = set()
 
 
 def revoke(id_: str) -> bool:
     """Make the worker discard a task as Celery does: with an event, the state `REVOKED`, an acknowledgement."""
-    state.revoked.add(id_)
+    _revoked().keep(id_)
     return True
 
 
@@ -183,7 +217,7 @@ def revoke_one(id_: str) -> bool:
 def forget_one() -> None:
     """Let the worker run later tasks with the id of a cancelled one, which Celery has taken."""
     while _revoked_once:
-        state.revoked.discard(_revoked_once.pop())
+        _revoked().forget(_revoked_once.pop())
 
 
 def let_run(id_: str) -> None:
@@ -191,4 +225,4 @@ def let_run(id_: str) -> None:
     if id_ in state.revoked:
         for request in upstream.waiting_requests(state, id_):
             request.revoked()
-        state.revoked.discard(id_)
+        _revoked().forget(id_)

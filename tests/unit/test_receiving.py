@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import pickle
 import time
 import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.utils.collections import LimitedSet
 
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
@@ -297,16 +299,37 @@ def test_celery_forgets_an_id_that_was_sent_again_and_discards_earlier_tasks_tha
     discarded: list[Any] = []
     waiting, running, by_eta = Held(), Held(result=object()), Held()
     held = {"reserved_requests": {waiting, running}, "scheduled_requests": {by_eta}}
-    state = SimpleNamespace(revoked={"a", "b"}, **held)
+    state = SimpleNamespace(revoked=LimitedSet(data=["a", "b"]), **held)
     monkeypatch.setattr(control, "state", state)
     control.let_run("a")
     assert set(discarded) == {waiting, by_eta}
-    assert state.revoked == {"b"}
+    assert set(state.revoked) == {"b"}
     for id_ in ("a", "b"):
         assert control.revoke_one(id_)
-    assert state.revoked == {"a", "b"}
+    assert set(state.revoked) == {"a", "b"}
     control.forget_one()
-    assert state.revoked == {"b"}  # it was revoked before: Celery may hold it
+    assert set(state.revoked) == {"b"}  # it was revoked before: Celery may hold it
+    assert "a" not in state.revoked
+
+
+AHEAD = {f"another {n}": time.monotonic() + 90 * 86400 for n in range(3)}
+
+
+@pytest.mark.parametrize(
+    "revoked", [LimitedSet(maxlen=3, data=AHEAD), LimitedSet(maxlen=1), LimitedSet(expires=0.001, minlen=0)]
+)
+def test_a_worker_does_not_forget_a_cancelled_id_whatever_celerys_set_can_hold(
+    revoked: LimitedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "state", SimpleNamespace(revoked=revoked))
+    monkeypatch.setattr(control, "KEPT", 3)
+    for id_ in ("0", "1", "2", "3"):
+        control.revoke(id_)
+    revoked.purge(time.monotonic() + 3600)
+    revoked.clear()
+    assert [id_ for id_ in ("0", "1", "2", "3") if id_ in revoked] == ["1", "2", "3"]
+    stored = pickle.loads(pickle.dumps(revoked))
+    assert type(stored) is LimitedSet  # the file of --statedb, which a worker without the package may read
 
 
 def test_a_worker_learns_that_an_id_was_sent_again() -> None:
