@@ -24,7 +24,7 @@ from ..core.errors import NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now, Plan
-from ..core.unwrap import unwrap
+from ..core.unwrap import unwrap, without_native_delay
 from .batch import PublishBatch
 from .blocks import GivingUp
 from .clients import PerClient
@@ -141,6 +141,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         def on_message(message: Any) -> None:
+            message.taken_from = queue
             if not self._drops(message, no_ack) and callback is not None:
                 callback(message)
 
@@ -151,7 +152,10 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def basic_get(self, queue: str = "", no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
         while True:
             message = super().basic_get(queue, no_ack, *args, **kwargs)
-            if message is None or not self._drops(message, no_ack):
+            if message is None:
+                return None
+            message.taken_from = queue
+            if not self._drops(message, no_ack):
                 return message
 
     def peek(self, queue: str) -> Any:
@@ -167,12 +171,12 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         return dropped
 
     def message_to_python(self, raw_message: Any) -> Any:
-        state = state_of(raw_message)
+        state, info = state_of(raw_message), raw_message.delivery_info
+        received = Delivery(info["exchange"], info["routing_key"], raw_message.headers)
+        sent = without_native_delay(unwrap(received, state) if state else received, vars(raw_message).get("taken_from"))
+        info.update(exchange=sent.exchange, routing_key=sent.routing_key)
         if state:
-            info = raw_message.delivery_info
-            unwrapped = unwrap(Delivery(info["exchange"], info["routing_key"], raw_message.headers), state)
-            info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
-            raw_message.properties["application_headers"] = unwrapped.headers
+            raw_message.properties["application_headers"] = sent.headers
         message = super().message_to_python(raw_message)
         message.amqp_message = raw_message
         message.delayed_until = state.due if state else None

@@ -13,7 +13,7 @@ from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_OF, X_DELAY_SENT, Delivery
 from celery_rabbit_delay.core.sent import Sent
-from celery_rabbit_delay.core.unwrap import resent, unwrap
+from celery_rabbit_delay.core.unwrap import resent, unwrap, without_native_delay
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
 DESTINATION = Destination("", ("q",))
@@ -434,3 +434,30 @@ def test_a_message_without_a_task_id_that_is_published_again_as_it_was_received_
     received = {"x-delay-key": "k", X_DELAY_NUMBER: 7}
     assert headers_.own(received) is received
     assert headers_.own(received | {"task": "t", "id": "1"}) == {"task": "t", "id": "1"}
+
+
+NATIVE = "0." * 24 + "1.0.0.0."
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "queue", "seen"),
+    [
+        ("celery_delayed_2", f"{NATIVE}orders.new", "orders", ("", "orders")),
+        (
+            "shop_celery_delayed_27",
+            f"{NATIVE}orders",
+            "orders",
+            ("", "orders"),
+        ),  # broker_native_delayed_delivery_prefix
+        ("celery_delayed_2", f"{NATIVE}orders", None, ("celery_delayed_2", f"{NATIVE}orders")),
+        ("celery_delayed_2", "orders", "orders", ("celery_delayed_2", "orders")),  # nothing native sends so
+        ("orders", f"{NATIVE}orders", "orders", ("orders", f"{NATIVE}orders")),
+        ("my_celery_delayed_orders", f"{NATIVE}orders", "orders", ("my_celery_delayed_orders", f"{NATIVE}orders")),
+        ("", "orders", "orders", ("", "orders")),
+    ],
+)
+def test_what_came_through_native_delayed_delivery_is_seen_as_sent_to_its_queue(
+    exchange: str, key: str, queue: str | None, seen: tuple[str, str]
+) -> None:
+    delivery = Delivery(exchange, key, TASK)
+    assert without_native_delay(delivery, queue) == Delivery(*seen, TASK)
