@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import kombu
 from amqp import Message
@@ -27,6 +27,8 @@ from .destinations import QueueNames
 from .stream_reader import StreamReader
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
@@ -179,8 +181,27 @@ def recorded(
     connection: kombu.Connection, progress: Progress | None = None, report: Report = logger.warning
 ) -> Iterator[tuple[Record, bool]]:
     """Yield the same, each with whether it was cancelled, and those that were."""
-    cascade = connection.transport.delay_options.cascade
     known, keys = Changes(time.time), Keys(time.monotonic)
+
+    def judge(record: Record) -> bool | None:
+        return is_cancelled(record, known) if is_due_later(record, known, keys) else None
+
+    return judged(connection, known, keys, judge, progress, report)
+
+
+def judged(
+    connection: kombu.Connection,
+    known: Changes,
+    keys: Keys,
+    judge: Callable[[Record], T | None],
+    progress: Progress | None = None,
+    report: Report = logger.warning,
+) -> Iterator[tuple[Record, T]]:
+    """Yield the journal's records, each with what `judge` says of it, if that is not None.
+
+    Before that, `known` and `keys` learn what was changed later.
+    """
+    cascade = connection.transport.delay_options.cascade
     done = 0
     with StreamReader(connection) as reader:
         # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
@@ -196,9 +217,9 @@ def recorded(
                     known.apply(message.body)
                     keys.apply(message.body)
                     records = [
-                        (one, is_cancelled(one, known))
+                        (one, judgement)
                         for one in journal.unpack_records(message.body)
-                        if is_due_later(one, known, keys)
+                        if (judgement := judge(one)) is not None
                     ]
                 except Unreadable as exc:
                     report(f"Message {message.offset} of the stream {stream.name!r} is skipped: {exc}")

@@ -165,7 +165,7 @@ class WorkerChanges(Changes):
 
 
 class KeepsCancelled:
-    """A mixin for Celery's set of revoked ids, where the worker looks again before a task runs: it forgets none of ours.
+    """A mixin for Celery's set of revoked ids, where a worker looks again before a task runs: it forgets none of ours.
 
     Celery's part of it has a limit, an age, and an order by clocks of other hosts, so that a new id may go first.
     """

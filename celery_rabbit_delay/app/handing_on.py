@@ -39,8 +39,8 @@ MOMENT = 2
 #: Is sent with `amount`, the number of tasks that this worker has handed on since it was sent last.
 handed_on = Signal(name="handed_on", providing_args={"amount"})
 
-#: Seconds after the first task that is handed on until the log entry about all since, and seconds that a stopping worker
-#: waits for the broker's last answers.
+#: Seconds from the first task that is handed on to the log entry about all since; seconds that a stopping worker waits
+#: for the broker's last answers.
 REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 
 

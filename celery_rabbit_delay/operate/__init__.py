@@ -21,6 +21,7 @@ from .beat import BeatStatus, PeriodicTask, beat_status
 from .cascades import cascades, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
+from .leaving import Revivable, revivable
 from .management import Management, Snapshot
 from .migrate import Moved, is_same, migrate
 from .orphans import Orphan, orphans, purge, remove, replay
