@@ -213,7 +213,9 @@ def earlier(results: Results) -> str:
     """Return of which layout the battles of this package are."""
     layouts = {figures.get("layout", 2) for figures in battles(results, OURS)}
     if layouts == {LAYOUT}:
-        return f"The battles of this package were fought with the present layout of the queues on the broker ({LAYOUT})."
+        return (
+            f"The battles of this package were fought with the present layout of the queues on the broker ({LAYOUT})."
+        )
     return (
         "**The battles of this package are not those of this release**, but of an earlier layout of the queues on the "
         "broker, which was not published. Battles with the present layout will replace them."
