@@ -187,8 +187,8 @@ class KeepsCancelled:
         return id_ in self.cancelled or super().__contains__(id_)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _, *rest = super().__reduce__()  # for the file of `--statedb`, which workers without the package may read
-        return (LimitedSet, *rest)
+        reduced: Any = super().__reduce__()  # for the file of `--statedb`, which workers without the package may read
+        return (LimitedSet, *reduced[1:])
 
 
 def _revoked() -> Any:

@@ -101,7 +101,7 @@ def test_a_worker_reports_once_for_all_tasks_that_it_hands_on_and_needs_no_timer
         timers.append(SimpleNamespace(fire=report, cancel=lambda: None))
         return timers[-1]
 
-    handing_on = HandingOn(SimpleNamespace())  # type: ignore[arg-type]
+    handing_on = HandingOn(SimpleNamespace())
     worker = SimpleNamespace(
         task_consumer=SimpleNamespace(handing_on=handing_on), timer=SimpleNamespace(call_after=call_after)
     )
