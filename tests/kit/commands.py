@@ -80,3 +80,9 @@ def documented_permissions(who: str, queues: str = "(q|gone)") -> dict[str, str]
     [cells] = [cells for cells in rows if cells[0].strip() == who]
     patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", queues) for cell in cells[1:]]
     return dict(zip(("configure", "write", "read"), patterns, strict=True))
+
+
+def granted_by(page: str) -> dict[str, dict[str, str]]:
+    """Return what the lines of a page with `rabbitmqctl set_permissions` grant, by user."""
+    lines = re.findall(r"^\$ rabbitmqctl set_permissions (\w+) '(.*)' '(.*)' '(.*)'$", page, re.MULTILINE)
+    return {who: dict(zip(("configure", "write", "read"), patterns, strict=True)) for who, *patterns in lines}
