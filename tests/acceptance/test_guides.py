@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import background
+from tests.kit.abilities import Ability
 from tests.kit.broker import Vhost
 from tests.kit.node import free_port
 from tests.kit.pages import commands
@@ -219,7 +220,7 @@ def test_the_guide_from_the_plug_in_shows_what_happens(reader: Reader) -> None:
 
 
 def test_the_template_for_workers_shows_what_happens(reader: Reader) -> None:
-    policies = reader.vhost.broker.version >= (3, 12)
+    policies = reader.vhost.broker.has(Ability.TIMES_OUT_BY_POLICY)
     reader.follow(
         "workers.md",
         skip=() if policies else ("rabbitmqctl set_policy long ",),

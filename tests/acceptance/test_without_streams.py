@@ -13,7 +13,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import UnsupportedConfiguration
 from tests.kit.broker import QUICK, Broker, Vhost
 from tests.kit.commands import Result, celery, run
-from tests.kit.node import Node, find_server
+from tests.kit.node import Node, find_release
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, Worker
@@ -105,7 +105,7 @@ class Streamless(Node):
 def test_tasks_are_delayed_and_a_warning_says_what_does_not_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Streamless(find_server("3.10"), ("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+    with Streamless(find_release("3.10"), ("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
         shop = Shop(vhost, tmp_path, {**QUICK, "journal": 0}, {})
         worker = shop.worker()
         shop.send("note", "delayed", countdown=1)

@@ -26,6 +26,7 @@ from celery_rabbit_delay.core import faults
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from celery_rabbit_delay.operate import Management, pruning
+from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost
 from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, celery, closed_pipe, make_orphans, management, run
 from tests.kit.wait import wait_until
@@ -257,7 +258,7 @@ def test_status_counts_what_waits(vhost: Vhost) -> None:
     vhost.publish("q", 100, 100, 100, 50)
     vhost.publish("q", 100, priority=9)
     vhost.publish("q", 60)
-    high = "high.delay.81920" if (4, 0) <= vhost.broker.version < (4, 3) else "delay.81920"
+    high = "high.delay.81920" if vhost.broker.has(Ability.HOLDS_UP_LOW_PRIORITIES) else "delay.81920"
     expected = Counter({"delay.81920": 3, "delay.40960": 1}) + Counter({high: 1})
     for named, more in ((("--queue", "q"), ()), ((), management(vhost))):
         asked = run(vhost.url("amqp"), *named, "status", "--json", *more)
@@ -500,9 +501,8 @@ def test_each_command_tells_a_user_without_permissions_so(vhost: Vhost, exists: 
         with vhost.connection(journal=0) as connection:
             connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000}, correlation_id="a")
     user = vhost.url("amqp", vhost.user(configure="^$", write="^$", read="^$"))
-    # Before 4.3, RabbitMQ shows anybody what there is.
     visible = ["plan", "verify", "status", "orphans list"] + ["metrics"] * (not exists)
-    visible = visible if vhost.broker.version < (4, 3) else []
+    visible = [] if vhost.broker.has(Ability.HIDES_WHAT_ONE_MAY_NOT_USE) else visible
     for command in COMMANDS:
         if command not in ("export", "status --watch", *visible):
             refused = run(user, "--queue", "q", *command.split())

@@ -12,6 +12,7 @@ from celery_rabbit_delay.amqp.receiving import catch_up, known_to, learn
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
+from tests.kit.abilities import Ability
 from tests.kit.broker import Vhost, publish
 from tests.kit.commands import documented_permissions as documented
 from tests.kit.commands import make_orphans, run
@@ -23,8 +24,8 @@ NOTHING = "^$"
 
 
 def refused(vhost: Vhost, permission: str) -> str:
-    """Return a pattern of the broker's refusal. RabbitMQ 3.10 does not name the permission."""
-    which = f"{permission} " if vhost.broker.version >= (4, 0) else ""
+    """Return a pattern of the broker's refusal. Before 3.12 RabbitMQ does not name the permission."""
+    which = f"{permission} " if vhost.broker.has(Ability.NAMES_THE_PERMISSION) else ""
     return rf"{which}access to \w+ '[^']+'"
 
 

@@ -17,6 +17,7 @@ import kombu
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
+from tests.kit.abilities import Ability
 from tests.kit.node import Node
 from tests.kit.wait import wait_until
 
@@ -43,6 +44,9 @@ class Broker:
         self.api("PUT", f"/permissions/{vhost.name}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
         return vhost
 
+    def has(self, ability: Ability) -> bool:
+        return ability.is_in(self.version)
+
     @contextmanager
     def vhost(self) -> Iterator[Vhost]:
         vhost = self.add_vhost()
@@ -51,7 +55,7 @@ class Broker:
         finally:
             for user in vhost.users:
                 self.api("DELETE", f"/users/{user}")
-            if self.version < (4,):
+            if not self.has(Ability.SURVIVES_TWO_CRASHES):
                 # A level that goes while it elects its leader may end all dead-lettering of the node, and with it all
                 # quorum queues that need it (rabbitmq-server #16652, seen on 3.10.8).
                 time.sleep(0.2)
