@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import kombu
-from amqp.exceptions import AMQPError
 from celery import Celery, bootsteps
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.collections import LimitedSet
 from celery.worker import state
-from kombu.exceptions import OperationalError
 
 from .. import upstream
 from ..amqp.clocks import sent_now
@@ -56,11 +56,18 @@ def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> No
             time.sleep(0.3)
 
 
-def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
+def as_text(ids: Any) -> Any:
+    """Return the ids of tasks, one or several, with each `uuid.UUID` as the text that Celery writes for it."""
+    if isinstance(ids, (list, tuple, set, frozenset)):
+        return [as_text(id_) for id_ in ids]
+    return str(ids) if isinstance(ids, uuid.UUID) else ids
+
+
+def changes_in(command: str, arguments: Mapping[str, Any]) -> list[bytes]:
     """Return the messages for the stream of changes that one of Celery's remote control commands needs."""
     if command in ("revoke", "terminate"):
-        ids = arguments.get("task_id") or ()
-        return list(changes.cancelled([ids] if isinstance(ids, str) else map(str, ids), sent_now()))
+        ids = as_text(arguments.get("task_id")) or []
+        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids]), sent_now()))
     if command == "revoke_by_stamped_headers":
         stamps = _stamps_in(arguments.get("headers"))
         return [changes.cancelled_stamps(stamps, sent_now())] if stamps else []
@@ -84,17 +91,24 @@ class DelayedControl:
     app: Celery
 
     def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Send a command to workers; also store a `revoke` for all workers, for those that start later."""
+        """Send a command to workers; also store a `revoke` for all workers, for those that start later.
+
+        Nothing that goes wrong with the latter keeps the command from the workers. Ids may be of the class `uuid.UUID`.
+        """
+        if isinstance(arguments, Mapping) and "task_id" in arguments:
+            arguments = {**arguments, "task_id": as_text(arguments["task_id"])}
         if destination is None and not kwargs.get("pattern"):
-            self._keep(changes_in(command, {**(arguments or {}), **kwargs}))
+            self._keep(command, arguments, kwargs)
         return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
 
-    def _keep(self, messages: Iterable[bytes]) -> None:
-        if not messages or self.app.connection_for_write().transport.driver_type != DRIVER_TYPE:
-            return
+    def _keep(self, command: str, arguments: Any, more: Mapping[str, Any]) -> None:
         try:
-            with_connection(self.app, lambda connection: write_changes(connection, messages))
-        except (DelayError, AMQPError, OperationalError, OSError) as exc:
+            messages = changes_in(command, {**(arguments or {}), **more})
+            if messages and self.app.connection_for_write().transport.driver_type == DRIVER_TYPE:
+                with_connection(self.app, lambda connection: write_changes(connection, messages))
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:
             logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
 
 

@@ -110,4 +110,10 @@ any_queue_option = click.option(
     help="Send to any queue, not only to those of the app and those named with --queue. Any user who may publish with "
     "a delay can forge the destination in a message.",
 )
+other_queues_option = click.option(
+    "--any-queue",
+    is_flag=True,
+    help="Include what is for other queues than those of the app, such as those of other apps with the same prefix.",
+)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask before changing what the filters select.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")

@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -16,13 +16,14 @@ import kombu
 from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
-from .. import operate, upstream
+from .. import operate
+from ..app.queues import queues_of
 from ..core.destination import Destination
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
-from ..operate import PERMISSIONS, Allowed, BeatStatus, Management, Snapshot
+from ..operate import PERMISSIONS, Allowed, BeatStatus, Management, QueueNames, Snapshot
 from .output import is_of_output
 
 P = ParamSpec("P")
@@ -64,6 +65,10 @@ class Target(ABC):
         """Return the state of the app's beat; None without an app, or if its beat has not run with RabbitMQ."""
         return None
 
+    def names(self, any_queue: bool) -> QueueNames:
+        """Return the queues that a command is about: those of the app, or of anybody."""
+        return QueueNames(self.queues(), only=not any_queue)
+
     def allowed(self, any_queue: bool) -> Allowed:
         """Return the destinations to which a command may send messages."""
         return Allowed(None if any_queue else self.queues())
@@ -92,6 +97,10 @@ class BrokerTarget(Target):
     def queues(self) -> list[kombu.Queue]:
         return [kombu.Queue(name) for name in self.queue_names]
 
+    def names(self, any_queue: bool) -> QueueNames:
+        """Return the queues that were named, or those of anybody: there is no app."""
+        return super().names(any_queue or not self.queue_names)
+
 
 class AppTarget(Target):
     """The cascade of a Celery app."""
@@ -111,10 +120,7 @@ class AppTarget(Target):
         return connection
 
     def queues(self) -> list[kombu.Queue]:
-        for queue in upstream.queues_routed_to(self.app):
-            with suppress(KeyError):  # no such queue, and the app creates none
-                self.app.amqp.queues[queue]  # adds it
-        return list(self.app.amqp.queues.values())
+        return queues_of(self.app)
 
     def beat(self, connection: kombu.Connection) -> BeatStatus | None:
         from ..beat import queue_of  # imports Celery's beat

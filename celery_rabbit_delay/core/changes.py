@@ -117,9 +117,10 @@ class Changes:
     #: Whether cancelled ids were forgotten, because there were too many.
     has_forgotten = False
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` returns seconds since 1970."""
+    def __init__(self, clock: Callable[[], float], before: Sent | None = None) -> None:
+        """`clock` returns seconds since 1970. With `before`, cancellations from that moment on do not count."""
         self._clock = clock
+        self._before = before
         self._uuids = _Newest()
         self._ids = _Newest()
         self._stamps: dict[str, dict[str, Sent]] = {}
@@ -135,6 +136,8 @@ class Changes:
             check_size(message)
         if kind in (_UUIDS, _IDS, _STAMPS):
             sent, content = Sent.unpack(content[:SIZE]), content[SIZE:]
+            if self._before and sent.at >= self._before.at:
+                return []
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
             ids = {one: str(uuid.UUID(bytes=one)) for one in whole if self._uuids.is_news(one, sent)}

@@ -58,6 +58,8 @@ def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
     unwrapped = {name: value for name, value in headers.items() if name not in _NOT_UNWRAPPED}
     if cc:
         unwrapped["CC"] = cc
+    if "task" not in headers:  # only tasks are retried
+        unwrapped.pop(X_DELAY_SENT, None)
     unwrapped |= _x_death_history(headers, state, ours)
     if X_DELAY_KEY in headers and state.number is not None:
         unwrapped[X_DELAY_NUMBER] = state.number
@@ -80,6 +82,8 @@ def without_native_delay(delivery: Delivery, queue: str | None) -> Delivery:
 def resent(delivery: Delivery) -> Delivery:
     """Return what to publish so that a message in the cascade goes to its destination again, without our headers."""
     unwrapped = unwrap(delivery)
+    if X_DELAY_SENT in delivery.headers:
+        unwrapped.headers[X_DELAY_SENT] = delivery.headers[X_DELAY_SENT]
     state = read_state(delivery.headers)
     if state is None or state.routing_key is None:
         return unwrapped

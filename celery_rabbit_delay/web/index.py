@@ -58,10 +58,10 @@ class Counts(NamedTuple):
 class Index:
     """Writes the index. Only one thread of one process may write it; others use `connect`."""
 
-    def __init__(self, path: Path, about: str) -> None:
-        """`about` names the cascade and its broker. Raises `IndexUnusable`."""
+    def __init__(self, path: Path, about: str, scope: str = "") -> None:
+        """`about` names the cascade and its broker, `scope` the queues that it is about. Raises `IndexUnusable`."""
         self.path = path
-        self._about = about
+        self._about, self._scope = about, scope
         self._names: dict[str, int] = {}  # the numbers of those in the messages that are being stored
         with ExitStack() as failing:
             self._lock = failing.enter_context(lock(path))
@@ -103,6 +103,13 @@ class Index:
         found = db.execute("SELECT value FROM about WHERE name = 'of'").fetchone()[0]
         if found != self._about:
             raise IndexUnusable(f"{self.path} is the index of {found}, but this is {self._about}: name another file")
+
+        before = db.execute("SELECT value FROM about WHERE name = 'queues'").fetchone()
+        if before is not None and before[0] != clean(self._scope):
+            logger.info("The index is built again, because the queues of the app are others than before")
+            self.clear()
+        with db:
+            db.execute("INSERT OR REPLACE INTO about VALUES ('queues', ?)", [clean(self._scope)])
 
     def close(self) -> None:
         self._db.close()
@@ -182,19 +189,22 @@ class Index:
         for record in journal.unpack_records(entry.body):
             if now < record.due <= _LATEST and record.number < NUMBERS:
                 with suppress(Unreadable):
-                    yield self._row(record, queues, stream, entry.offset)
+                    yield from self._row(record, queues, stream, entry.offset)
 
     @streams.reading
-    def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> tuple[Any, ...]:
+    def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> list[tuple[Any, ...]]:
+        """Return a record's row, if it is for one of the queues that the index is about."""
         headers: Mapping[str, Any] = operate.to_message(record).headers
         shown = operate.describe(record, headers, queues)
+        if not operate.concerns(headers, queues):
+            return []
         if shown.task is None:
             arguments = body_text(record.body, SEARCHED)
         else:
             parts = [text for text in (shown.args, shown.kwargs) if text not in (None, "()", "{}")]
             arguments = printable(" ".join(map(str, parts)), SEARCHED)
         sent, stamps = headers.get(X_DELAY_SENT), headers.get("stamps")
-        return (
+        row = (
             record.number,
             record.due,
             WAITING,
@@ -209,6 +219,7 @@ class Index:
             self._name(stream),
             offset,
         )
+        return [row]
 
     def _name(self, text: str) -> int:
         """Return the number of a name. Names are stored once, because many messages share them."""

@@ -160,7 +160,7 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
 @pytest.mark.parametrize("how", ["id", "stamp"])
 def test_what_was_sent_before_is_cancelled_and_nothing_that_is_sent_later(vhost: Vhost, how: str) -> None:
     vhost.declare("q")
-    headers = {"stamps": {"customer": ["7"]}}
+    headers = {"task": "t", "id": "id", "stamps": {"customer": ["7"]}}
     with vhost.connection(journal=0) as connection:
         publish(connection, 5, type="before", correlation_id="id", headers=headers)
         if how == "id":
@@ -184,9 +184,8 @@ def test_a_copy_is_not_sent_later_than_its_original(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(journal=0) as connection:
         for number, sent in enumerate((str(sent_now()), "")):
-            publish(
-                connection, 30, correlation_id=str(number), headers={X_DELAY_SENT: sent} if sent else {"retries": 1}
-            )
+            more: dict[str, Any] = {X_DELAY_SENT: sent} if sent else {"retries": 1}
+            publish(connection, 30, headers={"task": "t", "id": str(number), **more})
             operate.reschedule(connection, str(number), datetime.now(timezone.utc))
             [moved] = take(connection, "q", 1)
             assert moved.headers[X_DELAY_SENT] == sent

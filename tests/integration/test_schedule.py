@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -80,9 +81,10 @@ def test_tasks_are_listed_the_soonest_first_with_all_that_tells_them_apart(vhost
     assert [w.id for w in celery_rabbit_delay.scheduled(app, queue="mail")] == [soon.id]
     assert [w.id for w in celery_rabbit_delay.scheduled(app, until=first.due)] == [soon.id]
     assert [w.id for w in celery_rabbit_delay.scheduled(app, limit=1)] == [soon.id]
-    assert celery_rabbit_delay.find(app, late.id) == second
+    assert celery_rabbit_delay.find(app, late.id) == celery_rabbit_delay.find(app, uuid.UUID(late.id)) == second
     assert celery_rabbit_delay.find(app, "unknown") is None
-    celery_rabbit_delay.cancel(app, late.id)
+    celery_rabbit_delay.reschedule(app, uuid.UUID(late.id), countdown=100)
+    celery_rabbit_delay.cancel(app, uuid.UUID(late.id))
     assert celery_rabbit_delay.find(app, late.id) is None
 
 
@@ -185,12 +187,26 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     assert run(url, "list", "--until", bill["due"], "--limit", "1").out.splitlines() == lines[:1]
     assert run(url, "cancel").code == 2
     assert run(url, "cancel", "third", "--all").code == 2
-    assert run(url, "cancel", "--queue", "mail").out == "1 cancelled\n"
-    assert run(url, "cancel", "--task", "shop.bill").out == "1 cancelled\n"
+    assert run(url, "cancel", "--yes", "--queue", "mail").out == "1 cancelled\n"
+    assert run(url, "cancel", "--yes", "--task", "shop.bill").out == "1 cancelled\n"
     assert run(url, "list").out.splitlines() == [lines[1], lines[3]]
-    assert run(url, "cancel", "fourth").out == "1 id cancelled\n"
+    told = run(url, "cancel", "fourth", "first", "typo").out
+    due = lines[3].partition("Z")[0]
+    assert told == (
+        f"fourth waited, due {due}Z for q\n"
+        f"first was already cancelled, due {lines[0].partition('Z')[0]}Z for mail\n"
+        "typo is not in the journal: if a task with this id waits, it does not run\n"
+        "3 ids cancelled\n"
+    )
+    known = list(map(json.loads, run(url, "cancel", "fourth", "typo", "new", "--json").out.splitlines()))
+    assert [(one["id"], one["was"]) for one in known] == [
+        ("fourth", "cancelled"),
+        ("typo", "cancelled"),
+        ("new", "unknown"),
+    ]
+    assert known[0]["task"] == "shop.ship"
     assert run(url, "list").out.splitlines() == lines[1:2]
-    assert run(url, "cancel", "--all").out == "1 cancelled\n"
+    assert run(url, "cancel", "--yes", "--all").out == "1 cancelled\n"
     empty, none = run(url, "list"), run(url, "list", "--queue", "nosuch")
     assert (empty.code, none.code) == (0, 0)
     assert empty.text.startswith(
@@ -233,7 +249,7 @@ def test_what_somebody_made_up_is_reported_and_hides_nothing_else(vhost: Vhost) 
         streams = [re.search(r"\.(changes|keys|journal.600)'", report) for report in reports]
         assert [found and found[1] for found in streams] == ["changes"] * 3 + ["keys", "journal.600", None]
         operate.reschedule(connection, "second", datetime.now(timezone.utc) + timedelta(seconds=30))
-    for command in (["list"], ["cancel", "--task", "t"]):
+    for command in (["list"], ["cancel", "--yes", "--task", "t"]):
         result = run(vhost.url("amqp"), *command)
         assert result.code == 3
         assert result.err.count("is skipped") >= len(reports) - 1
@@ -307,7 +323,7 @@ def test_messages_without_an_id_are_cancelled_where_they_are_listed(vhost: Vhost
         publish(connection, 60, "other")
         for delay in (12, 13):
             publish(connection, delay)
-        assert run(vhost.url("amqp"), "cancel", "--queue", "q").out == "2 cancelled\n"
+        assert run(vhost.url("amqp"), "cancel", "--yes", "--queue", "q").out == "2 cancelled\n"
         assert [one.queue for one in listed(vhost)] == ["other"]
         publish(connection, 14, correlation_id="last")
         [message] = take(connection, "q", 1)
@@ -549,7 +565,7 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     for command in (["reschedule", "a", "--countdown", "90"], ["run-now", "a"]):
         refused = run(url, "--queue", "r", *command)  # what a record says may be made up
         assert refused.code == 1
-        assert "queue 'q' is not one of the allowed queues: use --any-queue" in refused.err
+        assert "queue 'q' is not one of the allowed queues: use --any-queue, or" in refused.err
     assert run(url, "--queue", "q", "reschedule", "a", "--countdown", "90").out.startswith("due 2")
     assert ids(vhost) == ["b", "a"]
     tomorrow = datetime.now(timezone.utc) + timedelta(seconds=50)
@@ -576,9 +592,9 @@ def test_the_commands_move_several_messages(vhost: Vhost) -> None:
     assert "queue 'r' is not one of the allowed queues" in some.err
     assert "no waiting message with the id 'gone'" in some.err
     assert sorted(ids(vhost)[-2:]) == ["a", "b"]
-    assert run(url, "run-now", "--task", "shop.r", "--any-queue").out.startswith("2 due 2")
+    assert run(url, "run-now", "--yes", "--task", "shop.r", "--any-queue").out.startswith("2 due 2")
     assert len(vhost.take("r", 2)) == 2
-    assert run(url, "--queue", "q", "run-now", "--all").out.startswith("3 due 2")
+    assert run(url, "--queue", "q", "run-now", "--all", "--yes").out.startswith("3 due 2")
     assert len(vhost.take("q", 3)) == 3
     assert ids(vhost) == []
     for wrong in ((), ("a", "--all"), ("a", "--task", "shop.q")):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from amqp import Message
+from kombu import Queue
 
 from celery_rabbit_delay import Options, upstream
 from celery_rabbit_delay.amqp import outlook
@@ -59,7 +60,7 @@ def waits(followed: Followed) -> Outlook:
 
 
 def soonest(waits: Outlook, *queues: str, limit: int = 10) -> list[str]:
-    return [one.id for one, _ in waits.soonest(queues, QueueNames(), limit)]
+    return [one.id for one, _ in waits.soonest(QueueNames(map(Queue, queues), only=True), limit)]
 
 
 def test_what_waits_for_some_queues_is_there_the_soonest_first(followed: Followed, waits: Outlook) -> None:

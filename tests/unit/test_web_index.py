@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import kombu
 import pytest
 from amqp import Message
 from hypothesis import given, settings
@@ -441,3 +442,19 @@ def test_whoever_replaces_a_file_waits_for_its_readers(streams: Streams) -> None
         assert not done.wait(0.1)
     assert done.wait(10)
     thread.join()
+
+
+def test_an_index_of_the_queues_of_an_app_has_no_others_and_is_built_again_for_others(tmp_path: Path) -> None:
+    mine = QueueNames([kombu.Queue("q")], only=True)
+    entries = [
+        ("stream", StreamMessage(n, journal.pack_records([record(n, queue=queue)], NOW)))
+        for n, queue in enumerate(("q", "others"), start=1)
+    ]
+    path = tmp_path / "index"
+    for names, expected in ((mine, ["id-1"]), (mine, ["id-1"]), (QueueNames(), ["id-1", "id-2"])):
+        index = Index(path, "here", names.scope)
+        again = index.places() == {}
+        index.apply(entries if again else [], names, NOW)
+        index.close()
+        with reading(path) as db:
+            assert [row.id for row in search.page(db, Filter(), NOW)] == expected
