@@ -129,18 +129,22 @@ class DelayedPublisher:
             del plans[name]
 
     def submit(self, plan: Plan, answered: Answered) -> None:
-        """Send a message that was prepared, without waiting for the broker's answer.
+        """Send the record of a message that was prepared, if it needs one, and the message, and wait for no answer.
 
         A later read of the connection calls `answered`: with None if the message is stored, or else with the error that
         `publish` would raise. The message is confirmed even without the option `confirm`.
         """
+        outgoing = self._outgoing(plan)
+        records = self.streams.records([(plan, outgoing.message)]) if plan.stream else {}
         with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):
-            self._unawaited.send(self._outgoing(plan), answered)
+            for name, record in records.items():
+                self._unawaited.send(record, partial(self._recorded, {name: record}))
+            self._unawaited.send(outgoing, answered)
 
-    def record(self, plan: Plan) -> None:
-        """Store the record of a message, if it needs one, before the message is submitted. Log a warning on failure."""
-        if plan.stream:
-            self.streams.store(self.streams.records([(plan, self._outgoing(plan).message)]))
+    def _recorded(self, record: dict[Any, Outgoing], refusal: Exception | None) -> None:
+        """Store a record again that was refused: its stream may be missing."""
+        if refusal is not None:
+            self.streams.store(record)
 
     def void(self, plan: Plan) -> None:
         """Mark the record of a refused message, if it has one, so that it is not listed. Does not wait for the broker.

@@ -97,6 +97,8 @@ class StreamWriter:
     def store(self, records: Mapping[Any, Outgoing]) -> None:
         """Store records, and create missing streams for them. Log a warning if that fails."""
         for (stream, number), record in records.items():
+            if self._is_paused(stream):
+                continue
             try:
                 self.write(stream, [record.message.body])
             except (DelayError, AMQPError, OSError) as exc:

@@ -96,7 +96,6 @@ class HandingOn:
             planned = plan.of_received(message.amqp_message, received, destination, due, now, options)
             publisher = connection.publisher_for(planned.priority)
             publisher.prepare(planned)
-            publisher.record(planned)
         except (DelayError, NotStored) as exc:
             self._warn(queue, exc)
             return False
