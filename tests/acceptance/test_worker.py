@@ -71,7 +71,7 @@ def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker()
     shop.send("note", "expires before it is due", countdown=0.6, expires=0.3)
-    shop.send("note", "expires after it is due", countdown=3, expires=30)
+    shop.send("note", "expires after it is due", countdown=3, expires=100)
     shop.wait_for(1, "expires after it is due")
     wait_until(lambda: "Discarding revoked task" in worker.output(), "the worker discards the expired task")
     assert len(shop.runs()) == 1
@@ -187,7 +187,7 @@ def test_a_worker_consumes_a_queue_whose_exchange_nobody_declares(make_shop: Mak
         queue = kombu.Queue("celery", kombu.Exchange("absent"), routing_key="celery", no_declare=True)
         with DelayedConsumer(connection.default_channel, [queue], on_message=lambda message: message.ack()):
             shop.send("note", "delayed", countdown=0.3)
-            connection.drain_events(timeout=20)
+            connection.drain_events(timeout=60)
 
 
 def mingled(shop: Shop) -> None:
@@ -234,7 +234,7 @@ def test_results_of_delayed_tasks_come_back(make_shop: MakeShop) -> None:
     shop = make_shop(result_backend="rpc://")
     shop.worker()
     result = signature(shop, "note", "answer").apply_async(countdown=0.2)
-    assert result.get(timeout=30) == "answer"
+    assert result.get(timeout=120) == "answer"
     shop.app.backend.result_consumer.stop()
 
 

@@ -261,7 +261,7 @@ def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
         amount = put_unreadable(vhost, vhost.cascade.ingest, stream.routing_key)
         cancel(connection, ["after"])
         while not running.cancels("after"):
-            worker.drain_events(timeout=10)
+            worker.drain_events(timeout=60)
         while not followed or b"after" not in followed[-1].body:
             assert follower.read(10)
         assert [entry.offset for entry in followed] == list(range(len(followed)))

@@ -48,7 +48,7 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
             take(publisher, "bell", 1)  # meanwhile the consumer is busy, and the victim arrives
             publish(publisher, 0.1, correlation_id="end")
             while "end" not in found:
-                consumer.drain_events(timeout=30)
+                consumer.drain_events(timeout=60)
     assert found == ["end"]
 
 

@@ -438,7 +438,7 @@ def test_status_watches_until_interrupted(vhost: Vhost) -> None:
             if seen == 2:
                 break
         watching.send_signal(signal.SIGINT)
-        _, err = watching.communicate(timeout=20)
+        _, err = watching.communicate(timeout=60)
     assert "Traceback" not in err
 
 

@@ -27,10 +27,9 @@ def make_orphans(vhost: Vhost, *queues: str) -> None:
     with vhost.connection() as connection:
         for queue in queues:
             lead(connection, queue)
+            vhost.delete_queue(queue)  # this connection does not look again
         for queue in queues * 2:
-            connection.Producer().publish(queue, routing_key=queue, headers={"x-delay": 8000})
-    for queue in queues:
-        vhost.delete_queue(queue)
+            connection.Producer().publish(queue, routing_key=queue, headers=DELAY)
     wait_until(lambda: vhost.count(vhost.cascade.orphans) == 2 * len(queues), "all are orphans")
 
 
@@ -55,7 +54,7 @@ def test_a_consumer_may_publish_delayed_messages_on_its_own_connection(vhost: Vh
         with kombu.Consumer(connection.channel(), [kombu.Queue("in", no_declare=True)], on_message=on_message):
             producer.publish(-1, routing_key="out", headers=DELAY)
             while len(received) < 300:
-                connection.drain_events(timeout=20)
+                connection.drain_events(timeout=60)
         assert received == list(range(300))
         assert len(take(connection, "out", 301)) == 301
 
@@ -79,9 +78,9 @@ def test_deliveries_held_back_survive_a_consumer_that_fails(vhost: Vhost) -> Non
             producer.publish(n, routing_key="in")
         with kombu.Consumer(connection.channel(), [kombu.Queue("in", no_declare=True)], on_message=on_message):
             with pytest.raises(RuntimeError, match="consumer failed"):
-                connection.drain_events(timeout=20)
+                connection.drain_events(timeout=60)
             while len(received) < 5:
-                connection.drain_events(timeout=20)
+                connection.drain_events(timeout=60)
         assert received == list(range(5))
         assert len(take(connection, "out", 2)) == 2
 
@@ -137,7 +136,7 @@ def test_a_consumer_looks_through_the_orphans_once_for_all_its_queues(
         DelayedConsumer(connection.default_channel, [kombu.Queue("a"), kombu.Queue("b")], on_message=on_message),
     ):
         while len(received) < 4:
-            connection.drain_events(timeout=20)
+            connection.drain_events(timeout=60)
     assert sorted(received) == ["a", "a", "b", "b"]
     assert len(scans) == 1
     assert vhost.count(vhost.cascade.orphans) == 2
@@ -163,8 +162,8 @@ def test_a_consumer_waits_for_another_that_looks_through_the_orphans(vhost: Vhos
         second.start()
         second.join(1)
         assert list(reading) == []
-        second.join(20)
-    assert len(vhost.take("b", 2, timeout=10)) == 2
+        second.join(60)
+    assert len(vhost.take("b", 2)) == 2
 
 
 def test_a_consumer_says_when_it_could_not_look_at_all_orphans(

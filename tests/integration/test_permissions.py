@@ -143,7 +143,7 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
         catch_up(connection.connection, stream, told.append, patience=5)
         operate.cancel(connection, ["later"])
         while len(told) < 2:  # the mark comes first
-            connection.drain_events(timeout=10)
+            connection.drain_events(timeout=60)
 
 
 def test_a_passive_publisher_records_cancels_and_replaces(vhost: Vhost) -> None:

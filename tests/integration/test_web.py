@@ -63,16 +63,16 @@ def shows(site: Site, *texts: str, path: str = "/") -> None:
         page = site.ask(path).text
         return all(text in page for text in texts)
 
-    wait_until(all_shown, f"{path} shows {texts}", timeout=30)
+    wait_until(all_shown, f"{path} shows {texts}")
 
 
 def lacks(site: Site, text: str, path: str = "/") -> None:
-    wait_until(lambda: text not in site.ask(path).text, f"{path} no longer shows {text}", timeout=30)
+    wait_until(lambda: text not in site.ask(path).text, f"{path} no longer shows {text}")
 
 
 def number_of(site: Site, text: str) -> int:
     """Return the number of the only row that a search finds."""
-    wait_until(lambda: len(site.numbers(f"/?q={text}")) == 1, f"{text} is found", timeout=30)
+    wait_until(lambda: len(site.numbers(f"/?q={text}")) == 1, f"{text} is found")
     [number] = site.numbers(f"/?q={text}")
     return number
 
@@ -173,7 +173,7 @@ def test_a_message_without_an_id_is_cancelled(vhost: Vhost, serve: Serve) -> Non
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 100)
         site = serve()
-        wait_until(lambda: len(site.numbers("/")) == 1, "it is shown", timeout=30)
+        wait_until(lambda: len(site.numbers("/")) == 1, "it is shown")
         assert "1 cancelled" in site.post("/cancel", number=site.numbers("/"))
         assert site.numbers("/") == []
         assert list(operate.scheduled(connection)) == []
@@ -200,7 +200,7 @@ def test_messages_that_share_an_id_and_nothing_else_are_not_moved(vhost: Vhost, 
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "same")
         publish(connection, 60, "same", headers={"mine": 1})
-        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found", timeout=30)
+        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found")
         assert "2 different messages with the id" in site.post("/run-now", number=site.numbers("/?q=same")[0])
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["same", "same"]
 
@@ -212,7 +212,7 @@ def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -
     with vhost.connection(**RECORDED) as connection:
         for _ in range(2):  # as Kombu does after an error
             publish(connection, 60, "same")
-        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found", timeout=30)
+        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found")
         assert "1 due at once" in site.post("/run-now", number=site.numbers("/?q=same"))
         assert len(take(connection, "q", 1)) == 1
         assert [*operate.scheduled(connection)] == []
@@ -437,7 +437,7 @@ def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve
     authorization = "Basic " + base64.b64encode(b"me:sesame").decode()
     with ExitStack() as stack:
         for _ in range(150):
-            stack.enter_context(socket.create_connection(address, timeout=10)).sendall(b"GET / HTTP/1.1\r\n")
+            stack.enter_context(socket.create_connection(address, timeout=60)).sendall(b"GET / HTTP/1.1\r\n")
         assert "celery_rabbit_delay_waiting" in site.ask("/metrics", Authorization=authorization).text
         assert site.ask("/login").status == 200
 

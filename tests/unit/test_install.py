@@ -69,7 +69,7 @@ def test_a_process_that_forks_while_a_thread_makes_the_pool_has_a_child_that_pub
     install(app)
     with ThreadPoolExecutor(1) as thread:
         pool = thread.submit(lambda: app.producer_pool)
-        assert is_creating.wait(10)
+        assert is_creating.wait(60)
         child = os.fork()
         if child == 0:
             status = 1
