@@ -249,7 +249,10 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         # Read here, so that a bad option is an error before anything is sent.
-        self.delay_options = Options.parse((client.transport_options or {}).get(OPTIONS))
+        given = (client.transport_options or {}).get(OPTIONS)
+        self.delay_options = Options.parse(given)
+        if isinstance(given, Options):  # a worker tells other programs of its connection, which know no such type
+            client.transport_options = {**client.transport_options, OPTIONS: given.to_dict()}
         if any(map(streams.lose_data, (client.hostname or "", *client.alt))):
             self.delay_options = replace(self.delay_options, streams=False)
 

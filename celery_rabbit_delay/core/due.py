@@ -18,18 +18,6 @@ _CELERY_FORMAT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:
 _MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 
 
-class NamedZone(str):
-    """A time zone by its name, as which JSON represents it."""
-
-    zone: tzinfo
-
-    @classmethod
-    def of(cls, zone: tzinfo) -> NamedZone:
-        named = cls(zone)
-        named.zone = zone
-        return named
-
-
 def parse_eta(eta: object, name: str = "the eta") -> datetime:
     """Return a datetime, naive or aware as written, from an ISO 8601 string or a datetime. Raises `InvalidDelay`."""
     if isinstance(eta, datetime):

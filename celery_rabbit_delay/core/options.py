@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from dateutil.tz import tzlocal
 
 from . import streams
-from .due import NamedZone, to_ticks
+from .due import to_ticks
 from .errors import InvalidOption, UnsupportedConfiguration
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
 from .streams import YEAR
@@ -35,6 +35,9 @@ TEN_YEARS = 10.0 * YEAR
 
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
+
+#: The zones that `Options.to_dict` has written, by what it wrote.
+_zones: dict[str, tzinfo] = {}
 
 _ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
 
@@ -87,13 +90,17 @@ class Options:
     timezone: tzinfo | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict for `parse` that JSON can represent: `inspect stats` sends `transport_options` as JSON."""
+        """Return a dict for `parse` of plain types: `inspect stats` sends `transport_options` to other programs.
+
+        A zone is its name there; `parse` knows one that has none only in the process that wrote it.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.slack, tuple):
             values["slack"] = list(self.slack)
         values["outboxes"] = list(self.outboxes)
         if isinstance(self.timezone, tzinfo):
-            values["timezone"] = NamedZone.of(self.timezone)
+            values["timezone"] = str(self.timezone)
+            _zones[str(self.timezone)] = self.timezone
         return values
 
     def __post_init__(self) -> None:
@@ -200,8 +207,6 @@ class Options:
 
     @cached_property
     def naive_timezone(self) -> tzinfo:
-        if isinstance(self.timezone, NamedZone):
-            return self.timezone.zone
         if self.timezone in (None, "UTC"):
             return timezone.utc
         if isinstance(self.timezone, tzinfo):
@@ -211,6 +216,8 @@ class Options:
         try:
             return ZoneInfo(self.timezone)
         except (TypeError, ValueError, OSError, LookupError, AttributeError) as exc:
+            if isinstance(self.timezone, str) and self.timezone in _zones:
+                return _zones[self.timezone]
             message = f"timezone={self.timezone!r}: use a name such as 'Europe/Berlin', 'local', or a tzinfo"
             raise InvalidOption(message) from exc
 

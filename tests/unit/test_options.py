@@ -225,6 +225,7 @@ def test_options_are_written_as_json_and_read_back(options: dict[str, Any], writ
     assert again.to_dict() == found
     assert again.cascade == Options(**options).cascade
     assert str(again.naive_timezone) == str(Options(**options).naive_timezone)
+    assert {type(value) for value in found.values()} <= {str, int, float, bool, list, type(None)}  # pickled by name
 
 
 def test_a_zone_that_has_no_name_is_written_as_text_and_kept() -> None:
