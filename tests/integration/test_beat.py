@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import kombu
@@ -20,6 +21,7 @@ from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.operate import BeatStatus, beat_status
 from tests.kit.broker import Vhost
+from tests.kit.commands import celery
 from tests.kit.commands import documented_permissions as documented
 from tests.kit.node import free_port
 from tests.kit.wait import wait_until
@@ -233,3 +235,11 @@ def test_what_is_no_state_is_dropped_with_a_warning(vhost: Vhost, caplog: pytest
         tick_for(scheduler, 0.2)
         assert scheduler.schedule["run"].last_run_at == begun
     assert "not from a beat" in caplog.text
+
+
+def test_a_worker_that_takes_the_scheduler_for_a_file_ends_and_says_what_to_write(tmp_path: Path) -> None:
+    url = f"amqp://127.0.0.1:{free_port()}//"
+    result = celery("-b", url, "worker", "-B", "-S", "rabbit-delay", directory=tmp_path)
+    assert result.code == 1
+    assert "use --scheduler rabbit-delay, or beat_scheduler" in result.err
+    assert not list(tmp_path.iterdir())
