@@ -33,6 +33,7 @@ from .confirms import NotStored, with_headers
 from .connection import ANSWERING, CLOSING, Connection
 from .destinations import is_lasting
 from .receiving import is_dropped, state_of
+from .schemes import tls_of
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
@@ -248,6 +249,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
+        client.ssl = tls_of(client.ssl)
         # Read here, so that a bad option is an error before anything is sent.
         given = (client.transport_options or {}).get(OPTIONS)
         self.delay_options = Options.parse(given)

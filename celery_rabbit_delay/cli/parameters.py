@@ -10,7 +10,7 @@ import click
 from ..core.destination import check_key
 from ..core.errors import InvalidDestination
 from ..core.text import escape
-from .target import MANAGEMENT_CA
+from .target import MANAGEMENT_CA, MANAGEMENT_CERT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,7 +99,8 @@ management_option = click.option(
     envvar="CELERY_RABBIT_DELAY_MANAGEMENT_URL",
     help="Also use the management API, which shows bindings, policies and messages between queues: "
     "http://user:password@host:15672. Set the environment variable CELERY_RABBIT_DELAY_MANAGEMENT_URL instead to keep "
-    f"the password out of `ps`. For https, {MANAGEMENT_CA} may name a file of certificate authorities.",
+    f"the password out of `ps`. For https, {MANAGEMENT_CA} may name a file of certificate authorities, and "
+    f"{MANAGEMENT_CERT} one with a client certificate and its key.",
 )
 limit_option = click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Handle at most this many orphans."

@@ -19,6 +19,8 @@ from .output import EXIT_PROBLEMS, format_duration
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
 
+RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/runbook.md"
+
 
 @click.command(short_help="Show how many messages wait.")
 @management_option
@@ -40,7 +42,7 @@ def status(
     Shows the active process of `celery beat -S rabbit-delay` and its next runs, too.
 
     Exits with 3 if a level is blocked or missing, if there are orphans, if no beat is active although one was, or, with
-    --management-url, if a destination accepts nothing and the cause is known.
+    --management-url, if a destination accepts nothing and the cause is known. Then prints a link to the runbook.
     """
     with target.connected() as connection:
         while True:
@@ -57,6 +59,8 @@ def status(
             if not watch:
                 break
             time.sleep(2)
+    if found.has_problems:
+        click.echo(f"what to do: {RUNBOOK}", err=True)
     if found.has_problems or (beat and beat.process is None):
         raise SystemExit(EXIT_PROBLEMS)
 

@@ -32,6 +32,9 @@ R = TypeVar("R")
 #: The environment variable that names a file of certificate authorities for the management API.
 MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
 
+#: The one that names a file with a client certificate and its key, for the same.
+MANAGEMENT_CERT = "CELERY_RABBIT_DELAY_MANAGEMENT_CERT"
+
 #: A broker URL. An "@" after the host means that the password contains an unescaped delimiter.
 _URL = re.compile(r"[\w.+-]+://(?P<user>[^/?#]*@)?(?P<place>[^/?#@]*)(?P<rest>.*)", re.DOTALL)
 
@@ -156,7 +159,7 @@ def _reading(urls: Iterable[str]) -> Iterator[None]:
         yield
     except ValueError as exc:  # its text may contain a part of the password
         raise click.ClickException(_UNREADABLE) from exc
-    except TypeError as exc:  # Kombu passes the parameters of the URL on as arguments
+    except (KeyError, TypeError) as exc:  # Kombu passes the parameters of the URL on as arguments
         raise click.ClickException(
             "the broker URL has a parameter that Kombu does not know: after the ?, use parameters such as heartbeat=10"
         ) from exc
@@ -197,7 +200,8 @@ def handle_errors() -> Iterator[None]:
 
 def management_of(url: str | None, connection: kombu.Connection) -> Management | None:
     """Return the management API at a URL; None without a URL."""
-    return operate.Management(url, connection.virtual_host or "/", os.environ.get(MANAGEMENT_CA)) if url else None
+    files = map(os.environ.get, (MANAGEMENT_CA, MANAGEMENT_CERT))
+    return operate.Management(url, connection.virtual_host or "/", *files) if url else None
 
 
 def snapshot_of(url: str | None, connection: kombu.Connection) -> Snapshot | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 import struct
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,32 @@ def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -> None:
     with pytest.raises(UnsupportedConfiguration, match=r"RabbitMQ before 3\.10 .* This is 3\.9\.27: upgrade it"):
         delayed("3.9.27")
     delayed("3.10.0")
+
+
+def parameters_of_tls(query: str) -> Any:
+    with kombu.Connection(f"rabbit-delays://localhost//?{query}") as connection:
+        connection.transport  # noqa: B018  reads them
+        return connection.ssl
+
+
+def test_a_url_that_names_certificates_has_the_name_of_the_broker_checked(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    assert parameters_of_tls(f"ssl_ca_certs={ca}") == {"ca_certs": str(ca), "server_hostname": None}
+    assert parameters_of_tls("ssl_cert_reqs=CERT_NONE") == {"cert_reqs": ssl.CERT_NONE}
+    assert parameters_of_tls("heartbeat=10") is True
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("ssl_ca_cert=ca.pem", "has ssl_ca_cert: for TLS it may have ssl_ca_certs, ssl_certfile"),
+        ("ssl_keyfile=none.key", "has ssl_keyfile: the file 'none.key' cannot be read"),
+    ],
+)
+def test_a_url_whose_certificates_cannot_be_used_is_an_error_that_names_them(query: str, error: str) -> None:
+    with pytest.raises(UnsupportedConfiguration, match=error):
+        parameters_of_tls(query)
 
 
 def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> None:
