@@ -132,6 +132,13 @@ def test_the_guide_to_debounce_shows_what_happens(reader: Reader) -> None:
     assert reader.terminals().count("document 7 is indexed") == 1
 
 
+def test_the_guide_to_autoscaling_shows_what_happens(reader: Reader) -> None:
+    reader.directory = reader.examples / "quickstart"
+    reader.vhost.declare("celery")
+    reader.run("celery -A shop delay setup")
+    reader.follow("how-to/autoscaling.md")
+
+
 def test_the_guide_to_many_tasks_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/many-tasks.md")
     reader.sees("mail to reader 0")

@@ -291,6 +291,8 @@ def test_status_warns_of_orphans(vhost: Vhost) -> None:
     asked = run(vhost.url("amqp"), "status")
     assert asked.code == 3
     assert "0 wait, 1 are orphans" in asked.out
+    [page] = re.findall(r"^what to do: https://.*/(docs/\S+)$", asked.err, re.MULTILINE)
+    assert (Path(__file__).parents[2] / page).exists()
 
 
 @pytest.mark.leaves_orphans
