@@ -154,8 +154,8 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
             ) from exc
         except InternalError as exc:
             raise UnsupportedConfiguration(
-                f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, as Amazon MQ, then "
-                "delayed tasks work, but not the option `journal`, x-delay-key, and revoke of tasks that wait"
+                f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, set the option "
+                "streams=False: then delayed tasks work, but none can be listed, cancelled, moved or replaced"
             ) from exc
 
 

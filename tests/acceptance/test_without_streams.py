@@ -115,5 +115,5 @@ def test_tasks_are_delayed_and_a_warning_says_what_does_not_work(
         assert "Delayed messages are sent without being recorded" in caplog.text
         refused = run(vhost.url("amqp"), "--queue", "celery", "setup")
         assert refused.code == 1
-        assert "If it has no streams, as Amazon MQ, then delayed tasks work" in refused.err
+        assert "If it has no streams, set the option streams=False" in refused.err
         shop.close()
