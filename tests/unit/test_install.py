@@ -266,7 +266,8 @@ def test_what_the_app_says_of_its_connection_is_plain(conf: dict[str, Any]) -> N
 
 def test_what_a_connection_with_options_of_our_class_says_of_itself_is_plain() -> None:
     options = Options(timezone=timezone(timedelta(hours=2)), outboxes=(60,))
-    connection = kombu.Connection("rabbit-delay://", transport_options={"rabbit_delay": options, "confirm_publish": True})
+    given = {"rabbit_delay": options, "confirm_publish": True}
+    connection = kombu.Connection("rabbit-delay://", transport_options=given)
     assert connection.transport.delay_options is options
     assert b"celery_rabbit_delay" not in pickle.dumps(connection.info())
     written = connection.clone().transport.delay_options
