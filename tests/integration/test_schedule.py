@@ -560,13 +560,13 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
-        publish(connection, 61, correlation_id="b")
+        publish(connection, 100, correlation_id="b")
     url = vhost.url("amqp")
     for command in (["reschedule", "a", "--countdown", "90"], ["run-now", "a"]):
         refused = run(url, "--queue", "r", *command)  # what a record says may be made up
         assert refused.code == 1
         assert "queue 'q' is not one of the allowed queues: use --any-queue, or" in refused.err
-    assert run(url, "--queue", "q", "reschedule", "a", "--countdown", "90").out.startswith("due 2")
+    assert run(url, "--queue", "q", "reschedule", "a", "--countdown", "119").out.startswith("due 2")
     assert ids(vhost) == ["b", "a"]
     tomorrow = datetime.now(timezone.utc) + timedelta(seconds=50)
     assert run(url, "--queue", "q", "reschedule", "a", "--eta", tomorrow.isoformat()).code == 0
