@@ -84,7 +84,7 @@ def require_route(channel: Channel, cascade: Cascade, destination: Destination) 
                     raise DestinationNotFound(
                         f'declare="passive", and nothing leads to {destination}: create it, and then run `celery -A '
                         "APP delay setup`, or `celery-rabbit-delay --queue … setup`"
-                    ) from exc
+                    ) from None
 
 
 def outbox_exists(channel: Channel, cascade: Cascade, destination: Destination, outbox: int) -> bool:
@@ -151,12 +151,12 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
             raise CascadeConflict(
                 f"the stream {stream.name!r} exists, but keeps its messages for another time ({exc.reply_text}): give "
                 "apps with the same prefix the same `max_delay` if one is longer than a year, or another prefix"
-            ) from exc
+            ) from None
         except InternalError as exc:
             raise UnsupportedConfiguration(
                 f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, set the option "
                 "streams=False: then delayed tasks work, but none can be listed, cancelled, moved or replaced"
-            ) from exc
+            ) from None
 
 
 def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:
@@ -265,22 +265,22 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         raise CascadeConflict(
             f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another "
             "prefix, or delete the queue or exchange with that name if it is not needed"
-        ) from exc
+        ) from None
     except AccessRefused as exc:
         raise NotPermitted(
             f"permission denied ({exc.reply_text}): grant the permission, see {PERMISSIONS}, or create everything as "
             'another user with `celery -A APP delay setup`, and set declare="passive"'
-        ) from exc
+        ) from None
     except ResourceLocked as exc:
         raise InvalidDestination(
             f"the queue is exclusive to another connection, and only that one may bind it ({exc.reply_text}): "
             "bind it to your own exchange, and send the message there"
-        ) from exc
+        ) from None
     except NotFound as exc:
         if f"'{cascade.root}." in exc.reply_text or f"'{cascade.root}'" in exc.reply_text:
             raise CascadeMissing(
                 f"a part of the cascade is gone ({exc.reply_text}): run `celery -A APP delay setup`"
-            ) from exc
+            ) from None
         raise DestinationNotFound(
             f"the destination does not exist ({exc.reply_text}): declare it before you publish"
-        ) from exc
+        ) from None

@@ -61,7 +61,8 @@ def install(app: Celery, **options: Any) -> None:
     make = app.amqp_cls
     if is_installed(app):
         if make.keywords["options"] != wanted:
-            raise InvalidOption(f"{app} is already installed with {make.keywords['options']}: install it once")
+            different = wanted.differences(make.keywords["options"])
+            raise InvalidOption(f"{app} is installed already, and this call has {different}: install it once")
         return
     # Reading app.conf would load the configuration, too early for a later config_from_object().
     settings = upstream.settings_so_far(app)

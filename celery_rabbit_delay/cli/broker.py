@@ -158,20 +158,30 @@ def _probe(connection: kombu.Connection, priorities: bool) -> bool:
 
 @click.command(short_help="Delete the cascade.")
 @click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait; these are lost.")
+@click.option("--beat", "with_beat", is_flag=True, help="Also delete the queue of the app's beat, which must not run.")
 @management_option
-@click.confirmation_option(prompt="Delete the cascade?")
+@click.confirmation_option(prompt="Delete the cascade, for all apps with its prefix?")
 @pass_target
-def teardown(target: Target, delete_messages: bool, management_url: str | None) -> None:
-    """Delete the cascade: all its exchanges and queues, and nothing else.
+def teardown(target: Target, delete_messages: bool, with_beat: bool, management_url: str | None) -> None:
+    """Delete the cascade, of all apps with its prefix: all its exchanges and queues, and nothing else.
 
     Refuses if there are waiting messages, other than up to 10,000 cancelled ones, or orphans. Stop publishers first: a
     running publisher creates the cascade again. Use --management-url to include messages between two queues, outboxes
     of queues that the app does not have, and messages that are stuck in outboxes; it takes 12 s. Without it outboxes
     stay, unless --delete-messages deletes those of the app.
+
+    The queue of `celery beat -S rabbit-delay` is no part of the cascade: it is named, and --beat deletes it, with
+    --management-url those of all apps with the prefix.
     """
     with target.connected() as connection:
         management = management_of(management_url, connection)
         deleted = operate.teardown(connection, target.destinations(), management, delete_messages)
+        beats = operate.beat_queues(connection, target.beat_queue(), management.snapshot() if management else None)
+        if with_beat:
+            operate.delete_beat_queues(connection, beats)
+    for name in beats:
+        done = "is deleted" if with_beat else "stays, --beat deletes it"
+        click.echo(escape(f"the queue {name!r} with the last runs of beat {done}"))
     if deleted.dropped:
         click.echo(f"{deleted.dropped:,} messages had been cancelled, moved or replaced, or became due meanwhile")
     if not deleted.amount and not deleted.kept:

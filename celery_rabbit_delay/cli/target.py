@@ -72,6 +72,10 @@ class Target(ABC):
         """Return the queues that a command is about: those of the app, or of anybody."""
         return QueueNames(self.queues(), only=not any_queue)
 
+    def beat_queue(self) -> str | None:
+        """Return the name of the queue that the app's beat has, if it runs with RabbitMQ; None without an app."""
+        return None
+
     def allowed(self, any_queue: bool) -> Allowed:
         """Return the destinations to which a command may send messages."""
         return Allowed(None if any_queue else self.queues())
@@ -126,9 +130,12 @@ class AppTarget(Target):
         return queues_of(self.app)
 
     def beat(self, connection: kombu.Connection) -> BeatStatus | None:
+        return operate.beat_status(connection, self.beat_queue())
+
+    def beat_queue(self) -> str:
         from ..beat import queue_of  # imports Celery's beat
 
-        return operate.beat_status(connection, queue_of(self.app))
+        return queue_of(self.app)
 
 
 def pass_target(command: Callable[Concatenate[Target, P], R]) -> Callable[P, R]:

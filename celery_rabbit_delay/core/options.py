@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta, timezone, tzinfo
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo
@@ -149,8 +150,15 @@ class Options:
             raise InvalidOption(f"rabbit_delay={value!r}: use a mapping with any of {', '.join(sorted(known))}")
         unknown = sorted(map(str, set(value or {}) - known))
         if unknown:
-            raise InvalidOption(f"unknown option {', '.join(unknown)}: use any of {', '.join(sorted(known))}")
+            meant = dict.fromkeys(name for other in unknown for name in get_close_matches(other, known, n=1))
+            question = f"did you mean {' and '.join(meant)}? " if meant else ""
+            raise InvalidOption(f"unknown option {', '.join(unknown)}: {question}use any of {', '.join(sorted(known))}")
         return cls(**(value or {}))
+
+    def differences(self, other: Options) -> str:
+        """Return which options differ, and how."""
+        mine, its = self.to_dict(), other.to_dict()
+        return ", ".join(f"{name}={mine[name]!r} instead of {its[name]!r}" for name in mine if mine[name] != its[name])
 
     @cached_property
     def cascade(self) -> Cascade:
@@ -215,11 +223,11 @@ class Options:
             return tzlocal()
         try:
             return ZoneInfo(self.timezone)
-        except (TypeError, ValueError, OSError, LookupError, AttributeError) as exc:
+        except (TypeError, ValueError, OSError, LookupError, AttributeError):
             if isinstance(self.timezone, str) and self.timezone in _zones:
                 return _zones[self.timezone]
             message = f"timezone={self.timezone!r}: use a name such as 'Europe/Berlin', 'local', or a tzinfo"
-            raise InvalidOption(message) from exc
+            raise InvalidOption(message) from None
 
     @property
     def _slack_pair(self) -> tuple[float, ...]:

@@ -32,6 +32,7 @@ from .headers import (
 from .keys import check_keyed_delay
 from .options import Options
 from .sent import Sent
+from .text import duration
 from .topology import Stream
 
 #: Microseconds of a countdown that may have passed since Celery made an eta of it: it connects or waits for a producer.
@@ -188,8 +189,8 @@ def _key_and_number(headers: Headers, delay: int, options: Options) -> tuple[str
 def _check_delay(delay: int, options: Options) -> None:
     if delay > options.max_delay * 1_000_000:
         raise InvalidDelay(
-            f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={options.max_delay:.0f} s: "
-            "choose an earlier eta or a larger max_delay"
+            f"a delay of {duration(delay / 1_000_000)} is more than the option max_delay, "
+            f"{duration(options.max_delay)}: choose an earlier eta or a larger max_delay"
         )
 
 

@@ -18,7 +18,7 @@ from ..amqp.stream_reader import StreamMessage, StreamReader
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
 from ..core.sent import Sent
-from .beat import BeatStatus, PeriodicTask, beat_status
+from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_beat_queues
 from .cascades import cascades, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up

@@ -23,6 +23,7 @@ from celery_rabbit_delay.operate import BeatStatus, beat_status
 from tests.kit.broker import Vhost
 from tests.kit.commands import celery
 from tests.kit.commands import documented_permissions as documented
+from tests.kit.commands import management, run
 from tests.kit.node import free_port
 from tests.kit.wait import wait_until
 
@@ -69,6 +70,22 @@ def test_one_holds_the_lock_and_the_next_gets_what_it_has_left(vhost: Vhost, mak
     third = make_lock()
     assert third.wait(60)
     assert third.left[-1] == b"3"
+
+
+def test_teardown_names_the_queues_of_beats_and_deletes_them_when_it_is_asked_to(
+    vhost: Vhost, make_lock: MakeLock
+) -> None:
+    lock = make_lock()
+    hold(lock)
+    teardown = "teardown", "--yes", *management(vhost)
+    kept = f"the queue '{QUEUE}' with the last runs of beat"
+    wait_until(lambda: f"{kept} stays, --beat deletes it" in run(vhost.url("amqp"), *teardown).out, "the API shows it")
+    refused = run(vhost.url("amqp"), *teardown, "--beat")
+    assert (refused.code, f"the beat of '{QUEUE}' is active: stop all its processes first" in refused.err) == (1, True)
+    lock.abandon()
+    wait_until(lambda: f"{kept} is deleted" in run(vhost.url("amqp"), *teardown, "--beat").out, "it is not in use")
+    assert QUEUE not in vhost.names("queues")
+    assert kept not in run(vhost.url("amqp"), *teardown).out
 
 
 def test_who_has_lost_the_lock_notices_before_it_has_written(vhost: Vhost, make_lock: MakeLock) -> None:

@@ -223,7 +223,7 @@ def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost)
     [
         (1, None),
         ((1 << 63) - 1, "it was not sent by celery-rabbit-delay"),
-        (253_402_300_799_999, "is more than max_delay"),  # the end of the year 9999
+        (253_402_300_799_999, "is more than the option max_delay"),  # the end of the year 9999
         (-1, "it was not sent by celery-rabbit-delay"),
         ("soon", "it was not sent by celery-rabbit-delay"),
     ],

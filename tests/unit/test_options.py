@@ -67,8 +67,9 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"timezone": 5}, "timezone=5"),
         (
             {"ticks": 1},
-            "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, journal, max_delay",
+            "unknown option ticks: did you mean tick? use any of confirm, confirm_timeout, declare, hand_on, journal",
         ),
+        ({"jurnal": 1, "lanes": 2}, "unknown option jurnal, lanes: did you mean journal? use any of"),
         ({"lanes": (1, 2)}, "unknown option lanes: use any of"),
         (5, "rabbit_delay=5"),
     ],
