@@ -246,6 +246,8 @@ def test_a_task_that_is_cancelled_a_second_before_it_is_due_does_not_run(make_sh
 def test_a_stream_that_is_deleted_while_a_worker_follows_it_stops_no_task(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker()
+    shop.send("note", "first", countdown=0.5)
+    shop.wait_for(1, "first")
     shop.vhost.delete_queue(CHANGES)
     dead = shop.send("note", "cancelled", countdown=12)
     celery_rabbit_delay.cancel(shop.app, dead)
@@ -281,6 +283,8 @@ def crashing(tmp_path: Path) -> Iterator[tuple[Shop, Node]]:
 def test_cancels_survive_a_broker_that_is_killed(crashing: tuple[Shop, Node]) -> None:
     shop, node = crashing
     worker = shop.worker()
+    shop.send("note", "first", countdown=0.5)  # the worker creates the stream of changes
+    shop.wait_for(1, "first")
     time.sleep(3)  # a stream that has only just been created is lost with its node
     ids = [shop.send("note", "cancelled", countdown=40) for _ in range(3)]
     shop.send("note", "runs", countdown=40)
