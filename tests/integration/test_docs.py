@@ -30,7 +30,7 @@ SITE_IS_NEW = (SITE / "searchindex.js").exists() and all(
 )
 URL = "guest:guest@localhost//"
 #: Subcommands of `rabbitmqctl` that know no virtual host.
-OF_A_NODE = ("await_startup", "status", "cluster_status")
+OF_A_NODE = ("await_startup", "cluster_status", "enable_feature_flag", "list_feature_flags", "status")
 #: What is shown of a program in examples/ is run with it, by tests/acceptance/test_guides.py.
 SNIPPET = re.compile(r"```python\n(?!# examples/)(.*?)```", re.DOTALL)
 
