@@ -21,9 +21,8 @@ from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.operate import BeatStatus, beat_status
 from tests.kit.broker import Vhost
-from tests.kit.commands import celery
+from tests.kit.commands import celery, management, run
 from tests.kit.commands import documented_permissions as documented
-from tests.kit.commands import management, run
 from tests.kit.node import free_port
 from tests.kit.wait import wait_until
 

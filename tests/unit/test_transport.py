@@ -123,7 +123,8 @@ def frame(method: tuple[int, int], reason: bytes) -> bytes:
 def test_a_broker_that_writes_its_reasons_in_latin_1_is_understood(reason: bytes, read: str) -> None:
     connection: Any = Connection()
     errors: list[Any] = []
-    connection.channels[1] = channel = Channel.__new__(Channel)
+    channel: Any = Channel.__new__(Channel)
+    connection.channels[1] = channel
     AbstractChannel.__init__(channel, connection, 1)
     channel.send_method = channel._do_revive = lambda *args, **kwargs: None
     connection.send_method = lambda *args, **kwargs: None
