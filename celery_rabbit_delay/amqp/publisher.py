@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound
 
-from ..core import changes, routing_key, streams
 from ..core import headers as headers_
+from ..core import routing_key, streams
 from ..core.destination import Destination, without_delay
 from ..core.due import to_ticks
 from ..core.errors import CascadeMissing, NotRouted
@@ -149,10 +149,9 @@ class DelayedPublisher:
     def void(self, plan: Plan) -> None:
         """Mark the record of a refused message, if it has one, so that it is not listed. Does not wait for the broker.
 
-        Not for a message that is sent again with the same number, and not for one with a key: it may be stored.
+        See `Plan.void`.
         """
-        if plan.stream and plan.key is None:
-            change = changes.void(plan.number, plan.due_ms)
+        if change := plan.void:
             outgoing = self.streams.outgoing(streams.changes(self.cascade), change)
             exclusively = self._connection.exclusively(self._unawaited, self.options.confirm_timeout)
             with suppress(AMQPError, OSError), exclusively:

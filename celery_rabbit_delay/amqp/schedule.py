@@ -299,7 +299,18 @@ def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tu
     return sent
 
 
-def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:
-    """Add to the stream of changes. Raises as `cancel`."""
+def write_changes(connection: kombu.Connection, messages: Iterable[bytes], seconds: float | None = None) -> None:
+    """Add to the stream of changes. Raises as `cancel`.
+
+    With a limit in seconds it does not wait for the end of an alarm: `TimeoutError`. RabbitMQ has the messages then, in
+    the buffers of its socket, and takes them when the alarm ends.
+    """
     publisher = connection.connection.publisher_for()
-    publisher.streams.write(streams.changes(publisher.cascade), messages)
+    if seconds is not None:
+        connection.connection.on_blocked = _refuse_to_wait
+    with connection.connection.within(seconds):
+        publisher.streams.write(streams.changes(publisher.cascade), messages)
+
+
+def _refuse_to_wait(reason: str) -> None:
+    raise TimeoutError("an alarm blocks publishers")

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 from amqp import spec
-from amqp.exceptions import ChannelError, InternalError, PreconditionFailed, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, InternalError, PreconditionFailed, RecoverableConnectionError
+from kombu.exceptions import OperationalError
 from kombu.transport import pyamqp
 
 from .. import upstream
 from ..core import headers as headers_
 from ..core import plan, streams
-from ..core.errors import NotRouted, UnsupportedConfiguration
+from ..core.errors import DelayError, NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now, Plan
@@ -30,14 +31,19 @@ from .blocks import GivingUp
 from .clients import PerClient
 from .clocks import CLOCK, tell_of_naive_eta
 from .confirms import NotStored, with_headers
+from .connecting import connected, copy_of
 from .connection import ANSWERING, CLOSING, Connection
 from .destinations import is_lasting
 from .receiving import is_dropped, state_of
+from .schedule import write_changes
 from .schemes import tls_of
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
+
+#: Seconds to wait until the record of a message that is not stored is void.
+VOIDING = 5
 
 #: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.
 uses_quorum_queues: PerClient[Callable[[], bool]] = PerClient(lambda: lambda: False)
@@ -93,7 +99,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
 
     def _delay(self, planned: Plan) -> None:
         """Send a message into the cascade, or put it into the batch that is being collected."""
-        connection = self.connection
+        connection, client = self.connection, self.connection.client
         publisher = connection.publisher_for(planned.message.properties.get("priority"))
         if connection.batches:
             publisher.prepare(planned)
@@ -103,6 +109,9 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             publisher.publish(planned)
         except (NotStored, NotRouted, ChannelError):  # nothing is stored
             publisher.void(planned)
+            raise
+        except (AMQPError, OSError):  # the record may be stored, or all of it, and the caller learns of an error
+            _void_elsewhere(client, planned)
             raise
 
     def wait(self, method: Any, *args: Any, **kwargs: Any) -> Any:
@@ -276,6 +285,15 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
 class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
     pass
+
+
+def _void_elsewhere(client: Any, planned: Plan) -> None:
+    """Mark the record of a message as void over a new connection."""
+    if (change := planned.void) is None:
+        return
+    errors = contextlib.suppress(AMQPError, DelayError, OperationalError, OSError)
+    with errors, connected(copy_of(client), pause=0) as connection:
+        write_changes(connection, [change], VOIDING)
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:

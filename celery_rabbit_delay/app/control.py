@@ -17,6 +17,7 @@ from celery.worker import state
 from .. import upstream
 from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
+from ..amqp.connecting import connected
 from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.receiving import catch_up, known_to
 from ..amqp.schedule import write_changes
@@ -30,8 +31,9 @@ logger = logging.getLogger(__name__)
 #: Seconds that a starting worker waits for the stream of changes, if it exists but cannot be read.
 PATIENCE = 30
 
-#: Seconds for which a write to the stream is retried while the stream has no leader.
-STREAM_PATIENCE = 15
+#: Seconds for which a write to the stream is retried while the stream has no leader; for which `revoke` waits for its
+#: answer.
+STREAM_PATIENCE, STORING = 15, 5
 
 
 def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
@@ -105,11 +107,28 @@ class DelayedControl:
         try:
             messages = changes_in(command, {**(arguments or {}), **more})
             if messages and self.app.connection_for_write().transport.driver_type == DRIVER_TYPE:
-                with_connection(self.app, lambda connection: write_changes(connection, messages))
+                self._store(messages)
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:
             logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
+
+    def _store(self, messages: list[bytes]) -> None:
+        """Add to the stream of changes on a new connection, which does not wait for the end of an alarm.
+
+        Celery connects as well, with its own patience, so this tries each host once.
+        """
+        deadline = time.monotonic() + STREAM_PATIENCE
+        while True:
+            try:
+                with connected(self.app.connection_for_write(), pause=0) as connection:
+                    write_changes(connection, messages, STORING)
+                return
+            except (StreamUnavailable, NotStored):
+                # After the loss of a node a stream has no leader for some time.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.3)
 
 
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]

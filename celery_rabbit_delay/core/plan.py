@@ -10,7 +10,7 @@ import math
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from . import streams
+from . import changes, streams
 from .destination import Declarations, Destination
 from .errors import InvalidDelay, InvalidDestination, UnsupportedConfiguration
 from .headers import (
@@ -61,6 +61,16 @@ class Plan(NamedTuple):
     def due_ms(self) -> int:
         """When it is due, in milliseconds since 1970."""
         return int(self.headers[HEADER]["due"])
+
+    @property
+    def void(self) -> bytes | None:
+        """What makes the copy void in the stream of changes, if it has a record that no other copy has.
+
+        Not for a message with a key: it may be stored, or is a retry, which has the number of the message before.
+        """
+        if self.stream is None or X_DELAY_KEY in self.headers:
+            return None
+        return changes.void(self.number, self.due_ms)
 
     @property
     def id(self) -> str:
