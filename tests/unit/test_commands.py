@@ -218,9 +218,10 @@ def test_the_management_api_is_that_of_the_environment(away: None, monkeypatch: 
     monkeypatch.setattr(operate, "Management", make)
     monkeypatch.setattr(operate, "status", lambda *arguments: Status([], [], 0, None, None, []))
     url = "http://me:s3cret@127.0.0.1:15672"
-    environment = {"CELERY_RABBIT_DELAY_MANAGEMENT_URL": url, "CELERY_RABBIT_DELAY_MANAGEMENT_CA": "/ca.pem"}
+    values = {"URL": url, "CA": "/ca.pem", "CERT": "/me.pem"}
+    environment = {f"CELERY_RABBIT_DELAY_MANAGEMENT_{name}": value for name, value in values.items()}
     assert run("status", **environment).exit_code == 0
-    assert made == [(url, "/", "/ca.pem")]
+    assert made == [(url, "/", "/ca.pem", "/me.pem")]
 
 
 NO_CASCADE = (
