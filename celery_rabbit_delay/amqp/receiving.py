@@ -223,7 +223,7 @@ def catch_up(
     with connection.deliveries.hold():
         began = time.monotonic()
         try:
-            of_others = options not in (None, connection.delay_options)
+            of_others = options is not None and options is not connection.delay_options
             create = create and not of_others
             found = _catch_up(connection, stream, apply, patience, silence, options or connection.delay_options, create)
         except Exception as exc:
