@@ -134,9 +134,8 @@ class DelayedControl:
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads which tasks were cancelled or moved before a worker takes its first task, and follows further changes.
 
-    A stream that nobody has written to yet is created by the first task that comes and that it may concern: from then
-    on the worker hears of each cancellation. Celery consumes tasks only after all its steps have started. The state of
-    this step outlives the connection.
+    A stream that is missing is created, or the worker would not hear of the first cancellation. Celery consumes tasks only
+    after all its steps have started. The state of this step outlives the connection.
     """
 
     requires = ("celery.worker.consumer.connection:Connection",)
@@ -165,8 +164,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             if options.streams:
                 stream = streams.changes(options.cascade)
-                create = options.declare == "passive"  # which creates nothing, and says now that it is missing
-                catch_up(connection.connection, stream, self.changes.apply, PATIENCE, create=create)
+                catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
