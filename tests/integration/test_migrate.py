@@ -104,7 +104,7 @@ def test_a_message_that_cannot_be_moved_stays(vhost: Vhost, destination: str) ->
             where = ["--to-prefix", "new", "--to-max-delay", "10"]
         failed = run(vhost.url("amqp"), "migrate", "--any-queue", *where)
         assert failed.code == 3
-        assert ("does not exist" if destination == "nowhere" else "more than max_delay=10 s") in failed.out
+        assert ("does not exist" if destination == "nowhere" else "more than the option max_delay, 10 s") in failed.out
         wait_until(lambda: waiting(vhost, CASCADE) == 1, "the message is given back")
 
 

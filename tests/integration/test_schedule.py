@@ -482,7 +482,7 @@ def test_a_message_that_is_due_soon_or_that_nobody_knows_is_not_moved(
             operate.reschedule(connection, "soon", soon)
         with pytest.raises(NotWaiting, match=r"the id 'nobody': .* option `journal` of its publisher"):
             operate.reschedule(connection, "nobody", soon)
-        with pytest.raises(InvalidDelay, match="more than max_delay"):
+        with pytest.raises(InvalidDelay, match="more than the option max_delay"):
             operate.reschedule(connection, "far", soon + timedelta(days=1))
     assert ids(vhost)[-1] == "far"
 
