@@ -87,19 +87,18 @@ def check_size(message: bytes) -> None:
 
 @dataclass
 class _Newest:
-    """The ids that were cancelled last, at least `KEPT` and at most twice as many, and when."""
+    """The ids that were cancelled last, at least `KEPT` and at most twice as many, and when: packed, to take less."""
 
-    items: dict[bytes | str, Sent] = field(default_factory=dict)
-    before: dict[bytes | str, Sent] = field(default_factory=dict)
+    items: dict[bytes | str, bytes] = field(default_factory=dict)
+    before: dict[bytes | str, bytes] = field(default_factory=dict)
 
-    def get(self, item: bytes | str) -> Sent | None:
-        return self.items.get(item) or self.before.get(item)
+    def get(self, item: bytes | str) -> bytes:
+        return self.items.get(item) or self.before.get(item, b"")
 
-    def is_news(self, item: bytes | str, sent: Sent) -> bool:
-        known = self.get(item)
-        return known is None or known.at < sent.at
+    def is_news(self, item: bytes | str, sent: bytes) -> bool:
+        return self.get(item) < sent
 
-    def add(self, item: bytes | str, sent: Sent) -> bool:
+    def add(self, item: bytes | str, sent: bytes) -> bool:
         """Add an item; return whether others were forgotten for it."""
         forgets = len(self.items) >= KEPT and bool(self.before)
         if len(self.items) >= KEPT:
@@ -135,18 +134,19 @@ class Changes:
         if kind in _CHANGES:  # and not a record of the journal, which may be as large as a message
             check_size(message)
         if kind in (_UUIDS, _IDS, _STAMPS):
-            sent, content = Sent.unpack(content[:SIZE]), content[SIZE:]
+            packed, content = content[:SIZE], content[SIZE:]
+            sent = Sent.unpack(packed)
             if self._before and sent.at >= self._before.at:
                 return []
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
-            ids = {one: str(uuid.UUID(bytes=one)) for one in whole if self._uuids.is_news(one, sent)}
-            self._add(self._uuids, ids, sent)
+            ids = {one: str(uuid.UUID(bytes=one)) for one in whole if self._uuids.is_news(one, packed)}
+            self._add(self._uuids, ids, packed)
             return list(ids.values())
         if kind == _IDS:
             texts = dict.fromkeys(str(id_) for id_ in json.loads(content))
-            new = [id_ for id_ in texts if len(id_) <= _MAX_ID and self._ids.is_news(id_, sent)]
-            self._add(self._ids, new, sent)
+            new = [id_ for id_ in texts if len(id_) <= _MAX_ID and self._ids.is_news(id_, packed)]
+            self._add(self._ids, new, packed)
             return new
         if kind == _STAMPS:
             stamps = json.loads(content)
@@ -157,7 +157,7 @@ class Changes:
             self._add_void(number, due)
         return []
 
-    def _add(self, known: _Newest, ids: Iterable[bytes | str], sent: Sent) -> None:
+    def _add(self, known: _Newest, ids: Iterable[bytes | str], sent: bytes) -> None:
         for id_ in ids:
             self.has_forgotten |= known.add(id_, sent)
 
@@ -187,7 +187,8 @@ class Changes:
         if not (self._uuids.items or self._ids.items):  # the common case: `list` asks for each record
             return None
         short = _uuid(id_)
-        return self._ids.get(id_) if short is None else self._uuids.get(short)
+        packed = self._ids.get(id_) if short is None else self._uuids.get(short)
+        return Sent.unpack(packed) if packed else None
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
         """Return whether a task was cancelled after it was sent, by its id or by a stamp in its headers."""

@@ -66,6 +66,7 @@ def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> Non
         assert Counter(message.payload for message in messages) == {"plain": 2, "exchange": 2}
         for message in messages:
             expected = ["q"] if message.payload == "exchange" else None
+            assert message.headers.pop("x-delay-sent")
             assert message.headers == {
                 "task": "t",
                 "id": "1",

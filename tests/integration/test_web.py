@@ -40,6 +40,9 @@ PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
 
 Serve = Callable[..., Site]
 
+#: Options for the page about these queues.
+QUEUES = ("--queue", "q", "--queue", "celery", "--queue", "mail")
+
 
 @pytest.fixture
 def serve(vhost: Vhost, tmp_path: Path) -> Iterator[Serve]:
@@ -84,7 +87,7 @@ def test_the_page_follows_the_journal_and_goes_on_where_it_stopped(
     vhost.declare("celery", "mail")
     index = str(tmp_path / "index.sqlite")
     first = app.send_task("shop.review", (4711, "ü"), {"k": None}, countdown=90)
-    site = serve("--index", index)
+    site = serve("--index", index, options=QUEUES)
     shows(site, first.id, "shop.review", "4711", "celery")
     second = app.send_task("shop.remind", (4712,), countdown=100, queue="mail")
     shows(site, second.id)
@@ -108,7 +111,7 @@ def test_the_page_follows_the_journal_and_goes_on_where_it_stopped(
     assert celery_index.execute("SELECT count(*) FROM message").fetchone() == (2,)
     celery_index.close()
     assert Path(index).stat().st_mode & 0o077 == 0
-    site = serve("--index", index)
+    site = serve("--index", index, options=QUEUES)
     shows(site, third.id, second.id)
     lacks(site, first.id)
     wait_until(lambda: site.metric("cancelled") == 1, "it counts as cancelled")
@@ -250,7 +253,7 @@ def test_hostile_messages_are_shown_as_text_and_stop_nothing(vhost: Vhost, make_
         f"bad{markup}", argsrepr=f"({markup}, '\x1b[31m\x00\u202egnp', \"' onload=x\")", kwargsrepr="y" * 100_000,
         countdown=90, headers={"mine": markup, "\u202e": ["\x07"] * 50},
     )  # fmt: skip
-    site = serve()
+    site = serve(options=QUEUES)
     with vhost.connection(**RECORDED) as connection:
         write_changes(connection, [b"", b"s[", b"u123", b"v1", b"r123", b"k", b"zz", b"c{"])
         stream = streams.journal_for(CASCADE, 90)
@@ -314,7 +317,7 @@ def test_of_two_equal_orphans_one_can_be_removed(vhost: Vhost, serve: Serve) -> 
         [orphan] = [connection.default_channel.basic_get(CASCADE.orphans)]
         connection.default_channel.basic_publish(orphan, "", CASCADE.orphans)
         connection.default_channel.basic_reject(orphan.delivery_tag, requeue=True)
-    site = serve(options=("--queue", "gone"))
+    site = serve("--any-queue")
     shows(site, "2 orphans", path="/orphans")
     marks = [
         line.split('value="')[1].split('"')[0]
