@@ -30,6 +30,7 @@ from .control import DelayedControl, FollowChanges
 from .green import FullSpeed
 from .handing_on import Report
 from .inspecting import InspectedNode
+from .prefetch import FollowPool
 from .signals import connect
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def install(app: Celery, **options: Any) -> None:
             raise
         _say_there_is_no_broker(app)
     connect()
-    app.steps["consumer"].update([Report, FullSpeed])
+    app.steps["consumer"].update([Report, FollowPool, FullSpeed])
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
     app.control_cls = partial(_make_control, base=app.control_cls)
     if "control" in app.__dict__:

@@ -177,3 +177,54 @@ def test_a_consumer_says_when_it_could_not_look_at_all_orphans(
     with vhost.connection() as other, exclusive_reader(other.default_channel, vhost.cascade.orphans):
         consume(vhost, "a")
     assert "Others are still reading the orphans" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_consumer_that_changes_its_prefetch_count_receives_all_once_and_in_order(vhost: Vhost, kind: str) -> None:
+    received: list[int] = []
+    unacknowledged: list[kombu.Message] = []
+
+    def on_message(message: kombu.Message) -> None:
+        assert not message.delivery_info["redelivered"]
+        received.append(message.payload)
+        unacknowledged.append(message)
+        if len(unacknowledged) >= 3:
+            unacknowledged.pop(0).ack()
+
+    queue = kombu.Queue("in", queue_arguments={"x-queue-type": kind})
+    with vhost.plain() as connection:
+        for n in range(300):
+            connection.Producer().publish(n, routing_key="in", declare=[queue])
+    with vhost.connection() as connection:
+        connection.default_channel.basic_qos(0, 4, False)
+        with DelayedConsumer(connection.default_channel, [queue], on_message=on_message) as consumer:
+            consumer.fetches = 4
+            for n in range(10):
+                while len(received) < 30 * n:
+                    connection.drain_events(timeout=20)
+                consumer.set_prefetch_count(4 + n // 2 - n % 2)
+            while len(received) < 300:
+                connection.drain_events(timeout=20)
+            assert vhost.consumers("in") == [1, 1, 1, 1, 4]
+            consumer.cancel_by_queue("in")
+            assert vhost.consumers("in") == []
+    assert received == list(range(300))
+
+
+def test_a_stream_is_consumed_once_whatever_the_prefetch_count(vhost: Vhost) -> None:
+    queue = kombu.Queue("in", queue_arguments={"x-queue-type": "stream"})
+    received: list[int] = []
+
+    def on_message(message: kombu.Message) -> None:
+        message.ack()
+        received.append(message.payload)
+
+    with vhost.connection() as connection:
+        connection.default_channel.basic_qos(0, 4, False)
+        with DelayedConsumer(connection.default_channel, [queue], on_message=on_message) as consumer:
+            consumer.set_prefetch_count(10)
+            for n in range(20):
+                connection.Producer().publish(n, routing_key="in")
+            while len(received) < 20:
+                connection.drain_events(timeout=20)
+    assert received == list(range(20))

@@ -173,6 +173,11 @@ class Vhost:
     def delete_queue(self, name: str) -> None:
         self.broker.api("DELETE", f"/queues/{self.name}/{quote(name, safe='')}")
 
+    def consumers(self, queue: str) -> list[int]:
+        """Return the prefetch counts of the consumers of a queue."""
+        rows = self.broker.node.ctl("list_consumers", "-q", "-p", self.name, "queue_name", "prefetch_count")
+        return sorted(int(row.split()[1]) for row in rows.splitlines() if row.split()[:1] == [queue])
+
     def count(self, queue: str) -> int:
         """Return how many messages are ready in a queue."""
         with self.plain() as connection:
