@@ -44,14 +44,14 @@ demo: $(VENV)/ready
 demo-picture: $(VENV)/ready
 	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
-# Most tests wait, so there are more processes than CPUs: so many for two. The nodes of clusters have to answer in time.
-processes = -n $$(($(1) * ($$(getconf _NPROCESSORS_ONLN) + 1) / 2)) --dist worksteal
+# So many for each CPU; more would win nothing. The nodes of clusters have to answer in time.
+processes = -n $$(tools/processes $(1)) --dist worksteal
 
 unit: $(VENV)/ready-for-unit
-	$(BIN)/python -m pytest $(call processes,3) tests/unit $(ARGS)
+	$(BIN)/python -m pytest $(call processes,2) tests/unit $(ARGS)
 
-test: TIER = $(call processes,16) -m "not (long or more or browser or cluster)"
-test-all: TIER = $(call processes,12)
+test: TIER = $(call processes,5) -m "not (long or more or browser or cluster)"
+test-all: TIER = $(call processes,3)
 test-all: browser
 test test-all: $(VENV)/ready broker
 	$(BIN)/python -m pytest $(TIER) --durations 10 $(ARGS)

@@ -48,7 +48,7 @@ def queue_of(app: Celery) -> str:
     Raises `InvalidOption`.
     """
     prefix = getattr(app.amqp, "delay_options", Options()).prefix
-    queue = app.conf.get("beat_queue") or f"{prefix}.beat.{app.main or 'celery'}"
+    queue = app.conf.get("beat_queue") or f"{core.beat_prefix(prefix)}{app.main or 'celery'}"
     if not isinstance(queue, str) or len(queue.encode()) > 255 or queue.startswith("amq."):
         raise InvalidOption(f"beat_queue={queue!r}: use a name of at most 255 bytes that does not begin with 'amq.'")
     return queue

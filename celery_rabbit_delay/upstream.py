@@ -35,6 +35,12 @@ def queues_routed_to(app: Any) -> set[str]:
     return {str(getattr(queue, "name", queue)) for queue in queues if queue}
 
 
+def waiting_requests(state: Any, id_: str) -> list[Any]:
+    """Return the tasks with an id that a Celery worker holds and has not passed on to its pool."""
+    held = {*state.reserved_requests, *getattr(state, "scheduled_requests", ())}
+    return [one for one in held if one.id == id_ and one._apply_result is None]
+
+
 def pool_of(amqp: Any) -> Any:
     """Return the pool of producers that a Celery app's AMQP object has made; None before it is first asked for."""
     return amqp._producer_pool
@@ -58,7 +64,24 @@ def clear_eta(request: Any) -> None:
 
 def queue_of_tag(consumer: Any, tag: Any) -> str | None:
     """Return the name of the queue that a `kombu.Consumer` consumes from under a consumer tag."""
-    return next((queue for queue, known in consumer._active_tags.items() if known == tag), None)
+    name = next((queue for queue, known in consumer._active_tags.items() if known == tag), None)
+    return name[0] if isinstance(name, tuple) else name
+
+
+def consume_also(consumer: Any, queue: Any) -> None:
+    """Begin a further consumer of a queue that a `kombu.Consumer` consumes from. It ends with the others."""
+    if consumer.consuming_from(queue):
+        tag = f"{consumer.tag_prefix}{next(consumer._tags)}"
+        consumer._active_tags[queue.name, tag] = tag
+        queue.consume(tag, consumer._receive_callback, no_ack=consumer.no_ack, nowait=False)
+
+
+def cancel_also(consumer: Any, queue: Any) -> None:
+    """End the further consumers of a queue, by its name."""
+    for key, tag in list(consumer._active_tags.items()):
+        if isinstance(key, tuple) and key[0] == getattr(queue, "name", queue):
+            del consumer._active_tags[key]
+            consumer.channel.basic_cancel(tag)
 
 
 def serialize(message: Any) -> tuple[bytes, bytes]:

@@ -25,14 +25,15 @@ def remind(appointment: str, start: str) -> None:
 
 
 def book(appointment: str, start: datetime) -> None:
-    if old := appointments.get(appointment):
-        celery_rabbit_delay.cancel(app, old[1])
+    old = appointments.get(appointment)
     sent = remind.apply_async(
         (appointment, start.isoformat()),
         eta=start - timedelta(days=1),
         expires=start,
     )
     appointments[appointment] = (start, sent.id)
+    if old:  # only now: if the new one could not be sent, the old one still comes
+        celery_rabbit_delay.cancel(app, old[1])
 
 
 def call_off(appointment: str) -> None:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp import declare, routes
 from tests.kit.broker import Broker, Vhost
+from tests.kit.quiet import taking_turns
 from tests.kit.shared_node import shared_node
 from tests.kit.shared_vhost import SharedVhost
 from tests.kit.wait import wait_until
@@ -29,14 +33,25 @@ declare.SAVED_AFTER = 0.0  # see tests.kit.broker.own_node
 EXCHANGES = ("rabbitmq_random_exchange", "rabbitmq_consistent_hash_exchange")
 
 
+def run_directory(config: pytest.Config) -> Path:
+    """Return the directory that all processes of a run have in common."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    directory = factory.getbasetemp()
+    return directory.parent if "PYTEST_XDIST_WORKER" in os.environ else directory
+
+
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
     """Yield a private node for the whole run, all its processes; `RABBITMQ` selects the release."""
-    directory = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent  # that of the run
-    with shared_node(directory, ("rabbitmq_management", *EXCHANGES)) as node:
+    with shared_node(run_directory(pytestconfig), ("rabbitmq_management", *EXCHANGES)) as node:
         yield Broker(node)
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> routes.Process:
+    """Let each test begin as a new process that knows of no outbox; return what it knows."""
+    monkeypatch.setattr(routes, "process", new := routes.Process())
+    return new
 
 
 def assert_no_connections(vhost: Vhost) -> None:
@@ -95,20 +110,31 @@ def vhost(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Vhost]:
             shared.append(one)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start tests that take a minute first, so that they do not end long after the others.
+def rank(item: pytest.Item) -> int:
+    """Return when a test begins: those that take a minute first, then those that wait, those that need quiet last."""
+    if item.get_closest_marker("quiet"):
+        return 4
+    if item.get_closest_marker("long"):
+        return 0
+    return {"acceptance": 1, "integration": 2}.get(item.path.parent.name, 3)
 
-    Each process of pytest-xdist starts with an equal part of the list, in its order.
-    """
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each process of pytest-xdist, which starts with an equal part of the list, some tests of each rank."""
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-    long = [item for item in items if item.get_closest_marker("long")]
-    others = [item for item in items if not item.get_closest_marker("long")]
-    share = -(-len(items) // processes)
-    ordered = []
-    for process in range(processes):
-        first = long[process::processes]
-        ordered += first + [others.pop(0) for _ in range(min(share - len(first), len(others)))]
-    items[:] = ordered + others
+    ranks = [[item for item in items if rank(item) == number] for number in range(5)]
+    shares = [
+        of_rank[len(of_rank) * process // processes : len(of_rank) * (process + 1) // processes]
+        for process in range(processes)
+        for of_rank in ranks
+    ]
+    items[:] = itertools.chain.from_iterable(shares)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # its time is not yet running
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    with taking_turns(run_directory(item.config), item.get_closest_marker("quiet") is not None):
+        return (yield)
 
 
 def pytest_report_header() -> list[str]:

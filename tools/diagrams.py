@@ -177,7 +177,7 @@ def draw_binding(picture: Picture, binding: Binding, source: Box, target: Box, o
 CHOICES = (
     ("Is your broker another than RabbitMQ?", "what it has, or a database scheduler"),
     ("Does the same task run again and again?", "celery beat, with this package's scheduler"),
-    ("Do people query and edit the schedule?", "a table: django-celery-beat"),
+    ("Must the schedule be a table?", "a table: django-celery-beat"),
     ("Are the delays a handful of fixed ones?", "one queue per delay"),
     ("Few tasks, classic queues, RabbitMQ 3?", "plain eta"),
     ("Whole seconds, a few milliseconds late?", "Celery's native delayed delivery"),
@@ -200,7 +200,7 @@ def choice() -> str:
 
 
 def restart() -> str:
-    """Draw when tasks run whose time comes while the only node is killed, from what the battle measured."""
+    """Draw how late tasks are when the only node is killed: half of all of them, and the last one."""
     battles = json.loads(BATTLES.read_text())
     scenario = "broker killed, RabbitMQ's own settings"
     lanes = [
@@ -213,7 +213,7 @@ def restart() -> str:
     picture.note(
         left,
         28,
-        "A node is killed and starts again. Tasks that wait stay on its disk. Of those that were due in between:",
+        "The only node is killed twice, and starts again. Of all tasks, also those due while it was up:",
     )
     for row, (name, figures) in enumerate(lanes):
         y = 44 + row * step
@@ -221,11 +221,9 @@ def restart() -> str:
         picture.note(left, y + 12, name)
         picture.bar("queue", left, y + 20, last)
         picture.bar("exchange", left, y + 20, half)
-        words = f"half run after {figures['p50']:.1f} s, the last after {figures['p100']:.0f} s"
+        words = f"half are late by {figures['p50']:.1f} s at most, the last by {figures['p100']:.0f} s"
         picture.note(left + (4 if last > width / 2 else last + 8), y + 34, words)
-    return picture.svg(
-        "When tasks run that are due while the only node is down", left + width + 20, 44 + len(lanes) * step
-    )
+    return picture.svg("How late tasks are when the only node is killed", left + width + 20, 44 + len(lanes) * step)
 
 
 #: Scenarios of the battle, by what a reader calls them.

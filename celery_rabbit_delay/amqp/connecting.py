@@ -13,10 +13,13 @@ from kombu.exceptions import OperationalError
 from .. import upstream
 
 
-def ensure_connection(connection: kombu.Connection) -> None:
-    """Connect. Raises `kombu.exceptions.OperationalError`, which names the broker without the password."""
-    try:
-        connection.ensure_connection(max_retries=max(len(connection.alt) - 1, 1))  # each host of the URL once
+def ensure_connection(connection: kombu.Connection, pause: float = 2) -> None:
+    """Connect; if no host answers, once more after a pause in seconds.
+
+    Raises `kombu.exceptions.OperationalError`, which names the broker without the password.
+    """
+    try:  # each host of the URL once
+        connection.ensure_connection(max_retries=max(len(connection.alt) - 1, 1), interval_start=pause)
     except (OperationalError, AMQPError, OSError) as exc:
         raise OperationalError(f"no connection to {connection.as_uri()}: {str(exc) or type(exc).__name__}") from exc
 
@@ -38,10 +41,10 @@ def closing(connection: kombu.Connection) -> Iterator[kombu.Connection]:
 
 
 @contextmanager
-def connected(connection: kombu.Connection) -> Iterator[kombu.Connection]:
+def connected(connection: kombu.Connection, pause: float = 2) -> Iterator[kombu.Connection]:
     """Connect for a block, and close the connection as `closing` does. Raises what `ensure_connection` raises."""
     with closing(connection):
-        ensure_connection(connection)
+        ensure_connection(connection, pause)
         yield connection
 
 

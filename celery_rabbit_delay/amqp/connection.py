@@ -25,6 +25,7 @@ from .blocks import OWN_ERRORS, SENDING, Deadline, Exclusively, FrameWriter, Giv
 from .confirms import ConfirmedChannel
 from .deliveries import MALFORMED, DeferredDeliveries, Method, with_text, without_properties
 from .publisher import DelayedPublisher
+from .reasons import with_readable_reason
 from .receiving import Known, known_to
 from .subscription import Subscription
 
@@ -152,6 +153,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
         self.is_silent = self._is_reading = False  # from here on, errors are those of methods and consumers
         channel = (self.channels or {}).get(channel_id)
+        payload = with_readable_reason(method_sig, payload)
         if content is not None and getattr(channel, "takes_anything", False):
             payload = with_text(method_sig, payload, content)
         if method_sig == spec.Basic.Deliver and self.deliveries.holds and channel_id != self.deliveries.passed:
@@ -268,6 +270,15 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]
         return self._publishers[cascade.high]
 
 
+def warning_of_release(connection: Any) -> str | None:
+    """Return why the broker's release must not be used, from an `amqp.Connection`; None if it may be."""
+    return faults.warning(_release(connection))
+
+
 def advice_on_release(connection: Any) -> str | None:
     """Return what to say of the broker's release, from an `amqp.Connection` with our options; None for nothing."""
-    return faults.advice(str(connection.server_properties.get("version") or ""))
+    return faults.advice(_release(connection))
+
+
+def _release(connection: Any) -> str:
+    return str(connection.server_properties.get("version") or "")

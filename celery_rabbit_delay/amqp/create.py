@@ -56,8 +56,10 @@ def _declare_all(channels: Sequence[Any], parts: Sequence[Any], ask_for: Callabl
 def ensure_stream(channel: ConfirmedChannel, options: Options, cascade: Cascade, stream: Stream) -> None:
     """Create a stream, and its cascade if that is missing, and lead to the stream from ingest.
 
-    Raises `CascadeMissing` with `declare="passive"`, and the errors of `create_cascade` and `declare.bind_stream`.
+    Raises `UnsupportedConfiguration` without streams, `CascadeMissing` with `declare="passive"`, and the errors of
+    `create_cascade` and `declare.bind_stream`.
     """
+    options.require_streams()
     if options.declare == "passive":
         raise CascadeMissing(
             f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery -A APP delay setup`'

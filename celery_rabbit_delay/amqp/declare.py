@@ -19,9 +19,11 @@ from ..core.errors import (
     DestinationNotFound,
     InvalidDestination,
     LayoutMismatch,
+    LimitReached,
     NotPermitted,
     UnsupportedConfiguration,
 )
+from ..core.levels import MOST_COMBINED
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
 
 #: The documentation of the permissions.
@@ -82,7 +84,7 @@ def require_route(channel: Channel, cascade: Cascade, destination: Destination) 
                     raise DestinationNotFound(
                         f'declare="passive", and nothing leads to {destination}: create it, and then run `celery -A '
                         "APP delay setup`, or `celery-rabbit-delay --queue … setup`"
-                    ) from exc
+                    ) from None
 
 
 def outbox_exists(channel: Channel, cascade: Cascade, destination: Destination, outbox: int) -> bool:
@@ -109,18 +111,23 @@ def bind_destination(
     destination: Destination,
     outboxes: Sequence[int] = (0,),
     check: bool = False,
+    seen: Sequence[int] = (),
 ) -> None:
     """Create outboxes of a destination, with delays in ticks, and lead through them to it: one round trip.
 
-    With `check`, raises `CascadeMissing` if the cascade does not exist before. Raises `DestinationNotFound`,
+    Does not create those that were `seen`: raises `CascadeMissing` if one does not exist any more. With `check`, raises
+    `CascadeMissing` if the cascade does not exist before. Raises `DestinationNotFound`,
     `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
     """
     if check:  # the broker answers only if it fails, and before it answers to the binding
         passive_declare(channel, cascade.marker, nowait=True)
     # If the destination does not exist, no outbox is created: after an error the broker ignores the rest.
-    parts: list[tuple[Callable[..., None], Any]] = [(bind, one) for one in cascade.exit_bindings(destination)]
+    parts: list[tuple[Callable[..., Any], Any]] = [(bind, one) for one in cascade.exit_bindings(destination)]
     for ticks in outboxes if not destination.short_lived else ():
-        parts.append((declare_queue, cascade.outbox(destination, ticks)))
+        if ticks in seen:
+            parts.append((passive_declare_queue, cascade.outbox_name(destination, ticks)))
+        else:
+            parts.append((declare_queue, cascade.outbox(destination, ticks)))
         parts += [(bind, binding) for binding in cascade.outbox_bindings(destination, ticks)]
     with translate_errors(cascade):
         for number, (ask_for, part) in enumerate(parts, start=1):
@@ -139,15 +146,17 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
             declare_queue(channel, stream.queue, nowait=True)
             bind(channel, cascade.stream_binding(stream))
         except PreconditionFailed as exc:
+            if _is_limit(exc):
+                raise
             raise CascadeConflict(
                 f"the stream {stream.name!r} exists, but keeps its messages for another time ({exc.reply_text}): give "
                 "apps with the same prefix the same `max_delay` if one is longer than a year, or another prefix"
-            ) from exc
+            ) from None
         except InternalError as exc:
             raise UnsupportedConfiguration(
-                f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, as Amazon MQ, then "
-                "delayed tasks work, but not the option `journal`, x-delay-key, and revoke of tasks that wait"
-            ) from exc
+                f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, set the option "
+                "streams=False: then delayed tasks work, but none can be listed, cancelled, moved or replaced"
+            ) from None
 
 
 def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:
@@ -227,6 +236,22 @@ def declare_queue(channel: Channel, queue: Queue, nowait: bool = False) -> None:
     channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=nowait)
 
 
+def _is_limit(exc: PreconditionFailed) -> bool:
+    """Return whether a limit was reached: of a virtual host or a node, and of queues or exchanges (4.0 and later)."""
+    return "limit" in exc.reply_text and "reached" in exc.reply_text
+
+
+def _limit_reached(exc: PreconditionFailed, cascade: Cascade) -> LimitReached:
+    queues, exchanges = len(list(cascade.queues())), len(list(cascade.exchanges()))
+    return LimitReached(
+        f"a limit of the broker is reached ({exc.reply_text}). The cascade {cascade.prefix!r} needs {queues} queues "
+        f"and {exchanges} exchanges, at most ten streams besides, and 1 to {1 + MOST_COMBINED} queues for each queue "
+        "that delayed tasks go to (`celery -A APP delay size` counts them). Raise the limit, as with `rabbitmqctl "
+        "set_vhost_limits -p VHOST '{\"max-queues\": 200}'`, or set a smaller `max_delay`, which needs fewer. What was "
+        "created so far is used then, or deleted by `celery -A APP delay teardown`"
+    )
+
+
 @contextmanager
 def translate_errors(cascade: Cascade) -> Iterator[None]:
     """Translate the broker's refusals to declare or route into errors that say what to do."""
@@ -235,25 +260,27 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
     except PreconditionFailed as exc:
         if "max size" in exc.reply_text:  # it is about a message
             raise
+        if _is_limit(exc):
+            raise _limit_reached(exc, cascade) from exc
         raise CascadeConflict(
             f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another "
             "prefix, or delete the queue or exchange with that name if it is not needed"
-        ) from exc
+        ) from None
     except AccessRefused as exc:
         raise NotPermitted(
             f"permission denied ({exc.reply_text}): grant the permission, see {PERMISSIONS}, or create everything as "
             'another user with `celery -A APP delay setup`, and set declare="passive"'
-        ) from exc
+        ) from None
     except ResourceLocked as exc:
         raise InvalidDestination(
             f"the queue is exclusive to another connection, and only that one may bind it ({exc.reply_text}): "
             "bind it to your own exchange, and send the message there"
-        ) from exc
+        ) from None
     except NotFound as exc:
         if f"'{cascade.root}." in exc.reply_text or f"'{cascade.root}'" in exc.reply_text:
             raise CascadeMissing(
                 f"a part of the cascade is gone ({exc.reply_text}): run `celery -A APP delay setup`"
-            ) from exc
+            ) from None
         raise DestinationNotFound(
             f"the destination does not exist ({exc.reply_text}): declare it before you publish"
-        ) from exc
+        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from .. import upstream
 
 #: channel id, method, payload, content: the arguments of `amqp.Connection.on_inbound_method`.
 Method = tuple[int, Any, Any, Any]
+
+#: Seconds after which held deliveries give way to the event loop: without a prefetch limit there may be thousands.
+TURN = 0.05
 
 #: What py-amqp raises for text that is not UTF-8, for times that Python cannot represent, and for other properties that
 #: RabbitMQ lets publishers send. Not `Exception`: an interrupt, such as a soft time limit, is one.
@@ -90,15 +94,18 @@ class DeferredDeliveries:
     def flush(self) -> bool:
         """Pass on the held deliveries, unless they are still being held; return whether there were any.
 
-        What comes in meanwhile is left for the next call, or a worker with a long queue would do nothing else until it
-        is empty. If a consumer raises an error, the rest is left as well.
+        What does not pass on within `TURN` seconds is left for the next call, or a worker with a long queue would do
+        nothing else until it is empty. If a consumer raises an error, the rest is left as well.
         """
         if self.holds or self._delivering or not self.waiting:
             return False
         try:
             self._delivering = True  # a consumer called from here must not call the next one
+            until = time.monotonic() + TURN
             for _ in range(len(self.waiting)):
                 self._deliver(self.waiting.popleft())
+                if time.monotonic() > until:
+                    break
         finally:
             self._delivering = False
             if self.waiting:

@@ -10,6 +10,10 @@ import kombu
 from kombu.common import Broadcast
 
 from ..core.destination import Destination, is_match
+from ..core.errors import InvalidDestination
+
+#: The types of exchanges that route by the routing key alone, or not at all.
+_BY_KEY = ("direct", "topic", "fanout")
 
 
 def is_lasting(durable: bool, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any] | None) -> bool:
@@ -51,17 +55,53 @@ def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
 
 
 class QueueNames:
-    """Finds the queues that an exchange and a routing key lead to, among some queues."""
+    """Finds the queues that an exchange and a routing key lead to, among some queues, such as those of an app."""
 
-    def __init__(self, queues: Iterable[kombu.Queue] = ()) -> None:
+    def __init__(self, queues: Iterable[kombu.Queue] = (), only: bool = False) -> None:
+        """With `only`, other queues are none of the caller's business: see `leads_to_one`."""
+        queues = list(queues)
         bindings = [(queue.name, bound) for queue in queues for bound in bindings_of(queue)]
         self._bindings = [(name, bound) for name, bound in bindings if not bound.arguments]
+        self._queues = frozenset(queue.name for queue in queues)
+        #: Exchanges that route by more than the key, as far as is known here.
+        self._opaque = {
+            bound.exchange.name for _, bound in bindings if bound.arguments or bound.exchange.type not in _BY_KEY
+        }
         self._known = lru_cache(maxsize=1024)(self._names)
+        self.only = only
+
+    @property
+    def scope(self) -> str:
+        """A text that tells the queues from others; empty if it is about any queue."""
+        bindings = sorted(f"{name} {bound.exchange.name} {bound.routing_key}" for name, bound in self._bindings)
+        return repr((sorted(self._queues), bindings, sorted(self._opaque))) if self.only else ""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._queues
 
     def name(self, exchange: str, routing_key: str, wanted: str | None = None) -> str:
         """Return the name of a queue, `wanted` if it is one of several; the routing key if none is known."""
         names = self._known(exchange, routing_key) or (routing_key,)
         return wanted if wanted in names else names[0]
+
+    def leads_to_one(self, exchange: str, keys: Iterable[str]) -> bool:
+        """Return whether a message for an exchange goes to one of the queues; always, unless it is about them `only`.
+
+        An exchange with another rule than the key, such as headers, is one that leads there if a queue is bound to it.
+        """
+        if not self.only:
+            return True
+        if not exchange:
+            return not self._queues.isdisjoint(keys)
+        return exchange in self._opaque or any(self._known(exchange, key) for key in keys)
+
+    def check(self, queue: str | None) -> None:
+        """Raise `InvalidDestination` for a queue that a caller names and that is none of its own."""
+        if queue is not None and self.only and queue not in self:
+            raise InvalidDestination(
+                f"{queue!r} is not a queue of this app, whose queues are {', '.join(sorted(self._queues)) or 'none'}: "
+                "name it in task_queues or task_routes, or ask for any queue with --any-queue or any_queue=True"
+            )
 
     def _names(self, exchange: str, routing_key: str) -> tuple[str, ...]:
         return tuple(

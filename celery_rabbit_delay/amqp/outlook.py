@@ -18,7 +18,7 @@ from ..core.topology import Stream
 from .clocks import utc_ms
 from .destinations import QueueNames
 from .following import Follower
-from .schedule import Scheduled, describe, is_cancelled, is_due_later, to_message
+from .schedule import Scheduled, concerns, describe, is_cancelled, is_due_later, to_message
 from .stream_reader import StreamMessage
 
 logger = logging.getLogger(__name__)
@@ -53,32 +53,36 @@ class Outlook:
         """Whether so many messages became due that those which were not kept are among the first ones now."""
         return self._has_dropped and sum(record.due > utc_ms() for record in self._records.values()) < MOST // 2
 
-    def soonest(self, queues: Collection[str], names: QueueNames, limit: int) -> Iterator[tuple[Scheduled, int | None]]:
+    def soonest(self, names: QueueNames, limit: int) -> Iterator[tuple[Scheduled, int | None]]:
         """Yield the messages for some queues that are due first, each with its priority."""
         heap = [(record.due, number) for number, record in self._records.items() if number not in self._elsewhere]
         heapq.heapify(heap)
         while heap and limit:
             record = self._records[heapq.heappop(heap)[1]]
-            if found := self._shown(record, names):
-                if found[0].queue in queues:
-                    limit -= 1
-                    yield found
-                else:
-                    self._elsewhere.add(record.number)
+            found, concerns_them = self._shown(record, names)
+            if found and concerns_them:
+                limit -= 1
+                yield found
+            elif found:
+                self._elsewhere.add(record.number)
 
     def find(self, ids: Collection[str], names: QueueNames) -> Iterator[tuple[Scheduled, int | None]]:
-        """Yield the messages with some ids, each with its priority."""
-        found = (self._shown(record, names) for record in list(self._records.values()) if record.id in ids)
-        return filter(None, found)
+        """Yield the messages for some queues that have some ids, each with its priority."""
+        for record in [one for one in self._records.values() if one.id in ids]:
+            found, concerns_them = self._shown(record, names)
+            if found and concerns_them:
+                yield found
 
-    def _shown(self, record: Record, names: QueueNames) -> tuple[Scheduled, int | None] | None:
+    def _shown(self, record: Record, names: QueueNames) -> tuple[tuple[Scheduled, int | None] | None, bool]:
+        """Return a message with its priority, if it waits, and whether it is for one of the queues."""
         try:
             if not is_due_later(record, self._changes, self._keys) or is_cancelled(record, self._changes):
-                return None
+                return None, False
             message = to_message(record)
-            return describe(record, message.headers, names), message.properties.get("priority")
+            shown = describe(record, message.headers, names), message.properties.get("priority")
         except Unreadable:  # `list` names it
-            return None
+            return None, False
+        return shown, concerns(message.headers, names)
 
     def _apply(self, stream: str, message: StreamMessage) -> None:
         self._reached[stream] = message.offset

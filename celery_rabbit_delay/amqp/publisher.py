@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound
 
-from ..core import changes, routing_key, streams
 from ..core import headers as headers_
+from ..core import routing_key, streams
 from ..core.destination import Destination, without_delay
 from ..core.due import to_ticks
 from ..core.errors import CascadeMissing, NotRouted
@@ -38,12 +38,11 @@ logger = logging.getLogger(__name__)
 
 
 class Way(NamedTuple):
-    """Where to publish a message to, the addresses behind its routing key, and the delay of its outbox in ticks."""
+    """Where to publish a message to, and the addresses behind its routing key."""
 
     exchange: str
     key: str
     addresses: tuple[str, ...]
-    outbox: int
 
 
 class DelayedPublisher:
@@ -61,6 +60,7 @@ class DelayedPublisher:
         self._unawaited = ConfirmedChannel(connection)
         self.routes = Routes(self._channel, cascade, options)
         self._tick = cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
+        self._wanted = lru_cache(maxsize=1024)(options.wanted)
         self._ways = lru_cache(maxsize=1024)(self._find_way)
 
     def publish(self, plan: Plan) -> None:
@@ -129,26 +129,29 @@ class DelayedPublisher:
             del plans[name]
 
     def submit(self, plan: Plan, answered: Answered) -> None:
-        """Send a message that was prepared, without waiting for the broker's answer.
+        """Send the record of a message that was prepared, if it needs one, and the message, and wait for no answer.
 
         A later read of the connection calls `answered`: with None if the message is stored, or else with the error that
         `publish` would raise. The message is confirmed even without the option `confirm`.
         """
+        outgoing = self._outgoing(plan)
+        records = self.streams.records([(plan, outgoing.message)]) if plan.stream else {}
         with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):
-            self._unawaited.send(self._outgoing(plan), answered)
+            for name, record in records.items():
+                self._unawaited.send(record, partial(self._recorded, {name: record}))
+            self._unawaited.send(outgoing, answered)
 
-    def record(self, plan: Plan) -> None:
-        """Store the record of a message, if it needs one, before the message is submitted. Log a warning on failure."""
-        if plan.stream:
-            self.streams.store(self.streams.records([(plan, self._outgoing(plan).message)]))
+    def _recorded(self, record: dict[Any, Outgoing], refusal: Exception | None) -> None:
+        """Store a record again that was refused: its stream may be missing."""
+        if refusal is not None:
+            self.streams.store(record)
 
     def void(self, plan: Plan) -> None:
         """Mark the record of a refused message, if it has one, so that it is not listed. Does not wait for the broker.
 
-        Not for a message that is sent again with the same number, and not for one with a key: it may be stored.
+        See `Plan.void`.
         """
-        if plan.stream and plan.key is None:
-            change = changes.void(plan.number, plan.due_ms)
+        if change := plan.void:
             outgoing = self.streams.outgoing(streams.changes(self.cascade), change)
             exclusively = self._connection.exclusively(self._unawaited, self.options.confirm_timeout)
             with suppress(AMQPError, OSError), exclusively:
@@ -187,25 +190,23 @@ class DelayedPublisher:
 
     def _ensure(self, plan: Plan) -> None:
         destination = plan.destination
-        known = self.routes.known.get(destination)
-        outbox = self._way(plan, known.usable if known else self.routes.usable_outboxes(destination)).outbox
-        if known is None or not self.routes.has_cascade or (outbox and outbox not in known.existing):
-            self.routes.ensure(destination, outbox)
+        lacking = self.routes.lacking(destination, self._wanted(*self._ticks(plan)))
+        if lacking or destination not in self.routes.known or not self.routes.has_cascade:
+            self.routes.ensure(destination, *lacking)
 
-    def _way(self, plan: Plan, outboxes: tuple[int, ...]) -> Way:
-        """Return the way for the remaining delay: declaring, or a batch, may have taken time."""
+    def _ticks(self, plan: Plan) -> tuple[int, int]:
+        """Return the ticks of the remaining delay, for declaring, or a batch, may have taken time; and of the delay."""
         ticks, asked = to_ticks(plan.due - time.monotonic_ns(), self._tick), to_ticks(plan.delay * 1000, self._tick)
-        return self._ways(plan.destination, max(1, ticks), asked, outboxes)
+        return max(1, ticks), asked
 
     def _find_way(self, destination: Destination, ticks: int, asked: int, outboxes: tuple[int, ...]) -> Way:
         route = self.options.route(self.cascade, ticks, asked, outboxes)
         exchange, (key, *addresses) = self.cascade.entry(route, destination)
-        return Way(exchange, key, tuple(addresses), route.outbox)
+        return Way(exchange, key, tuple(addresses))
 
     def _outgoing(self, plan: Plan) -> Outgoing:
-        known = self.routes.known.get(plan.destination)
-        outboxes = known.existing if known and known.safe_from <= time.monotonic() else ()
-        exchange, key, addresses, _ = self._way(plan, outboxes)
+        usable = self.routes.usable(plan.destination)
+        exchange, key, addresses = self._ways(plan.destination, *self._ticks(plan), usable)
         message = with_headers(plan.message, headers_.addressed(plan.headers, addresses))
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
         return Outgoing(message, exchange, key)

@@ -57,6 +57,8 @@ class Known:
     keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(lambda: Keys(time.monotonic)))
     #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
     on_cancelled: Callable[[str], bool] | None = None
+    #: Is called with the id of a task that arrives and was sent after the id had been cancelled.
+    on_sent_again: Callable[[str], object] = lambda id_: None
 
 
 known_to: PerClient[Known] = PerClient(Known)
@@ -78,6 +80,8 @@ def is_dropped(connection: Any, message: Any) -> bool:
     cancelled. If `Known` has `on_cancelled`, a cancelled task is delivered, and Celery discards it.
     """
     headers, state = message.headers, state_of(message)
+    if not connection.delay_options.streams:
+        return False
     if state is None:
         # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
         # before. Undelayed messages are not filtered.
@@ -113,6 +117,8 @@ def is_dropped(connection: Any, message: Any) -> bool:
 def _is_cancelled(known: Known, message: Any) -> bool:
     id_ = message_id(message.properties, message.headers)  # the same id as in a record, which `list` shows
     if not known.changes.cancels(id_, message.headers):
+        if known.changes.cancelled_at(id_):
+            known.on_sent_again(id_)
         return False
     # Celery discards only tasks; a worker may have consumers of its own for other messages.
     return known.on_cancelled is None or "task" not in message.headers or not known.on_cancelled(id_)
@@ -181,8 +187,11 @@ def _has_room(connection: Any) -> bool:
 def learn(client: kombu.Connection) -> None:
     """Read which messages were cancelled, moved or replaced so far. Raises `StreamUnavailable`, `NotPermitted`.
 
-    Each message that the client takes from then on is dropped if it was cancelled in the meantime.
+    Each message that the client takes from then on is dropped if it was cancelled in the meantime. Without streams
+    there is nothing to know.
     """
+    if not client.transport.delay_options.streams:
+        return
     cascade = client.transport.delay_options.cascade
     known = known_to[client]
     known.on_cancelled = known.on_cancelled or (lambda id_: False)
@@ -202,17 +211,21 @@ def catch_up(
     patience: float,
     silence: float | None = None,
     options: Options | None = None,
+    create: bool = True,
 ) -> bool:
     """Read a stream to its end, through another connection, and then follow it on an `amqp.Connection`.
 
-    With the `options` of another cascade than the connection's, return False if the stream is missing; otherwise
-    create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are delivered without the
-    stream for some time, so that not every message waits for it. `silence` is that of `StreamReader`.
+    Without `create`, or with the `options` of another cascade than the connection's, return False if the stream is
+    missing; otherwise create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are
+    delivered without the stream for some time, so that not every message waits for it. `silence` is that of
+    `StreamReader`.
     """
     with connection.deliveries.hold():
         began = time.monotonic()
         try:
-            found = _catch_up(connection, stream, apply, patience, silence, options or connection.delay_options)
+            of_others = options is not None and options is not connection.delay_options
+            create = create and not of_others
+            found = _catch_up(connection, stream, apply, patience, silence, options or connection.delay_options, create)
         except Exception as exc:
             # While deliveries are held: the next one is not to try it again.
             comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError))
@@ -220,7 +233,8 @@ def catch_up(
             connection.followed[stream.name] = time.monotonic() + wait
             raise
         connection.failing.pop(stream.name, None)
-        connection.followed[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
+        if found or of_others:  # else the first message that the stream may concern asks for it again, and creates it
+            connection.followed[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
         return found
 
 
@@ -238,6 +252,7 @@ def _catch_up(
     patience: float,
     silence: float | None,
     options: Options,
+    create: bool,
 ) -> bool:
     last = -1
     with StreamReader(connection.client, patience, silence, options) as reader:
@@ -248,7 +263,7 @@ def _catch_up(
                 apply_readable(apply, stream, message)
             if last >= 0:
                 break
-            if options is not connection.delay_options:
+            if not create:
                 return False
             reader.create(stream)
     if known := connection.subscriptions.pop(stream.name, None):

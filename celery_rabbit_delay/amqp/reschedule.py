@@ -135,6 +135,7 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
         raise InvalidDelay(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
     delivery = resent(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
+    headers.setdefault(headers_.X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
     headers[headers_.X_DELAY] = x_delay_until(due, moment)  # "at once" is one tick, so that it is confirmed
     if headers.get("eta"):
         headers["eta"] = due.isoformat()

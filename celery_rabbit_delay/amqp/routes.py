@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from itertools import filterfalse
+
+from amqp.exceptions import ChannelError, IrrecoverableConnectionError, RecoverableConnectionError, ResourceError
 
 from ..core.destination import Destination
-from ..core.errors import CascadeMissing
-from ..core.options import Options
+from ..core.errors import CascadeMissing, DelayError, DestinationNotFound, InvalidDestination
+from ..core.options import Options, Wanted
 from ..core.topology import Cascade
 from . import declare
 from .confirms import ConfirmedChannel
 from .create import create_cascade
 
+logger = logging.getLogger(__name__)
+
 #: The number of destinations that a connection remembers. The number of reply queues has no limit.
 _MAX_KNOWN = 10_000
 
+#: Messages after which a destination is judged by the later ones.
+_REMEMBERED = 32
 
-class Outboxes(NamedTuple):
-    """The outboxes with a delay of a destination, by their ticks."""
+#: Seconds for which a process does without an outbox that could not be created.
+REFUSED_FOR = 300
 
-    existing: tuple[int, ...]
-    #: With `declare="passive"`, those that are missing are not usable.
-    usable: tuple[int, ...]
-    #: The moment by `time.monotonic` before which a broker that is killed may lose what they hold.
-    safe_from: float = 0
+#: Errors about the outbox itself, with which the broker closes the connection.
+_REFUSALS = (IrrecoverableConnectionError, ResourceError)
+
+
+class Process:
+    """What this process knows of outboxes with a delay, whichever connections it has used."""
+
+    def __init__(self) -> None:
+        #: By broker, virtual host and name: the moment (`time.monotonic`) before which a broker that is killed may lose
+        #: what the outbox holds: it may have been created by another process when this one first saw it.
+        self.safe_from: dict[tuple[str, str, str], float] = {}
+        #: By the same: the moment at which to try again to create the outbox.
+        self.refused: dict[tuple[str, str, str], float] = {}
+        #: By cascade and destination: the messages with the delay of each outbox, and by 0 those with other delays.
+        self.used: dict[tuple[str, Destination], Counter[int]] = {}
+
+
+process = Process()
 
 
 class Routes:
@@ -38,53 +60,137 @@ class Routes:
         self._options = options
         #: Whether the cascade exists, as far as this connection knows.
         self.has_cascade = False
-        #: By the destinations that the cascade leads to.
-        self.known: dict[Destination, Outboxes] = {}
+        #: By the destinations that the cascade leads to: the moment (`time.monotonic`) from which on each outbox with a
+        #: delay, by its ticks, may be used; infinite for those that do not exist.
+        self.known: dict[Destination, dict[int, float]] = {}
 
-    def usable_outboxes(self, destination: Destination) -> tuple[int, ...]:
-        """Return the outboxes with a delay that a destination may have, before anything is known of it."""
-        # High priorities would hold up others in an outbox.
-        return () if destination.short_lived or self._cascade.high else self._options.outbox_ticks
+    def usable(self, destination: Destination) -> tuple[int, ...]:
+        """Return the outboxes with a delay that a message for a destination may take now, by their ticks."""
+        usable, now = [], time.monotonic()
+        for ticks, since in self.known.get(destination, {}).items():
+            if since <= now:
+                usable.append(ticks)
+        return tuple(usable)
 
-    def ensure(self, destination: Destination, outbox: int = 0) -> None:
-        """Create the cascade, and lead to a destination, also through an outbox with a delay in ticks if there is one.
+    def lacking(self, destination: Destination, wanted: Wanted) -> tuple[int, ...]:
+        """Take note of a message, and return the outboxes that it wants and this connection does not know.
 
-        With `declare="passive"`, check them, and do without an outbox that is missing. Raises the errors of
-        `create_cascade`, `declare.bind_destination` or `declare.require_route`.
+        Delays that are not round are also those of outboxes at times. So one that no other delay may end in is created
+        only where its delay is used more than others.
         """
-        known = self.known.get(destination)
-        existing, usable, safe_from = known or Outboxes((), self.usable_outboxes(destination))
+        if destination.short_lived or self._cascade.high:  # high priorities would hold up others in an outbox
+            return ()
+        if len(process.used) >= _MAX_KNOWN:
+            process.used.clear()
+        used = process.used.setdefault((self._cascade.root, destination), Counter())
+        used[wanted.exact] = min(used[wanted.exact] + 1, _REMEMBERED if wanted.exact else _REMEMBERED - 1)
+        if wanted.is_rare and self._options.declare == "auto" and used[wanted.exact] <= used[0]:
+            return ()
+        return tuple(filterfalse(self.known.get(destination, {}).__contains__, wanted.outboxes))
+
+    def ensure(self, destination: Destination, *outboxes: int) -> None:
+        """Create the cascade, and lead to a destination, also through some outboxes with a delay in ticks.
+
+        Does without those that cannot be created, and with `declare="passive"` without those that are missing. Raises
+        the errors of `create_cascade`, `declare.bind_destination` or `declare.require_route`.
+        """
         with self._reset_on_error():
-            if self._options.declare == "auto":
-                self._create(destination, [0] * (known is None) + [outbox] * (outbox > 0))
-            else:
-                channel = self._channel.get_channel()
-                if not self.has_cascade:
-                    declare.require_cascade(channel, self._cascade)
-                if known is None:
-                    declare.require_route(channel, self._cascade, destination)
-                if outbox and not declare.outbox_exists(channel, self._cascade, destination, outbox):
-                    usable = tuple(ticks for ticks in usable if ticks != outbox)
-                    outbox = 0
+            lead = self._create if self._options.declare == "auto" else self._check
+            found = lead(destination, outboxes)
         self.has_cascade = True
-        if outbox:
-            existing += (outbox,)
-            # Another process may have created it just now.
-            safe_from = time.monotonic() + declare.SAVED_AFTER
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
-        self.known[destination] = Outboxes(existing, usable, safe_from)
+        self.known.setdefault(destination, {}).update({**dict.fromkeys(outboxes, math.inf), **found})
 
-    def _create(self, destination: Destination, outboxes: list[int]) -> None:
-        """Lead to a destination, and create what is missing."""
+    def _check(self, destination: Destination, outboxes: Sequence[int]) -> dict[int, float]:
+        """Check that there is a route to a destination; return the outboxes that exist, as in `known`."""
+        channel = self._channel.get_channel()
+        if not self.has_cascade:
+            declare.require_cascade(channel, self._cascade)
+        if destination not in self.known:
+            declare.require_route(channel, self._cascade, destination)
+        return {
+            ticks: self._safe_from(destination, ticks)
+            for ticks in outboxes
+            if declare.outbox_exists(channel, self._cascade, destination, ticks)
+        }
+
+    def _create(self, destination: Destination, outboxes: Sequence[int]) -> dict[int, float]:
+        """Lead to a destination, and create what is missing; return the outboxes that exist now, as in `known`."""
+        now = time.monotonic()
+        wanted = [ticks for ticks in outboxes if process.refused.get(self._key(destination, ticks), 0) <= now]
+        own = [0] * (destination not in self.known)
+        try:
+            if own or wanted:
+                self._declare(destination, [*own, *wanted])
+        except (CascadeMissing, DestinationNotFound, InvalidDestination):
+            raise
+        except (DelayError, ChannelError) as exc:
+            if not wanted:
+                raise
+            if own:
+                self._declare(destination, own)  # raises, unless only the outboxes with a delay are refused
+            wanted = self._create_some(destination, wanted, exc)
+        except _REFUSALS as exc:
+            if not wanted:
+                raise
+            self._refuse(destination, wanted, exc)
+            raise RecoverableConnectionError(str(exc)) from exc  # Kombu connects and publishes again
+        return {ticks: self._safe_from(destination, ticks) for ticks in wanted}
+
+    def _create_some(self, destination: Destination, outboxes: Sequence[int], refusal: Exception) -> list[int]:
+        """Create outboxes until one is refused, as one of several was; return those that exist now."""
+        for number, ticks in enumerate(outboxes):
+            try:
+                if len(outboxes) > 1:
+                    self._declare(destination, [ticks])
+                    continue
+            except (DelayError, ChannelError) as exc:
+                refusal = exc
+            self._refuse(destination, outboxes[number:], refusal)
+            return list(outboxes[:number])
+        return list(outboxes)
+
+    def _refuse(self, destination: Destination, outboxes: Sequence[int], refusal: Exception) -> None:
+        """Do without outboxes for a while."""
+        until = time.monotonic() + REFUSED_FOR
+        if len(process.refused) >= _MAX_KNOWN:
+            process.refused.clear()
+        process.refused.update({self._key(destination, ticks): until for ticks in outboxes})
+        logger.warning(
+            "%d outboxes of %s could not be created, so some delayed messages take more hops: %s",
+            len(outboxes),
+            destination,
+            refusal,
+        )
+
+    def _declare(self, destination: Destination, outboxes: Sequence[int]) -> None:
+        """Declare outboxes, and the cascade if it is missing."""
         channel, cascade = self._channel.get_channel(), self._cascade
         # A check that fails closes the channel, and with it what quorum queues were sent without a confirm may be lost.
         check = self._options.confirm or not self.has_cascade
+        # Those that this process takes for old must not be created anew.
+        seen = [ticks for ticks in outboxes if check and self._key(destination, ticks) in process.safe_from]
         try:
-            declare.bind_destination(channel, cascade, destination, outboxes, check)
+            declare.bind_destination(channel, cascade, destination, outboxes, check, seen)
         except CascadeMissing:
+            self._forget_outboxes(destination)
             create_cascade(self._channel, cascade)
             declare.bind_destination(channel, cascade, destination, outboxes)
+
+    def _key(self, destination: Destination, ticks: int) -> tuple[str, str, str]:
+        connection = self._channel.get_channel().connection
+        return connection.host, connection.virtual_host, self._cascade.outbox_name(destination, ticks)
+
+    def _safe_from(self, destination: Destination, ticks: int) -> float:
+        """Return the moment from which on an outbox that exists may be used."""
+        if len(process.safe_from) >= _MAX_KNOWN:
+            process.safe_from.clear()
+        return process.safe_from.setdefault(self._key(destination, ticks), time.monotonic() + declare.SAVED_AFTER)
+
+    def _forget_outboxes(self, destination: Destination) -> None:
+        for ticks in self._options.outbox_ticks:
+            process.safe_from.pop(self._key(destination, ticks), None)
 
     def lead_back(self, destination: Destination) -> None:
         """Bind a destination again that may have been deleted with its bindings, for the messages that wait for it.
@@ -109,12 +215,14 @@ class Routes:
         With `declare="passive"`, do without their outboxes with a delay instead. Raises the errors of `create_cascade`.
         """
         if self._options.declare == "passive":
-            had_some = [
-                one for one in destinations if self.known.get(one, Outboxes((), self.usable_outboxes(one))).usable
-            ]
-            self.known.update(dict.fromkeys(had_some, Outboxes((), ())))
+            options = self._options
+            had_some = [one for one in destinations if self.usable(one) or (one not in self.known and options.outboxes)]
+            for one in had_some:
+                self.known[one] = dict.fromkeys(self._options.outbox_ticks, math.inf)
             return bool(had_some)
         self.known.clear()
+        for one in destinations:
+            self._forget_outboxes(one)
         with self._reset_on_error():
             create_cascade(self._channel, self._cascade)
         return True

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import kombu
 from amqp import Message
@@ -21,12 +21,15 @@ from ..core.changes import Changes
 from ..core.due import eta_in_utc
 from ..core.journal import Record
 from ..core.keys import Keys
+from ..core.sent import Sent
 from ..core.streams import Unreadable
-from .clocks import utc_ms
+from .clocks import sent_now, utc_ms
 from .destinations import QueueNames
 from .stream_reader import StreamReader
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
@@ -91,6 +94,17 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number)
 
 
+def concerns(headers: Mapping[str, Any], queues: QueueNames) -> bool:
+    """Return whether a message, which `describe` can read, goes to one of some queues, if it is about these only."""
+    if not queues.only:
+        return True
+    state, keys = headers_.read_state(headers), [headers_.original_key(headers)]
+    if state is None or state.routing_key is not None:  # it returns to one queue
+        return queues.leads_to_one("", keys)
+    others = [*map(str, headers_.items_of(headers.get("CC"))), *map(str, headers_.items_of(headers.get("BCC")))]
+    return queues.leads_to_one(state.exchange, keys + others)
+
+
 def _retries(headers: Mapping[str, Any]) -> int:
     """Return how often a task was retried; 0 if a sender wrote something else."""
     retries = headers.get("retries")
@@ -107,22 +121,32 @@ def scheduled(
     progress: Progress | None = None,
     report: Report = logger.warning,
     id_: str | None = None,
+    elsewhere: Callable[[], object] = lambda: None,
 ) -> Iterator[Scheduled]:
     """Yield waiting messages of the journal, the soonest first: of a task, for a queue, due until a time, of an id.
 
-    Needs memory for `limit` messages. `until` is parsed like the eta of `reschedule`. Raises `StreamUnavailable`,
-    `NotPermitted`, `InvalidDelay` for an invalid `until`, `ValueError` for a `limit` below 1.
+    Only messages for `queues`, if it is about them `only`; calls `elsewhere` if there are others. Needs memory for
+    `limit` messages. `until` is parsed like the eta of `reschedule`. Raises `StreamUnavailable`,
+    `NotPermitted`, `InvalidDelay` for an invalid `until`, `InvalidDestination` for a `queue` that is none of `queues`,
+    `ValueError` for a `limit` below 1.
     """
     soonest, names = Soonest(limit), queues or QueueNames()
+    names.check(queue)
     zone = connection.transport.delay_options.naive_timezone
     latest = math.inf if until is None else headers_.milliseconds(eta_in_utc(until, zone, "until"))
 
     def shown(record: Record) -> Scheduled | None:
         try:
-            return describe(record, to_message(record).headers, names, queue)
+            headers = to_message(record).headers
+            one = describe(record, headers, names, queue)
         except Unreadable as exc:
             report(f"The record of message {record.number}, of the id {record.id!r}, is skipped: {exc}")
             return None
+        if concerns(headers, names):
+            return one
+        if task in (None, one.task):
+            elsewhere()
+        return None
 
     def chosen(record: Record) -> bool:
         if record.due > latest or id_ not in (None, record.id):
@@ -176,11 +200,33 @@ def waiting(
 
 
 def recorded(
-    connection: kombu.Connection, progress: Progress | None = None, report: Report = logger.warning
+    connection: kombu.Connection,
+    progress: Progress | None = None,
+    report: Report = logger.warning,
+    known: Changes | None = None,
 ) -> Iterator[tuple[Record, bool]]:
-    """Yield the same, each with whether it was cancelled, and those that were."""
+    """Yield the same, each with whether it was cancelled, and those that were. Tells `known` of all changes."""
+    known, keys = known or Changes(time.time), Keys(time.monotonic)
+
+    def judge(record: Record) -> bool | None:
+        return is_cancelled(record, known) if is_due_later(record, known, keys) else None
+
+    return judged(connection, known, keys, judge, progress, report)
+
+
+def judged(
+    connection: kombu.Connection,
+    known: Changes,
+    keys: Keys,
+    judge: Callable[[Record], T | None],
+    progress: Progress | None = None,
+    report: Report = logger.warning,
+) -> Iterator[tuple[Record, T]]:
+    """Yield the journal's records, each with what `judge` says of it, if that is not None.
+
+    Before that, `known` and `keys` learn what was changed later.
+    """
     cascade = connection.transport.delay_options.cascade
-    known, keys = Changes(time.time), Keys(time.monotonic)
     done = 0
     with StreamReader(connection) as reader:
         # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
@@ -196,9 +242,9 @@ def recorded(
                     known.apply(message.body)
                     keys.apply(message.body)
                     records = [
-                        (one, is_cancelled(one, known))
+                        (one, judgement)
                         for one in journal.unpack_records(message.body)
-                        if is_due_later(one, known, keys)
+                        if (judgement := judge(one)) is not None
                     ]
                 except Unreadable as exc:
                     report(f"Message {message.offset} of the stream {stream.name!r} is skipped: {exc}")
@@ -213,20 +259,58 @@ def is_due_later(record: Record, known: Changes, keys: Keys) -> bool:
 
 def is_cancelled(record: Record, known: Changes) -> bool:
     """Return whether a message was cancelled by its id or a stamp. Raises `Unreadable`."""
-    headers: Mapping[str, Any] = to_message(record).headers if known.stamps else {}
-    return known.cancels(record.id, headers)
+    is_known = known.stamps or known.cancelled_at(record.id)  # or its headers, which take time to read, say nothing
+    return bool(is_known) and known.cancels(record.id, to_message(record).headers or {})
 
 
-def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tuple[int, int]] = ()) -> None:
-    """Cancel tasks by their ids, and recorded messages without an id; returns once that is stored.
+class Before(NamedTuple):
+    """What is known of an id from before it was cancelled."""
+
+    id: str
+    waiting: Scheduled | None  # the soonest of the messages that the journal has
+    is_cancelled: bool  # that message, or without one the id: cancelling it changes nothing
+
+
+def before(connection: kombu.Connection, ids: Iterable[str], sent: Sent, queues: QueueNames) -> list[Before]:
+    """Return what was known of some ids before they were cancelled at a moment. Raises as `scheduled`."""
+    known = Changes(time.time, sent)
+    found: dict[str, list[tuple[bool, int, int, Record]]] = {id_: [] for id_ in ids}
+    for record, is_cancelled in recorded(connection, known=known):
+        if record.id in found:
+            found[record.id].append((is_cancelled, record.due, record.number, record))
+    answers = []
+    for id_, those in found.items():
+        if those:
+            is_cancelled, *_, record = min(those)
+            answers.append(Before(id_, describe(record, to_message(record).headers, queues), is_cancelled))
+        else:
+            answers.append(Before(id_, None, known.cancelled_at(id_) is not None))
+    return answers
+
+
+def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tuple[int, int]] = ()) -> Sent:
+    """Cancel tasks by their ids, and recorded messages without an id; returns when, once that is stored.
 
     `copies` are the numbers of those messages and their due times, in milliseconds since 1970. Raises `CascadeMissing`
     with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    write_changes(connection, [*changes.cancelled(ids), *(changes.void(*copy) for copy in copies)])
+    sent = sent_now()
+    write_changes(connection, [*changes.cancelled(ids, sent), *(changes.void(*copy) for copy in copies)])
+    return sent
 
 
-def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:
-    """Add to the stream of changes. Raises as `cancel`."""
+def write_changes(connection: kombu.Connection, messages: Iterable[bytes], seconds: float | None = None) -> None:
+    """Add to the stream of changes. Raises as `cancel`.
+
+    With a limit in seconds it does not wait for the end of an alarm: `TimeoutError`. RabbitMQ has the messages then, in
+    the buffers of its socket, and takes them when the alarm ends.
+    """
     publisher = connection.connection.publisher_for()
-    publisher.streams.write(streams.changes(publisher.cascade), messages)
+    if seconds is not None:
+        connection.connection.on_blocked = _refuse_to_wait
+    with connection.connection.within(seconds):
+        publisher.streams.write(streams.changes(publisher.cascade), messages)
+
+
+def _refuse_to_wait(reason: str) -> None:
+    raise TimeoutError("an alarm blocks publishers")

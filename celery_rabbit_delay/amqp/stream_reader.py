@@ -66,10 +66,11 @@ class StreamReader:
         """Wait `patience` seconds for a stream that exists: a starting broker restores streams last.
 
         `silence`: seconds to wait for an answer, by default `SILENCE`. `options`: of a cascade other than the client's.
-        Both times are at most the option `confirm_timeout`.
+        Both times are at most the option `confirm_timeout`. Raises `UnsupportedConfiguration` without streams.
         """
         self._client = client
         self._options: Options = options or client.transport.delay_options
+        self._options.require_streams()
         most = math.inf if self._options.confirm_timeout is None else self._options.confirm_timeout
         self.patience = min(patience, most)
         self._silence = min(SILENCE if silence is None else silence, most)

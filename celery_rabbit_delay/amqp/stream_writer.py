@@ -97,6 +97,8 @@ class StreamWriter:
     def store(self, records: Mapping[Any, Outgoing]) -> None:
         """Store records, and create missing streams for them. Log a warning if that fails."""
         for (stream, number), record in records.items():
+            if self._is_paused(stream):
+                continue
             try:
                 self.write(stream, [record.message.body])
             except (DelayError, AMQPError, OSError) as exc:
@@ -144,8 +146,10 @@ class StreamWriter:
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
         """Store messages in a stream, which is created if it is missing: one round trip.
 
-        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`.
+        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`,
+        `UnsupportedConfiguration` with `streams=False`.
         """
+        self._options.require_streams()
         messages = [self.outgoing(stream, body) for body in bodies]
         try:
             self._write(stream, messages)

@@ -8,33 +8,42 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
 from amqp import spec
-from amqp.exceptions import ChannelError, InternalError, PreconditionFailed, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, InternalError, PreconditionFailed, RecoverableConnectionError
+from kombu.exceptions import OperationalError
 from kombu.transport import pyamqp
 
 from .. import upstream
 from ..core import headers as headers_
-from ..core import plan
-from ..core.errors import NotRouted, UnsupportedConfiguration
+from ..core import plan, streams
+from ..core.errors import DelayError, NotRouted, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now, Plan
-from ..core.unwrap import unwrap
+from ..core.unwrap import unwrap, without_native_delay
 from .batch import PublishBatch
 from .blocks import GivingUp
 from .clients import PerClient
+from .clocks import CLOCK, tell_of_naive_eta
 from .confirms import NotStored, with_headers
+from .connecting import connected, copy_of
 from .connection import ANSWERING, CLOSING, Connection
 from .destinations import is_lasting
 from .receiving import is_dropped, state_of
+from .schedule import write_changes
+from .schemes import tls_of
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
+
+#: Seconds to wait until the record of a message that is not stored is void.
+VOIDING = 5
 
 #: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.
 uses_quorum_queues: PerClient[Callable[[], bool]] = PerClient(lambda: lambda: False)
@@ -69,13 +78,17 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def _publish(
         self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
     ) -> Any:
+        if msg.headers and (own := headers_.own(msg.headers)) is not msg.headers:
+            msg = with_headers(msg, own)
         if not headers_.is_delayed(msg.headers):
             return publish(msg, exchange, routing_key, *args, **kwargs)
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
-        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns())
+        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
         delay, headers = headers_.delay_of(msg.headers, now.utc, options.naive_timezone)
+        if headers is not msg.headers:
+            tell_of_naive_eta(msg.headers, headers, options.naive_timezone)
         if delay <= 0:
             if headers is not msg.headers:
                 msg = with_headers(msg, headers)
@@ -86,7 +99,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
 
     def _delay(self, planned: Plan) -> None:
         """Send a message into the cascade, or put it into the batch that is being collected."""
-        connection = self.connection
+        connection, client = self.connection, self.connection.client
         publisher = connection.publisher_for(planned.message.properties.get("priority"))
         if connection.batches:
             publisher.prepare(planned)
@@ -96,6 +109,9 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
             publisher.publish(planned)
         except (NotStored, NotRouted, ChannelError):  # nothing is stored
             publisher.void(planned)
+            raise
+        except (AMQPError, OSError):  # the record may be stored, or all of it, and the caller learns of an error
+            _void_elsewhere(client, planned)
             raise
 
     def wait(self, method: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,6 +151,7 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         def on_message(message: Any) -> None:
+            message.taken_from = queue
             if not self._drops(message, no_ack) and callback is not None:
                 callback(message)
 
@@ -145,7 +162,10 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def basic_get(self, queue: str = "", no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
         while True:
             message = super().basic_get(queue, no_ack, *args, **kwargs)
-            if message is None or not self._drops(message, no_ack):
+            if message is None:
+                return None
+            message.taken_from = queue
+            if not self._drops(message, no_ack):
                 return message
 
     def peek(self, queue: str) -> Any:
@@ -161,12 +181,12 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         return dropped
 
     def message_to_python(self, raw_message: Any) -> Any:
-        state = state_of(raw_message)
+        state, info = state_of(raw_message), raw_message.delivery_info
+        received = Delivery(info["exchange"], info["routing_key"], raw_message.headers)
+        sent = without_native_delay(unwrap(received, state) if state else received, vars(raw_message).get("taken_from"))
+        info.update(exchange=sent.exchange, routing_key=sent.routing_key)
         if state:
-            info = raw_message.delivery_info
-            unwrapped = unwrap(Delivery(info["exchange"], info["routing_key"], raw_message.headers), state)
-            info.update(exchange=unwrapped.exchange, routing_key=unwrapped.routing_key)
-            raw_message.properties["application_headers"] = unwrapped.headers
+            raw_message.properties["application_headers"] = sent.headers
         message = super().message_to_python(raw_message)
         message.amqp_message = raw_message
         message.delayed_until = state.due if state else None
@@ -238,8 +258,14 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
+        client.ssl = tls_of(client.ssl)
         # Read here, so that a bad option is an error before anything is sent.
-        self.delay_options = Options.parse((client.transport_options or {}).get(OPTIONS))
+        given = (client.transport_options or {}).get(OPTIONS)
+        self.delay_options = Options.parse(given)
+        if isinstance(given, Options):  # a worker tells other programs of its connection, which know no such type
+            client.transport_options = {**client.transport_options, OPTIONS: given.to_dict()}
+        if any(map(streams.lose_data, (client.hostname or "", *client.alt))):
+            self.delay_options = replace(self.delay_options, streams=False)
 
     def qos_semantics_matches_spec(self, connection: Any) -> bool:
         """Return whether `basic.qos` must be sent per consumer: RabbitMQ 4.3 and quorum queues support only this."""
@@ -259,6 +285,15 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
 class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
     pass
+
+
+def _void_elsewhere(client: Any, planned: Plan) -> None:
+    """Mark the record of a message as void over a new connection."""
+    if (change := planned.void) is None:
+        return
+    errors = contextlib.suppress(AMQPError, DelayError, OperationalError, OSError)
+    with errors, connected(copy_of(client), pause=0) as connection:
+        write_changes(connection, [change], VOIDING)
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:

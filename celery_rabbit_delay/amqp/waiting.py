@@ -38,7 +38,7 @@ _COUNTS = ("x-delivery-count", "x-acquired-count")
 #: Microseconds by which the due time in a header may have been rounded down.
 _ROUNDED = 1000
 
-_ADVICE = "use --any-queue to allow any queue"
+_ADVICE = "use --any-queue, or any_queue=True, to allow any queue"
 
 
 def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False) -> Iterator[Message]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
+from uuid import UUID
 
 import kombu
 from celery import Celery
@@ -17,11 +18,13 @@ from ..amqp.connecting import closing
 from ..amqp.destinations import QueueNames
 from ..amqp.schedule import Scheduled
 from ..amqp.schemes import TRANSPORTS
+from ..amqp.waiting import Allowed
 from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
 from .control import with_connection
 from .install import is_installed
+from .queues import queues_of
 
 
 @contextmanager
@@ -60,66 +63,87 @@ def scheduled(
     queue: str | None = None,
     until: datetime | str | None = None,
     limit: int | None = None,
+    any_queue: bool = False,
 ) -> Iterator[Scheduled]:
-    """Yield the tasks that wait in RabbitMQ and are in the journal, the soonest first.
+    """Yield the tasks for the app's queues that wait in RabbitMQ and are in the journal, the soonest first.
 
     `task` selects tasks of this name, `queue` tasks for this queue, `until` tasks that are due until a datetime or an
-    ISO 8601 string; a naive one is in the app's time zone. `limit` is the maximum number of tasks. Tasks with a shorter
-    delay than the option `journal` are not in the journal, which is read when this is called.
+    ISO 8601 string; a naive one is in the app's time zone. `limit` is the maximum number of tasks. With `any_queue`,
+    tasks of other apps with the same prefix are among them. Tasks with a shorter delay than the option `journal` are
+    not in the journal, which is read when this is called.
 
-    Raises `StreamUnavailable`, `NotPermitted`, `InvalidDelay` for an invalid `until`, `ValueError` for a `limit` below
-    1; `UnsupportedConfiguration` without `install`.
+    Raises `StreamUnavailable`, `NotPermitted`, `InvalidDelay` for an invalid `until`, `InvalidDestination` for a
+    `queue` that is not the app's, `ValueError` for a `limit` below 1; `UnsupportedConfiguration` without `install`.
     """
     with closing(app.connection_for_write()) as connection:
         _check(connection)
-        names = QueueNames(app.amqp.queues.values())
-        return schedule.scheduled(connection, task, queue, until, limit, names)
+        return schedule.scheduled(connection, task, queue, until, limit, _names(app, any_queue))
 
 
-def find(app: Celery, id: str) -> Scheduled | None:  # noqa: A002
+def find(app: Celery, id: str | UUID, *, any_queue: bool = False) -> Scheduled | None:  # noqa: A002
     """Return the waiting task with an id, if it is in the journal: as `scheduled`, which has the errors.
 
-    Of several with the same id, return the soonest.
+    Of several with the same id, return the soonest. With `any_queue`, it may wait for a queue that is not the app's.
     """
+    text = _text_of(id)
     with closing(app.connection_for_write()) as connection:
         _check(connection)
-        names = QueueNames(app.amqp.queues.values())
-        return next(schedule.scheduled(connection, limit=1, queues=names, id_=id), None)
+        return next(schedule.scheduled(connection, limit=1, queues=_names(app, any_queue), id_=text), None)
 
 
-def cancel(app: Celery, *ids: str) -> None:
+def cancel(app: Celery, *ids: str | UUID) -> None:
     """Cancel delayed tasks by their ids. Returns when the broker has stored the cancellation: one round trip.
 
     A task that is due in a second or later does not run, nor do its retries, whether or not a worker is up now, and its
-    state becomes `REVOKED`. An id stays cancelled: use a new id for a task that must run.
+    state becomes `REVOKED`. A task that is sent later with the same id runs.
 
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
-    for id_ in ids:
-        if not isinstance(id_, str):
-            raise TypeError(f"{id_!r} is not the id of a task: use a str")
+    texts = [_text_of(id_) for id_ in ids]
 
     def write(connection: Any) -> None:
         _check(connection)
-        schedule.cancel(connection, ids)
+        schedule.cancel(connection, texts)
 
-    if ids:
+    if texts:
         with_connection(app, write)
 
 
-def reschedule(app: Celery, id: str, *, eta: datetime | str | None = None, countdown: float | None = None) -> None:  # noqa: A002
+def reschedule(
+    app: Celery,
+    id: str | UUID,  # noqa: A002
+    *,
+    eta: datetime | str | None = None,
+    countdown: float | None = None,
+    any_queue: bool = False,
+) -> None:
     """Give a waiting task another due time: `eta`, or `countdown` seconds from now; 0 means at once.
 
     The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is
     interpreted in the app's time zone. If this is interrupted, the task may run at both times; it is never lost.
 
     Raises `NotWaiting` if the journal has no task with this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
-    `NotPermitted`, and the errors of publishing a delayed task; `UnsupportedConfiguration` without `install`.
+    `InvalidDestination` if it is not for one of the app's queues, unless `any_queue`, `NotPermitted`, and the errors of
+    publishing a delayed task; `UnsupportedConfiguration` without `install`.
     """
+    text = _text_of(id)
     with closing(app.connection_for_write()) as connection:
         _check(connection)
         zone = connection.transport.delay_options.naive_timezone
-        amqp_reschedule.reschedule(connection, id, due_at(eta, countdown, datetime.now(timezone.utc), zone))
+        due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
+        allowed = Allowed(None if any_queue else queues_of(app))
+        amqp_reschedule.reschedule(connection, text, due, allowed)
+
+
+def _names(app: Celery, any_queue: bool) -> QueueNames:
+    return QueueNames(queues_of(app), only=not any_queue)
+
+
+def _text_of(id_: object) -> str:
+    """Return the id of a task as Celery writes it."""
+    if not isinstance(id_, (str, UUID)):
+        raise TypeError(f"{id_!r} is not the id of a task: use a str")
+    return str(id_)
 
 
 def _check(connection: kombu.Connection) -> None:

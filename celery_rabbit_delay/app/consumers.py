@@ -12,6 +12,7 @@ import kombu
 from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
+from .. import upstream
 from ..amqp import declare
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import copy_of
@@ -22,6 +23,7 @@ from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
 from ..core.errors import DelayError, DestinationNotFound, NotPermitted
 from ..core.topology import Cascade
+from .control import forget_one
 from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.handing_on = HandingOn(self)
+        #: The prefetch count of each queue, where RabbitMQ has one for each consumer.
+        self.fetches = 0
         super().__init__(*args, **kwargs)
 
     @property
@@ -58,7 +62,31 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         self.handing_on.keep = keep
 
     def _offer(self, keep: Callable[[Any], Any], message: DeliveredMessage) -> Any:
-        return None if self.handing_on.offer(message) else keep(message)
+        try:
+            return None if self.handing_on.offer(message) else keep(message)
+        finally:
+            forget_one()
+
+    def set_prefetch_count(self, prefetch_count: int) -> None:
+        """Let RabbitMQ send more messages of each queue ahead, to a further consumer; never fewer.
+
+        RabbitMQ applies a count only to consumers that come later. One that ends could give back what is on its way to
+        it, which comes again, and not in order. A further consumer of a stream would receive all again.
+        """
+        more, self.fetches = prefetch_count - self.fetches, max(prefetch_count, self.fetches)
+        if more <= 0:
+            return
+        self.qos(prefetch_count=more)
+        for queue in self.queues:
+            arguments = queue.queue_arguments or {}
+            if not arguments.get("x-single-active-consumer") and arguments.get("x-queue-type") != "stream":
+                upstream.consume_also(self, queue)
+        self.qos(prefetch_count=self.fetches)  # for queues that are added
+        self.channel.connection.deliveries.on_left()  # what came with the answer, as after the first basic.consume
+
+    def cancel_by_queue(self, queue: Any) -> None:
+        super().cancel_by_queue(queue)
+        upstream.cancel_also(self, queue)
 
     def cancel(self) -> None:
         super().cancel()

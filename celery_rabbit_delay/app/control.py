@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import kombu
-from amqp.exceptions import AMQPError
 from celery import Celery, bootsteps
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils.collections import LimitedSet
 from celery.worker import state
-from kombu.exceptions import OperationalError
 
-from ..amqp.clocks import utc_ms
+from .. import upstream
+from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
-from ..amqp.connection import advice_on_release
+from ..amqp.connecting import connected
+from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.receiving import catch_up, known_to
 from ..amqp.schedule import write_changes
 from ..core import changes, streams
@@ -28,8 +31,9 @@ logger = logging.getLogger(__name__)
 #: Seconds that a starting worker waits for the stream of changes, if it exists but cannot be read.
 PATIENCE = 30
 
-#: Seconds for which a write to the stream is retried while the stream has no leader.
-STREAM_PATIENCE = 15
+#: Seconds for which a write to the stream is retried while the stream has no leader; for which `revoke` waits for its
+#: answer.
+STREAM_PATIENCE, STORING = 15, 5
 
 
 def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
@@ -54,14 +58,21 @@ def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> No
             time.sleep(0.3)
 
 
-def changes_in(command: str, arguments: dict[str, Any]) -> list[bytes]:
+def as_text(ids: Any) -> Any:
+    """Return the ids of tasks, one or several, with each `uuid.UUID` as the text that Celery writes for it."""
+    if isinstance(ids, (list, tuple, set, frozenset)):
+        return [as_text(id_) for id_ in ids]
+    return str(ids) if isinstance(ids, uuid.UUID) else ids
+
+
+def changes_in(command: str, arguments: Mapping[str, Any]) -> list[bytes]:
     """Return the messages for the stream of changes that one of Celery's remote control commands needs."""
     if command in ("revoke", "terminate"):
-        ids = arguments.get("task_id") or ()
-        return list(changes.cancelled([ids] if isinstance(ids, str) else map(str, ids)))
+        ids = as_text(arguments.get("task_id")) or []
+        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids]), sent_now()))
     if command == "revoke_by_stamped_headers":
         stamps = _stamps_in(arguments.get("headers"))
-        return [changes.cancelled_stamps(stamps, utc_ms())] if stamps else []
+        return [changes.cancelled_stamps(stamps, sent_now())] if stamps else []
     return []
 
 
@@ -82,24 +93,49 @@ class DelayedControl:
     app: Celery
 
     def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Send a command to workers; also store a `revoke` for all workers, for those that start later."""
+        """Send a command to workers; also store a `revoke` for all workers, for those that start later.
+
+        Nothing that goes wrong with the latter keeps the command from the workers. Ids may be of the class `uuid.UUID`.
+        """
+        if isinstance(arguments, Mapping) and "task_id" in arguments:
+            arguments = {**arguments, "task_id": as_text(arguments["task_id"])}
         if destination is None and not kwargs.get("pattern"):
-            self._keep(changes_in(command, {**(arguments or {}), **kwargs}))
+            self._keep(command, arguments, kwargs)
         return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
 
-    def _keep(self, messages: Iterable[bytes]) -> None:
-        if not messages or self.app.connection_for_write().transport.driver_type != DRIVER_TYPE:
-            return
+    def _keep(self, command: str, arguments: Any, more: Mapping[str, Any]) -> None:
         try:
-            with_connection(self.app, lambda connection: write_changes(connection, messages))
-        except (DelayError, AMQPError, OperationalError, OSError) as exc:
+            messages = changes_in(command, {**(arguments or {}), **more})
+            if messages and self.app.connection_for_write().transport.driver_type == DRIVER_TYPE:
+                self._store(messages)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:
             logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
+
+    def _store(self, messages: list[bytes]) -> None:
+        """Add to the stream of changes on a new connection, which does not wait for the end of an alarm.
+
+        Celery connects as well, with its own patience, so this tries each host once.
+        """
+        deadline = time.monotonic() + STREAM_PATIENCE
+        while True:
+            try:
+                with connected(self.app.connection_for_write(), pause=0) as connection:
+                    write_changes(connection, messages, STORING)
+                return
+            except (StreamUnavailable, NotStored):
+                # After the loss of a node a stream has no leader for some time.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.3)
 
 
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads which tasks were cancelled or moved before a worker takes its first task, and follows further changes.
 
-    Celery consumes tasks only after all its steps have started. The state of this step outlives the connection.
+    A stream that is missing is created, or the worker would not hear of the first cancellation. Celery consumes tasks only
+    after all its steps have started. The state of this step outlives the connection.
     """
 
     requires = ("celery.worker.consumer.connection:Connection",)
@@ -116,15 +152,19 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             return
         known = known_to[connection]
         known.changes = self.changes
-        known.on_cancelled = revoke
+        known.on_cancelled, known.on_sent_again = revoke_one, let_run
         if not self._has_begun:  # each reconnect calls this again
             logger.info("Delayed tasks wait in RabbitMQ: %s", connection.transport.delay_options.summary)
+            if warning := warning_of_release(connection.connection):
+                logger.warning("%s", warning)
             if advice := advice_on_release(connection.connection):
                 logger.info("%s", advice)
         self._has_begun = True
-        stream = streams.changes(connection.transport.delay_options.cascade)
+        options = connection.transport.delay_options
         try:
-            catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
+            if options.streams:
+                stream = streams.changes(options.cascade)
+                catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
@@ -155,7 +195,65 @@ class WorkerChanges(Changes):
         return ids
 
 
+class KeepsCancelled:
+    """A mixin for Celery's set of revoked ids, where a worker looks again before a task runs: it forgets none of ours.
+
+    Celery's part of it has a limit, an age, and an order by clocks of other hosts, so that a new id may go first.
+    """
+
+    #: Ids that the stream says are cancelled, the oldest first.
+    cancelled: dict[str, None]
+
+    def keep(self, id_: str) -> None:
+        self.add(id_)  # type: ignore[attr-defined]  # for `inspect revoked`, and workers that mingle
+        self.cancelled[id_] = None
+        if len(self.cancelled) > KEPT:
+            del self.cancelled[next(iter(self.cancelled))]
+
+    def forget(self, id_: str) -> None:
+        self.cancelled.pop(id_, None)
+        self.discard(id_)  # type: ignore[attr-defined]
+
+    def __contains__(self, id_: object) -> bool:
+        return id_ in self.cancelled or super().__contains__(id_)  # type: ignore[misc]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        reduced: Any = super().__reduce__()  # for the file of `--statedb`, which workers without the package may read
+        return (LimitedSet, *reduced[1:])
+
+
+def _revoked() -> Any:
+    if not isinstance(state.revoked, KeepsCancelled):
+        upstream.mix_in(state.revoked, KeepsCancelled, cancelled={})
+    return state.revoked
+
+
+#: Ids that Celery knows to be revoked only while it takes the message that has just come.
+_revoked_once: set[str] = set()
+
+
 def revoke(id_: str) -> bool:
     """Make the worker discard a task as Celery does: with an event, the state `REVOKED`, an acknowledgement."""
-    state.revoked.add(id_)
+    _revoked().keep(id_)
     return True
+
+
+def revoke_one(id_: str) -> bool:
+    """Make the worker discard the message that has just come, and no later one with the same id: see `forget_one`."""
+    if id_ not in state.revoked:
+        _revoked_once.add(id_)
+    return revoke(id_)
+
+
+def forget_one() -> None:
+    """Let the worker run later tasks with the id of a cancelled one, which Celery has taken."""
+    while _revoked_once:
+        _revoked().forget(_revoked_once.pop())
+
+
+def let_run(id_: str) -> None:
+    """Let the worker run a task whose id was cancelled before it was sent; tasks from before are discarded now."""
+    if id_ in state.revoked:
+        for request in upstream.waiting_requests(state, id_):
+            request.revoked()
+        _revoked().forget(id_)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone, tzinfo
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,12 +20,13 @@ from celery.utils.dispatch import Signal
 from celery.worker import state as worker_state
 
 from .. import upstream
+from ..amqp.clocks import tell_of_naive_eta
 from ..amqp.confirms import NotStored
 from ..amqp.destinations import own_destination
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import plan
-from ..core.due import eta_in_utc
+from ..core.due import eta_in_utc, parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
 from ..core.plan import Now, Plan
@@ -37,7 +39,8 @@ MOMENT = 2
 #: Is sent with `amount`, the number of tasks that this worker has handed on since it was sent last.
 handed_on = Signal(name="handed_on", providing_args={"amount"})
 
-#: Seconds between two log entries, and seconds that a stopping worker waits for the broker's last answers.
+#: Seconds from the first task that is handed on to the log entry about all since; seconds that a stopping worker waits
+#: for the broker's last answers.
 REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 
 
@@ -66,11 +69,15 @@ class HandingOn:
         self._unanswered = 0
         self._unrouted: list[_HandedOn] = []
         self._stored = 0
+        #: Calls a function after some seconds; None outside of a worker.
+        self.call_after: Callable[[float, Callable[[], None]], Any] | None = None
+        self._timer: Any = None  # of the next report
 
     def offer(self, message: DeliveredMessage) -> bool:
         """Take a message if it can be handed on; return whether it was taken."""
         connection = self._consumer.channel.connection
         options = connection.delay_options
+        make_eta_aware(message, options.naive_timezone)
         due = due_of(message) if options.hand_on else None
         if due is None or has_waited(message, due):
             return False
@@ -89,7 +96,6 @@ class HandingOn:
             planned = plan.of_received(message.amqp_message, received, destination, due, now, options)
             publisher = connection.publisher_for(planned.priority)
             publisher.prepare(planned)
-            publisher.record(planned)
         except (DelayError, NotStored) as exc:
             self._warn(queue, exc)
             return False
@@ -109,6 +115,9 @@ class HandingOn:
 
     def report(self) -> None:
         """Log and signal how many tasks were handed on since the last report."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
         stored, self._stored = self._stored, 0
         if stored:
             logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
@@ -146,6 +155,8 @@ class HandingOn:
         if refusal is None:
             task.message.ack()
             self._stored += 1
+            if self._timer is None and self.call_after is not None:
+                self._timer = self.call_after(REPORT_INTERVAL, self.report)
         else:
             self._warn(task.queue, refusal)
             if self.keep is not None:
@@ -193,8 +204,25 @@ def eta_of(message: DeliveredMessage) -> Any:
     return body.get("eta") if isinstance(body, dict) and "task" in body else None
 
 
+def make_eta_aware(message: DeliveredMessage, zone: tzinfo) -> None:
+    """Make the naive eta of a task mean what it means where it is published with this package, also to Celery's worker.
+
+    With task protocol 1, where the body has the eta, it stays that of Celery's worker: in UTC.
+    """
+    headers = message.headers
+    if headers.get("eta") and "task" in headers and str(zone) != "UTC":
+        with suppress(InvalidDelay):  # Celery reports the error
+            eta = parse_eta(headers["eta"])
+            if eta.tzinfo is None:
+                message.headers = {**headers, "eta": eta.replace(tzinfo=zone).isoformat()}
+                tell_of_naive_eta(headers, message.headers, zone)
+
+
 def due_of(message: DeliveredMessage) -> datetime | None:
-    """Return the due time of a task in UTC, as Celery's worker reads it: a naive eta is UTC. None without an eta."""
+    """Return the due time of a task in UTC, as Celery's worker reads it: an eta that is still naive is UTC.
+
+    None without an eta.
+    """
     eta = eta_of(message)
     try:
         return eta_in_utc(eta, timezone.utc) if eta else None
@@ -211,15 +239,13 @@ def has_waited(message: DeliveredMessage, due: datetime) -> bool:
 
 
 class Report(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Makes a worker log, once a minute at most, how many tasks it has handed on."""
+    """Makes a worker log, once a minute at most, how many tasks it has handed on.
+
+    It needs no timer until then. With a timer that is not due for long, the event loop sleeps for up to ten seconds
+    instead of one, and notices only then that a worker in a thread is to stop.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    _timer: Any = None  # until the first start, which a worker without a connection never reaches
-
     def start(self, c: Any) -> None:
-        self._timer = c.timer.call_repeatedly(REPORT_INTERVAL, c.task_consumer.handing_on.report)
-
-    def stop(self, c: Any) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        c.task_consumer.handing_on.call_after = c.timer.call_after

@@ -22,6 +22,7 @@ from ..amqp.outlook import Outlook
 from ..amqp.schedule import Scheduled
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
+from .queues import queues_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,26 +49,31 @@ class InspectedNode(Node):  # type: ignore[misc]
         self, method: str, arguments: Any = None, reply_to: Any = None, ticket: Any = None, **kwargs: Any
     ) -> Any:
         consumer = self.state.consumer
-        connection = getattr(consumer, "connection", None)
+        connection: Any = getattr(consumer, "connection", None)
         is_ours = connection is not None and connection.transport.driver_type == DRIVER_TYPE
-        if not is_ours or not reply_to or method not in ("scheduled", "dump_schedule", "query_task"):
+        asks = bool(reply_to) and method in ("scheduled", "dump_schedule", "query_task")
+        if not asks or not is_ours or not connection.transport.delay_options.streams:
             return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
         try:
             held = self.handle_call(method, arguments)
         except Exception:
             return super().dispatch(method, arguments, reply_to, ticket, **kwargs)  # which answers with the error
-        ids = set(map(str, maybe_list((arguments or {}).get("ids")) or ()))
-        names = QueueNames(self.state.app.amqp.queues.values())
-        queues = {one.name for one in consumer.task_consumer.queues}
+        try:
+            ids = set(map(str, maybe_list((arguments or {}).get("ids")) or ()))
+            of_app = QueueNames(queues_of(self.state.app), only=True)
+            of_worker = QueueNames(consumer.task_consumer.queues, only=True)
+        except Exception as exc:
+            logger.warning("`celery inspect` does not show the tasks that wait in RabbitMQ: %s", exc)
+            return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
 
         def answer(outlook: Outlook | None) -> None:
             if outlook is not None and method == "query_task":
-                found = {one.id: ("scheduled", _info(one, priority)) for one, priority in outlook.find(ids, names)}
+                found = {one.id: ("scheduled", _info(one, priority)) for one, priority in outlook.find(ids, of_app)}
                 reply: Any = {**found, **held}
             elif outlook is not None:
                 reply = held + [
                     {"eta": one.due.isoformat(), "priority": priority, "request": _info(one, priority)}
-                    for one, priority in outlook.soonest(queues, names, LIMIT)
+                    for one, priority in outlook.soonest(of_worker, LIMIT)
                 ]
             else:
                 reply = held

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 from weakref import WeakMethod, WeakSet
@@ -29,6 +30,7 @@ from .control import DelayedControl, FollowChanges
 from .green import FullSpeed
 from .handing_on import Report
 from .inspecting import InspectedNode
+from .prefetch import FollowPool
 from .signals import connect
 
 logger = logging.getLogger(__name__)
@@ -60,7 +62,8 @@ def install(app: Celery, **options: Any) -> None:
     make = app.amqp_cls
     if is_installed(app):
         if make.keywords["options"] != wanted:
-            raise InvalidOption(f"{app} is already installed with {make.keywords['options']}: install it once")
+            different = wanted.differences(make.keywords["options"])
+            raise InvalidOption(f"{app} is installed already, and this call has {different}: install it once")
         return
     # Reading app.conf would load the configuration, too early for a later config_from_object().
     settings = upstream.settings_so_far(app)
@@ -73,7 +76,7 @@ def install(app: Celery, **options: Any) -> None:
             raise
         _say_there_is_no_broker(app)
     connect()
-    app.steps["consumer"].update([Report, FullSpeed])
+    app.steps["consumer"].update([Report, FollowPool, FullSpeed])
     app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
     app.control_cls = partial(_make_control, base=app.control_cls)
     if "control" in app.__dict__:
@@ -119,6 +122,23 @@ class DelayedAMQP:
     app: Celery
     queues: Any
     delay_options: Options
+
+    @property
+    def create_task_message(self) -> Any:
+        """The function that makes a task's message; it adds a countdown to the time in UTC.
+
+        Celery 5.4 to 5.6 add it to that of the app's zone, and miss the seconds by which its clocks change meanwhile.
+        """
+        create = super().create_task_message  # type: ignore[misc]
+
+        def of_countdown(
+            task_id: Any, name: Any, args: Any = None, kwargs: Any = None, *more: Any, **others: Any
+        ) -> Any:
+            if others.get("countdown", more[0] if more else None):
+                others.setdefault("now", datetime.now(timezone.utc))
+            return create(task_id, name, args, kwargs, *more, **others)
+
+        return of_countdown
 
     @property
     def producer_pool(self) -> Any:

@@ -41,28 +41,29 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
 def setup(target: Target, priorities: bool, prune: bool, management_url: str | None) -> None:
     """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
 
-    Also creates the outboxes of the option `outboxes` for queues named with --queue, and for the queues of an app with
-    declare="passive". Other publishers create an outbox when they first need it.
+    For a broker named with --broker, and for an app with declare="passive", it also creates the streams, and for each
+    queue the outboxes of the option `outboxes`. Other publishers create these when they first need them. With
+    --management-url, creates nothing if a limit of the virtual host leaves no room for all.
     """
     with target.connected() as connection:
         management = management_of(management_url, connection)
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         wanted = operate.cascades(connection, priorities)
-        known, with_outboxes = target.destinations(), _creates_outboxes(target, connection)
-        lacking = operate.setup(connection, wanted, known, with_outboxes)
+        known, ahead = target.destinations(), _creates_ahead(target, connection)
+        lacking = operate.setup(connection, wanted, known, ahead, management)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
         if prune and management:
-            kept = operate.outbox_names(connection, known) if with_outboxes else ()
+            kept = operate.outbox_names(connection, known) if ahead else ()
             useless, idle = operate.prune(connection, management, kept)
             click.echo(f"{len(useless):,} outboxes deleted, because they led nowhere")
             click.echo(f"{len(idle):,} outboxes deleted, because nothing was led to them in the last hour")
 
 
-def _creates_outboxes(target: Target, connection: kombu.Connection) -> bool:
-    """Return whether `setup` creates outboxes with a delay: for publishers that create none."""
+def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:
+    """Return whether `setup` creates outboxes with a delay, and streams: for publishers that create none."""
     return isinstance(target, BrokerTarget) or connection.transport.delay_options.declare == "passive"
 
 
@@ -104,8 +105,12 @@ def verify(target: Target, priorities: bool, management_url: str | None) -> None
     with target.connected() as connection:
         snapshot = snapshot_of(management_url, connection)
         wrong = _compare(target, connection, snapshot, priorities, on_demand=True)
-        if advice := operate.advice_on_release(connection.connection):
-            click.echo(escape(advice))
+        for told in (
+            operate.warning_of_release(connection.connection),
+            operate.advice_on_release(connection.connection),
+        ):
+            if told:
+                click.echo(escape(told))
         accepted = _show_held_up(connection, snapshot)
         arrived = not operate.can_try_out(wrong) or _probe(connection, priorities)
     if wrong or not arrived:
@@ -122,8 +127,8 @@ def _compare(
     on_demand: bool,
 ) -> list[operate.Finding]:
     """Show and return what is not as expected."""
-    with_outboxes = _creates_outboxes(target, connection)
-    findings = operate.compare(connection, target.destinations(), snapshot, priorities, on_demand, with_outboxes)
+    ahead = _creates_ahead(target, connection)
+    findings = operate.compare(connection, target.destinations(), snapshot, priorities, on_demand, ahead)
     wrong = [finding for finding in findings if finding.state != "present"]
     for finding in wrong:
         detail = f": {finding.detail}" if finding.detail else ""
@@ -153,20 +158,30 @@ def _probe(connection: kombu.Connection, priorities: bool) -> bool:
 
 @click.command(short_help="Delete the cascade.")
 @click.option("--delete-messages", is_flag=True, help="Delete the cascade even if messages wait; these are lost.")
+@click.option("--beat", "with_beat", is_flag=True, help="Also delete the queue of the app's beat, which must not run.")
 @management_option
-@click.confirmation_option(prompt="Delete the cascade?")
+@click.confirmation_option(prompt="Delete the cascade, for all apps with its prefix?")
 @pass_target
-def teardown(target: Target, delete_messages: bool, management_url: str | None) -> None:
-    """Delete the cascade: all its exchanges and queues, and nothing else.
+def teardown(target: Target, delete_messages: bool, with_beat: bool, management_url: str | None) -> None:
+    """Delete the cascade, of all apps with its prefix: all its exchanges and queues, and nothing else.
 
     Refuses if there are waiting messages, other than up to 10,000 cancelled ones, or orphans. Stop publishers first: a
     running publisher creates the cascade again. Use --management-url to include messages between two queues, outboxes
     of queues that the app does not have, and messages that are stuck in outboxes; it takes 12 s. Without it outboxes
     stay, unless --delete-messages deletes those of the app.
+
+    The queue of `celery beat -S rabbit-delay` is no part of the cascade: it is named, and --beat deletes it, with
+    --management-url those of all apps with the prefix.
     """
     with target.connected() as connection:
         management = management_of(management_url, connection)
         deleted = operate.teardown(connection, target.destinations(), management, delete_messages)
+        beats = operate.beat_queues(connection, target.beat_queue(), management.snapshot() if management else None)
+        if with_beat:
+            operate.delete_beat_queues(connection, beats)
+    for name in beats:
+        done = "is deleted" if with_beat else "stays, --beat deletes it"
+        click.echo(escape(f"the queue {name!r} with the last runs of beat {done}"))
     if deleted.dropped:
         click.echo(f"{deleted.dropped:,} messages had been cancelled, moved or replaced, or became due meanwhile")
     if not deleted.amount and not deleted.kept:

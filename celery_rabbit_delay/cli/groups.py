@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import broker, migrate, orphans, size, status, tasks, web
+from . import broker, leaving, migrate, orphans, size, status, tasks, web
 from .output import Group, version_option
 from .parameters import cascade_options, check_names, given
 from .target import BrokerTarget
@@ -38,6 +38,7 @@ class _Standalone(Group):
         tasks.run_now,
         web.web,
         web.metrics,
+        leaving.can_leave,
         migrate.migrate,
         broker.teardown,
         size.size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from .. import operate
 from ..core.options import OPTIONS
 from ..core.text import escape
 from ..operate import Moved
-from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
+from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, progress, until_interrupted
 from .parameters import any_queue_option, cascade_options, given, management_option
 from .target import Target, connection_to, management_of, pass_target
 
@@ -108,14 +107,13 @@ def _progress(moving: Iterable[Moved], amount: int) -> tuple[int, Counter[str], 
     moved, refused = 0, Counter[str]()
     with (
         until_interrupted(moving) as (messages, is_interrupted),
-        click.progressbar(length=amount, label="moving", file=sys.stderr) as bar,
+        progress("moving") as show,
     ):
         for message in messages:
             if message.refused is None:
                 moved += 1
             else:
                 refused[f"stays in {message.queue}: {message.refused}"] += 1
-            bar.update(1)
-        if not is_interrupted():
-            bar.update(max(0, amount - bar.pos))
+            done = moved + refused.total()
+            show(done, max(amount, done))
     return moved, refused, is_interrupted()

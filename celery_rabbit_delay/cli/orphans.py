@@ -10,7 +10,7 @@ from .. import operate
 from ..core.text import escape
 from ..operate import Orphan
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
-from .parameters import any_queue_option, json_option, limit_option, management_option
+from .parameters import any_queue_option, json_option, limit_option, management_option, other_queues_option
 from .status import held_up_data
 from .target import Target, pass_target, snapshot_of
 
@@ -22,17 +22,19 @@ def orphans() -> None:
 
 @orphans.command("list", short_help="List the oldest orphans.")
 @limit_option
+@other_queues_option
 @management_option
 @json_option
 @pass_target
-def list_orphans(target: Target, limit: int, management_url: str | None, as_json: bool) -> None:
-    """List the oldest orphans with their due times, destinations and tasks.
+def list_orphans(target: Target, limit: int, any_queue: bool, management_url: str | None, as_json: bool) -> None:
+    """List the oldest orphans for the queues of the app with their due times, destinations and tasks.
 
     With --management-url, also list the destinations that accept nothing, with the number of tasks due for each.
     """
     with target.connected() as connection:
         found = operate.orphans(connection, limit)
-        for orphan in found:
+        listed = list(filter(operate.are_for(target.names(any_queue)), found))
+        for orphan in listed:
             if as_json:
                 told = {**orphan._asdict(), "due": orphan.due and orphan.due.isoformat()}
                 del told["digest"], told["refused"]
@@ -42,6 +44,12 @@ def list_orphans(target: Target, limit: int, management_url: str | None, as_json
         if snapshot := snapshot_of(management_url, connection):
             for held_up in operate.held_up(connection.transport.delay_options.cascade, snapshot):
                 click.echo(json.dumps(held_up_data(held_up)) if as_json else escape(str(held_up)))
+    if len(listed) < len(found):
+        click.echo(
+            f"{len(found) - len(listed):,} are for other queues than those of the app: see --any-queue", err=True
+        )
+    elif not found:
+        click.echo("there are no orphans", err=True)
     _tell_of_limit(len(found), limit)
 
 
@@ -75,12 +83,16 @@ def replay(target: Target, limit: int, any_queue: bool) -> None:
 
 
 @orphans.command()
-@click.confirmation_option(prompt="Remove all orphans for good?")
+@other_queues_option
+@click.confirmation_option(prompt="Remove these orphans for good?")
 @pass_target
-def purge(target: Target) -> None:
-    """Remove all orphans, for good."""
+def purge(target: Target, any_queue: bool) -> None:
+    """Remove all orphans for the queues of the app, for good."""
     with target.connected() as connection:
-        click.echo(f"{operate.purge(connection):,} removed")
+        removed, left = operate.purge(connection, target.names(any_queue))
+    click.echo(f"{removed:,} removed")
+    if left:
+        click.echo(f"{left:,} are for other queues than those of the app: see --any-queue", err=True)
 
 
 def _tell_of_limit(amount: int, limit: int) -> None:

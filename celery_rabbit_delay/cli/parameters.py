@@ -10,7 +10,7 @@ import click
 from ..core.destination import check_key
 from ..core.errors import InvalidDestination
 from ..core.text import escape
-from .target import MANAGEMENT_CA
+from .target import MANAGEMENT_CA, MANAGEMENT_CERT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,6 +75,11 @@ def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
             type=parse_journal,
             help=f"Set the {new}shortest delay that is recorded, or 'none'.",
         ),
+        click.option(
+            f"--{to}streams/--{to}no-streams",
+            default=None,
+            help="Use streams, or do without: without, nothing can be listed, cancelled or moved.",
+        ),
     )
 
     def add(command: F) -> F:
@@ -94,7 +99,8 @@ management_option = click.option(
     envvar="CELERY_RABBIT_DELAY_MANAGEMENT_URL",
     help="Also use the management API, which shows bindings, policies and messages between queues: "
     "http://user:password@host:15672. Set the environment variable CELERY_RABBIT_DELAY_MANAGEMENT_URL instead to keep "
-    f"the password out of `ps`. For https, {MANAGEMENT_CA} may name a file of certificate authorities.",
+    f"the password out of `ps`. For https, {MANAGEMENT_CA} may name a file of certificate authorities, and "
+    f"{MANAGEMENT_CERT} one with a client certificate and its key.",
 )
 limit_option = click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Handle at most this many orphans."
@@ -105,4 +111,10 @@ any_queue_option = click.option(
     help="Send to any queue, not only to those of the app and those named with --queue. Any user who may publish with "
     "a delay can forge the destination in a message.",
 )
+other_queues_option = click.option(
+    "--any-queue",
+    is_flag=True,
+    help="Include what is for other queues than those of the app, such as those of other apps with the same prefix.",
+)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask before changing what the filters select.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")

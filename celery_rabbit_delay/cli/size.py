@@ -63,7 +63,7 @@ def size(target: Target, rate: float, delay: float, spread: bool, body: float, q
     rows = {
         "hops": f"{found.hops:.1f} on average, the outbox included",
         "queues": f"{found.cascade + queues * found.outboxes}: {found.cascade} of the cascade, and {found.outboxes} "
-        "for each queue of the tasks; up to ten streams besides",
+        "for each queue of the tasks" + ("; up to ten streams besides" if options.streams else ""),
         "CPU": f"{least:.2g} to {most:.2g} CPUs of each node",
         "waiting": f"{found.waiting:,} tasks",
         "memory": f"{_bytes(found.memory)} of each node",

@@ -14,30 +14,35 @@ import kombu
 from .. import operate
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape
-from ..operate import BeatStatus, HeldUp, Recorded, Status
+from ..operate import BeatStatus, HeldUp, QueueNames, Recorded, Status
 from .output import EXIT_PROBLEMS, format_duration
-from .parameters import management_option
+from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
+
+RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/runbook.md"
 
 
 @click.command(short_help="Show how many messages wait.")
 @management_option
+@other_queues_option
 @click.option("--levels", is_flag=True, help="Also show the levels and outboxes that hold them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @pass_target
-def status(target: Target, management_url: str | None, levels: bool, as_json: bool, watch: bool) -> None:
+def status(
+    target: Target, management_url: str | None, any_queue: bool, levels: bool, as_json: bool, watch: bool
+) -> None:
     """Show how many messages wait, what is due when, and how many could not be delivered.
 
-    What is due when comes from the journal: each task and queue with the time of the first and the number, among the
-    1,000 soonest.
+    What is due when comes from the journal: each task and queue of the app with the time of the first and the number,
+    among the 1,000 soonest. The other numbers are those of all apps with the same prefix.
 
     --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
 
     Shows the active process of `celery beat -S rabbit-delay` and its next runs, too.
 
     Exits with 3 if a level is blocked or missing, if there are orphans, if no beat is active although one was, or, with
-    --management-url, if a destination accepts nothing and the cause is known.
+    --management-url, if a destination accepts nothing and the cause is known. Then prints a link to the runbook.
     """
     with target.connected() as connection:
         while True:
@@ -49,19 +54,23 @@ def status(target: Target, management_url: str | None, levels: bool, as_json: bo
             if as_json:
                 click.echo(json.dumps(_as_data(found, beat), default=datetime.isoformat))
             else:
-                lines = _as_lines(found, _recorded(target, connection, found), levels)
+                lines = _as_lines(found, _recorded(target.names(any_queue), connection, found), levels)
                 click.echo("\n".join(map(escape, [*lines, *(_beat_as_lines(beat) if beat else ())])))
             if not watch:
                 break
             time.sleep(2)
+    if found.has_problems:
+        click.echo(f"what to do: {RUNBOOK}", err=True)
     if found.has_problems or (beat and beat.process is None):
         raise SystemExit(EXIT_PROBLEMS)
 
 
-def _recorded(target: Target, connection: kombu.Connection, found: Status) -> Recorded | None:
-    """Return what the journal says, if messages wait and this user may read it; otherwise say why not."""
+def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) -> Recorded | None:
+    """Return what the journal says, if messages wait and there is one; if this user may not read it, say why not."""
+    if not found.waiting or not connection.transport.delay_options.streams:
+        return None
     try:
-        return operate.recorded(connection, operate.QueueNames(target.queues())) if found.waiting else None
+        return operate.recorded(connection, names)
     except (NotPermitted, StreamUnavailable) as exc:
         click.echo(escape(f"the journal cannot be read: {exc}"), err=True)
         return None
@@ -103,10 +112,17 @@ def _as_lines(found: Status, recorded: Recorded | None, levels: bool) -> list[st
         )
     for one in recorded.groups if recorded else ():
         lines.append(f"{one.due:%Y-%m-%d %H:%M:%S}Z  {one.amount:>6,}  {one.queue}  {one.task or 'messages'}")
+    if recorded and recorded.elsewhere:
+        lines.append(
+            f"{recorded.elsewhere:,} of the soonest are for other queues than those of the app: see --any-queue"
+        )
     lines += [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
     if len(found.missing) == len(found.levels):
-        lines.append("there is no cascade of these options")
+        lines.append(
+            "there is no cascade of these options: `setup` creates it, as do workers when they start, and publishers "
+            "with their first delayed task"
+        )
     else:
         lines += [f"{level.queue} is missing; run `setup`" for level in found.missing]
     lines += [f"{level.queue} may be blocked; run `verify`" for level in found.blocked]

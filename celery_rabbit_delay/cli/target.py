@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -16,13 +16,14 @@ import kombu
 from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
-from .. import operate, upstream
+from .. import operate
+from ..app.queues import queues_of
 from ..core.destination import Destination
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
-from ..operate import PERMISSIONS, Allowed, BeatStatus, Management, Snapshot
+from ..operate import PERMISSIONS, Allowed, BeatStatus, Management, QueueNames, Snapshot
 from .output import is_of_output
 
 P = ParamSpec("P")
@@ -30,6 +31,9 @@ R = TypeVar("R")
 
 #: The environment variable that names a file of certificate authorities for the management API.
 MANAGEMENT_CA = "CELERY_RABBIT_DELAY_MANAGEMENT_CA"
+
+#: The one that names a file with a client certificate and its key, for the same.
+MANAGEMENT_CERT = "CELERY_RABBIT_DELAY_MANAGEMENT_CERT"
 
 #: A broker URL. An "@" after the host means that the password contains an unescaped delimiter.
 _URL = re.compile(r"[\w.+-]+://(?P<user>[^/?#]*@)?(?P<place>[^/?#@]*)(?P<rest>.*)", re.DOTALL)
@@ -64,6 +68,14 @@ class Target(ABC):
         """Return the state of the app's beat; None without an app, or if its beat has not run with RabbitMQ."""
         return None
 
+    def names(self, any_queue: bool) -> QueueNames:
+        """Return the queues that a command is about: those of the app, or of anybody."""
+        return QueueNames(self.queues(), only=not any_queue)
+
+    def beat_queue(self) -> str | None:
+        """Return the name of the queue that the app's beat has, if it runs with RabbitMQ; None without an app."""
+        return None
+
     def allowed(self, any_queue: bool) -> Allowed:
         """Return the destinations to which a command may send messages."""
         return Allowed(None if any_queue else self.queues())
@@ -92,6 +104,10 @@ class BrokerTarget(Target):
     def queues(self) -> list[kombu.Queue]:
         return [kombu.Queue(name) for name in self.queue_names]
 
+    def names(self, any_queue: bool) -> QueueNames:
+        """Return the queues that were named, or those of anybody: there is no app."""
+        return super().names(any_queue or not self.queue_names)
+
 
 class AppTarget(Target):
     """The cascade of a Celery app."""
@@ -111,15 +127,15 @@ class AppTarget(Target):
         return connection
 
     def queues(self) -> list[kombu.Queue]:
-        for queue in upstream.queues_routed_to(self.app):
-            with suppress(KeyError):  # no such queue, and the app creates none
-                self.app.amqp.queues[queue]  # adds it
-        return list(self.app.amqp.queues.values())
+        return queues_of(self.app)
 
     def beat(self, connection: kombu.Connection) -> BeatStatus | None:
+        return operate.beat_status(connection, self.beat_queue())
+
+    def beat_queue(self) -> str:
         from ..beat import queue_of  # imports Celery's beat
 
-        return operate.beat_status(connection, queue_of(self.app))
+        return queue_of(self.app)
 
 
 def pass_target(command: Callable[Concatenate[Target, P], R]) -> Callable[P, R]:
@@ -150,7 +166,7 @@ def _reading(urls: Iterable[str]) -> Iterator[None]:
         yield
     except ValueError as exc:  # its text may contain a part of the password
         raise click.ClickException(_UNREADABLE) from exc
-    except TypeError as exc:  # Kombu passes the parameters of the URL on as arguments
+    except (KeyError, TypeError) as exc:  # Kombu passes the parameters of the URL on as arguments
         raise click.ClickException(
             "the broker URL has a parameter that Kombu does not know: after the ?, use parameters such as heartbeat=10"
         ) from exc
@@ -191,7 +207,8 @@ def handle_errors() -> Iterator[None]:
 
 def management_of(url: str | None, connection: kombu.Connection) -> Management | None:
     """Return the management API at a URL; None without a URL."""
-    return operate.Management(url, connection.virtual_host or "/", os.environ.get(MANAGEMENT_CA)) if url else None
+    files = map(os.environ.get, (MANAGEMENT_CA, MANAGEMENT_CERT))
+    return operate.Management(url, connection.virtual_host or "/", *files) if url else None
 
 
 def snapshot_of(url: str | None, connection: kombu.Connection) -> Snapshot | None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -16,15 +13,21 @@ import kombu
 
 from .. import operate
 from ..core.due import due_at
-from ..core.errors import InvalidDelay
+from ..core.errors import InvalidDelay, NotPermitted, StreamUnavailable
 from ..core.headers import milliseconds
+from ..core.streams import Unreadable
 from ..core.text import escape
 from ..operate import Scheduled
-from .output import EXIT_PROBLEMS
-from .parameters import any_queue_option, check_names, json_option
+from .output import EXIT_PROBLEMS, progress
+from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
 from .target import Target, pass_target
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: The parameters that select tasks.
+_FILTERS = ("task", "only_queue", "until")
+
+_NOT_RECORDED = "is not in the journal: if a task with this id waits, it does not run"
 
 
 def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -69,10 +72,11 @@ def _chosen(all_help: str) -> Callable[[F], F]:
 @click.command("list")
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="List at most this many tasks.")
+@other_queues_option
 @json_option
 @pass_target
-def list_scheduled(target: Target, /, limit: int | None, as_json: bool, **filters: Any) -> None:
-    """List waiting tasks, the soonest first.
+def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
+    """List waiting tasks for the queues of the app, the soonest first.
 
     Shows only tasks in the journal: see the option `journal` of install().
     """
@@ -80,13 +84,13 @@ def list_scheduled(target: Target, /, limit: int | None, as_json: bool, **filter
     problems: list[str] = []
     with target.connected() as connection:
         operate.require(connection)
-        waiting = _found(target, connection, problems.append, limit=limit, **filters)
+        waiting = _found(target, connection, problems.append, **filters)
         lines = (json.dumps(_as_data(one)) if as_json else format_scheduled(one) for one in waiting)
         while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
             is_empty = False
             click.echo("\n".join(many))
         if is_empty:
-            waits = "matches" if any(filters.values()) else "waits"
+            waits = "matches" if any(filters[name] for name in _FILTERS) else "waits"
             click.echo(
                 f"nothing is listed: no task in the journal {waits}. It has those with at least the delay of the "
                 "option `journal` of install(), 60 s by default",
@@ -97,23 +101,73 @@ def list_scheduled(target: Target, /, limit: int | None, as_json: bool, **filter
 
 @click.command(short_help="Cancel waiting tasks.")
 @_chosen("Cancel all tasks that `list` shows.")
+@other_queues_option
+@yes_option
+@json_option
 @pass_target
-def cancel(target: Target, /, ids: tuple[str, ...], everything: bool, **filters: Any) -> None:
-    """Cancel tasks by their ids, or all tasks that `list` shows with the same options.
+def cancel(
+    target: Target,
+    /,
+    ids: tuple[str, ...],
+    everything: bool,
+    any_queue: bool,
+    yes: bool,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Cancel tasks by their ids, or all tasks that `list` shows with the same options, after a question.
 
-    A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. An id stays
-    cancelled.
+    A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. For each id, says
+    what the journal knows of it.
     """
     _check_chosen(ids, everything, filters)
     problems: list[str] = []
     with target.connected() as connection:
         operate.require(connection)
-        found = [] if ids else list(_found(target, connection, problems.append, **filters))
-        without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
-        operate.cancel(connection, ids or [one.id for one in found if one.id], without_id)
-        # No worker says whether a task with such an id waits.
-        click.echo(f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'} cancelled" if ids else f"{len(found):,} cancelled")
+        if ids:
+            sent = operate.cancel(connection, ids)
+            _tell_of_ids(connection, ids, sent, target.names(any_queue=True), as_json)
+        else:
+            found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
+            _ask(f"Cancel {_tasks(found)} for good?", found, yes)
+            without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
+            operate.cancel(connection, [one.id for one in found if one.id], without_id)
+            lines = [json.dumps(_as_data(one)) for one in found] if as_json else [f"{len(found):,} cancelled"]
+            for line in lines:
+                click.echo(line)
     _report(problems)
+
+
+def _tell_of_ids(
+    connection: kombu.Connection, ids: Sequence[str], sent: operate.Sent, names: operate.QueueNames, as_json: bool
+) -> None:
+    """Say what was known of each id before it was cancelled. No worker says whether a task with such an id waits."""
+    try:
+        known = operate.before(connection, ids, sent, names)
+    except (NotPermitted, StreamUnavailable, Unreadable) as exc:
+        click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
+        known = []
+    for one in known:
+        state = ("waiting", "cancelled") if one.waiting else ("unknown", "cancelled")
+        if as_json:
+            about = _as_data(one.waiting) if one.waiting else {"id": one.id}
+            click.echo(json.dumps({**about, "was": state[one.is_cancelled]}))
+            continue
+        was = "was already cancelled" if one.is_cancelled else "waited" if one.waiting else _NOT_RECORDED
+        due = f", due {one.waiting.due:%Y-%m-%d %H:%M:%S}Z for {one.waiting.queue}" if one.waiting else ""
+        click.echo(escape(f"{one.id} {was}{due}"))
+    if not as_json:
+        click.echo(f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'} cancelled")
+
+
+def _tasks(found: Collection[object]) -> str:
+    return f"{len(found):,} {'task' if len(found) == 1 else 'tasks'}"
+
+
+def _ask(question: str, found: Collection[object], yes: bool) -> None:
+    """Ask before something that cannot be undone, unless nothing was found; end the command if the answer is no."""
+    if found and not yes:
+        click.confirm(question, abort=True, err=True)
 
 
 @click.command(short_help="Change the due time of tasks.")
@@ -121,27 +175,29 @@ def cancel(target: Target, /, ids: tuple[str, ...], everything: bool, **filters:
 @click.option("--eta", metavar="TIME", callback=_check_time, help="Set the new due time: 2030-01-31T12:00:00+01:00.")
 @click.option("--countdown", metavar="SECONDS", callback=_check_time, help="Set the new due time, in seconds from now.")
 @any_queue_option
+@yes_option
 @pass_target
-def reschedule(target: Target, /, eta: str | None, countdown: str | None, any_queue: bool, **chosen: Any) -> None:
+def reschedule(target: Target, /, eta: str | None, countdown: str | None, **chosen: Any) -> None:
     """Give tasks in the journal another due time, earlier or later: by their ids, or as `list` shows them.
 
-    Exits with 3 if some of several were not moved.
+    Asks before it moves tasks that are not named by their ids. Exits with 3 if some of several were not moved.
     """
     if (eta is None) == (countdown is None):
         raise click.UsageError("name the new due time with either --eta or --countdown")
-    _move(target, eta, countdown, any_queue, **chosen)
+    _move(target, eta, countdown, **chosen)
 
 
 @click.command("run-now", short_help="Make tasks due at once.")
 @_chosen("Run all tasks that `list` shows.")
 @any_queue_option
+@yes_option
 @pass_target
-def run_now(target: Target, /, any_queue: bool, **chosen: Any) -> None:
+def run_now(target: Target, /, **chosen: Any) -> None:
     """Make tasks in the journal due at once: by their ids, or as `list` shows them.
 
-    Exits with 3 if some of several were not moved.
+    Asks before it runs tasks that are not named by their ids. Exits with 3 if some of several were not moved.
     """
-    _move(target, None, "0", any_queue, **chosen)
+    _move(target, None, "0", **chosen)
 
 
 def _move(
@@ -149,6 +205,7 @@ def _move(
     eta: str | None,
     countdown: str | None,
     any_queue: bool,
+    yes: bool,
     ids: tuple[str, ...],
     everything: bool,
     **filters: Any,
@@ -164,7 +221,12 @@ def _move(
             operate.reschedule(connection, ids[0], due, allowed)
             click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
             return
-        found = set() if ids else {one.number for one in _found(target, connection, problems.append, **filters)}
+        found: set[int] = set()
+        if not ids:
+            listed = _found(target, connection, problems.append, any_queue=any_queue, **filters)
+            found = {one.number for one in listed}
+            _ask(f"Make {_tasks(found)} due {due:%Y-%m-%d %H:%M:%S}Z?", found, yes)
+            due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
         moved = 0
         for _, refused in operate.reschedule_all(connection, ids, found, due, allowed):
             moved += refused is None
@@ -194,28 +256,22 @@ def _found(
     task: str | None,
     only_queue: str | None,
     until: str | None,
+    any_queue: bool,
     limit: int | None = None,
 ) -> Iterator[Scheduled]:
-    names = operate.QueueNames(target.queues())
-    with _progress() as progress:
-        return operate.scheduled(connection, task, only_queue, until, limit, names, progress, report)
+    """Yield what waits for the queues of the app, or for any; say if there is more for others."""
+    is_all = True
 
+    def elsewhere() -> None:
+        nonlocal is_all
+        is_all = False
 
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar after the first second."""
-    began = time.monotonic()
-    bar: Any = None
-    with ExitStack() as shown:
-
-        def progress(done: int, total: int) -> None:
-            nonlocal bar
-            if bar is None and time.monotonic() - began > 1:
-                bar = shown.enter_context(click.progressbar(length=total, label="reading", file=sys.stderr))
-            if bar is not None:
-                bar.update(done - bar.pos)
-
-        yield progress
+    names = target.names(any_queue)
+    with progress("reading") as shown:
+        found = operate.scheduled(connection, task, only_queue, until, limit, names, shown, report, elsewhere=elsewhere)
+    yield from found
+    if not is_all:
+        click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)
 
 
 def _as_data(waiting: Scheduled) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .parameters import any_queue_option, management_option
+from .parameters import any_queue_option, management_option, other_queues_option
 from .target import Target, handle_errors, pass_target, snapshot_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def web(
     management_url: str | None,
     any_queue: bool,
 ) -> None:
-    """Serve a web page that lists, cancels and moves waiting tasks. Needs the extra `web`.
+    """Serve a web page that lists, cancels and moves the app's waiting tasks. Needs the extra `web`.
 
     Prints its address, and runs until Ctrl-C. Shows only tasks in the journal: see the option `journal` of install().
     """
@@ -71,13 +71,14 @@ def web(
 @click.command()
 @index_option
 @management_option
+@other_queues_option
 @pass_target
-def metrics(target: Target, index: Path | None, management_url: str | None) -> None:
-    """Print metrics of waiting tasks for Prometheus, once. Needs the extra `web`."""
+def metrics(target: Target, index: Path | None, management_url: str | None, any_queue: bool) -> None:
+    """Print metrics of the app's waiting tasks for Prometheus, once. Needs the extra `web`."""
     with handle_errors(), _extra():
         from ..web.serve import metrics
 
-        click.echo(metrics(broker_of(target, management_url), index), nl=False)
+        click.echo(metrics(broker_of(target, management_url, any_queue), index), nl=False)
 
 
 def broker_of(target: Target, management_url: str | None, any_queue: bool = False) -> Broker:
@@ -90,7 +91,7 @@ def broker_of(target: Target, management_url: str | None, any_queue: bool = Fals
     return Broker(
         name,
         target.connection,
-        target.queues(),
+        target.names(any_queue),
         target.destinations(),
         lambda connection: snapshot_of(management_url, connection),
         target.allowed(any_queue),

@@ -24,6 +24,11 @@ class Run(NamedTuple):
     total: int = 0
 
 
+def beat_prefix(prefix: str) -> str:
+    """Return what the names of beats' queues begin with, unless an app chooses another name; the app's name follows."""
+    return f"{prefix}.beat."
+
+
 def dump(runs: Mapping[str, Run]) -> bytes:
     """Return runs, by the names of their entries, as JSON."""
     return json.dumps(

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import DelayError
-from .headers import X_DELAY_SENT
+from .headers import X_DELAY_SENT, own
+from .sent import SIZE, Sent
 from .streams import VOID_KEPT, reading
 
 _FEW_VOIDS = 1000
-
-#: Seconds by which the clocks of two publishers may differ.
-CLOCKS_DIFFER = 60
 
 _UUIDS, _IDS, _STAMPS, _VOID = b"u", b"c", b"s", b"v"
 _CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID)
@@ -36,8 +34,8 @@ MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
 KEPT = 500_000
 
 
-def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
-    """Yield messages that cancel tasks."""
+def cancelled(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
+    """Yield messages that cancel the tasks with some ids that were sent until then."""
     uuids: list[bytes] = []
     others: list[str] = []
     for id_ in ids:
@@ -47,19 +45,16 @@ def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
         else:
             uuids.append(short)
     for at in range(0, len(uuids), _MAX_IDS):
-        yield _UUIDS + b"".join(uuids[at : at + _MAX_IDS])
+        yield _UUIDS + sent.pack() + b"".join(uuids[at : at + _MAX_IDS])
     several = min(_MAX_IDS, MAX_BYTES // (6 * _MAX_ID + 4))  # JSON escapes a character with up to 6 bytes per byte
     for at in range(0, len(others), several):
-        yield _IDS + json.dumps(others[at : at + several]).encode()
+        yield _IDS + sent.pack() + json.dumps(others[at : at + several]).encode()
 
 
-def cancelled_stamps(stamps: Mapping[str, Any], now: int) -> bytes:
-    """Return a message that cancels all tasks sent until now with one of the given values of a stamp.
-
-    `now` is in milliseconds since 1970.
-    """
+def cancelled_stamps(stamps: Mapping[str, Any], sent: Sent) -> bytes:
+    """Return a message that cancels all tasks sent until then with one of the given values of a stamp."""
     values = {name: _items(value) for name, value in stamps.items()}
-    message = _STAMPS + _TIME.pack(now) + json.dumps(values, default=str).encode()
+    message = _STAMPS + sent.pack() + json.dumps(values, default=str).encode()
     if len(message) > MAX_BYTES:
         raise DelayError(
             f"these stamps take {len(message):,} bytes: revoke at most {MAX_BYTES:,} bytes of them at a time"
@@ -67,13 +62,13 @@ def cancelled_stamps(stamps: Mapping[str, Any], now: int) -> bytes:
     return message
 
 
-def is_sent_before(headers: Mapping[str, Any], cancelled: int) -> bool:
-    """Return whether a task may have been sent before it was cancelled by a stamp, in milliseconds since 1970.
+def is_sent_before(sent: object, cancelled: Sent) -> bool:
+    """Return whether a task may have been sent before it was cancelled, by its header `X_DELAY_SENT`.
 
-    One that does not say when it was sent may: it comes from an earlier release, or was sent without a delay at first.
+    One that does not say when it was sent may: it was sent without this package, or without a delay at first.
     """
-    sent = headers.get(X_DELAY_SENT)
-    return not isinstance(sent, int) or sent <= cancelled + CLOCKS_DIFFER * 1000
+    known = Sent.read(sent)
+    return known is None or known.may_precede(cancelled)
 
 
 def void(number: int, due: int) -> bytes:
@@ -92,20 +87,23 @@ def check_size(message: bytes) -> None:
 
 @dataclass
 class _Newest:
-    """The items of a set that were added last: at least `KEPT`, and at most twice as many."""
+    """The ids that were cancelled last, at least `KEPT` and at most twice as many, and when: packed, to take less."""
 
-    items: set[bytes | str] = field(default_factory=set)
-    before: set[bytes | str] = field(default_factory=set)
+    items: dict[bytes | str, bytes] = field(default_factory=dict)
+    before: dict[bytes | str, bytes] = field(default_factory=dict)
 
-    def __contains__(self, item: bytes | str) -> bool:
-        return item in self.items or item in self.before
+    def get(self, item: bytes | str) -> bytes:
+        return self.items.get(item) or self.before.get(item, b"")
 
-    def add(self, item: bytes | str) -> bool:
+    def is_news(self, item: bytes | str, sent: bytes) -> bool:
+        return self.get(item) < sent
+
+    def add(self, item: bytes | str, sent: bytes) -> bool:
         """Add an item; return whether others were forgotten for it."""
         forgets = len(self.items) >= KEPT and bool(self.before)
         if len(self.items) >= KEPT:
-            self.before, self.items = self.items, set()
-        self.items.add(item)
+            self.before, self.items = self.items, {}
+        self.items[item] = sent
         return forgets
 
 
@@ -118,12 +116,13 @@ class Changes:
     #: Whether cancelled ids were forgotten, because there were too many.
     has_forgotten = False
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` returns seconds since 1970."""
+    def __init__(self, clock: Callable[[], float], before: Sent | None = None) -> None:
+        """`clock` returns seconds since 1970. With `before`, cancellations from that moment on do not count."""
         self._clock = clock
+        self._before = before
         self._uuids = _Newest()
         self._ids = _Newest()
-        self._stamps: dict[str, dict[str, int]] = {}
+        self._stamps: dict[str, dict[str, Sent]] = {}
         self._stamped = 0  # bytes in them
         self._voids: dict[int, float] = {}  # when each is due, in milliseconds
         self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
@@ -134,34 +133,39 @@ class Changes:
         kind, content = message[:1], message[1:]
         if kind in _CHANGES:  # and not a record of the journal, which may be as large as a message
             check_size(message)
+        if kind in (_UUIDS, _IDS, _STAMPS):
+            packed, content = content[:SIZE], content[SIZE:]
+            sent = Sent.unpack(packed)
+            if self._before and sent.at >= self._before.at:
+                return []
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
-            ids = {one: str(uuid.UUID(bytes=one)) for one in whole if one not in self._uuids}
-            self._add(self._uuids, ids)
+            ids = {one: str(uuid.UUID(bytes=one)) for one in whole if self._uuids.is_news(one, packed)}
+            self._add(self._uuids, ids, packed)
             return list(ids.values())
         if kind == _IDS:
             texts = dict.fromkeys(str(id_) for id_ in json.loads(content))
-            new = [id_ for id_ in texts if id_ not in self._ids and len(id_) <= _MAX_ID]
-            self._add(self._ids, new)
+            new = [id_ for id_ in texts if len(id_) <= _MAX_ID and self._ids.is_news(id_, packed)]
+            self._add(self._ids, new, packed)
             return new
         if kind == _STAMPS:
-            now, stamps = *_TIME.unpack_from(content), json.loads(content[_TIME.size :])
+            stamps = json.loads(content)
             for name, values in {name: list(map(str, values)) for name, values in stamps.items()}.items():
-                self._add_stamp(name, values, now)
+                self._add_stamp(name, values, sent)
         elif kind == _VOID:
             number, due = _PAIR.unpack(content) if len(content) == _PAIR.size else (*_TIME.unpack(content), math.inf)
             self._add_void(number, due)
         return []
 
-    def _add(self, known: _Newest, ids: Iterable[bytes | str]) -> None:
+    def _add(self, known: _Newest, ids: Iterable[bytes | str], sent: bytes) -> None:
         for id_ in ids:
-            self.has_forgotten |= known.add(id_)
+            self.has_forgotten |= known.add(id_, sent)
 
-    def _add_stamp(self, name: str, values: Iterable[str], now: int) -> None:
+    def _add_stamp(self, name: str, values: Iterable[str], sent: Sent) -> None:
         for value in values:
             known = self._stamps.setdefault(name, {})
             self._stamped += 0 if value in known else len(name) + len(value) + _STAMP
-            known[value] = max(now, known.get(value, 0))
+            known[value] = max(sent, known.get(value, sent))
         if self._stamped > _MAX_STAMPS:
             newest = sorted(((at, name, one) for name, ones in self._stamps.items() for one, at in ones.items()))
             self._stamps, self._stamped = {}, 0
@@ -178,25 +182,36 @@ class Changes:
             self._voids = {number: due for number, due in reversed(list(latest)) if due >= earliest}
             self._enough = max(_FEW_VOIDS, 2 * len(self._voids))
 
-    def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
-        """Return whether a task was cancelled, by its id or by a stamp in its headers."""
-        if not (self._uuids.items or self._ids.items or self._stamps):  # the common case: `list` asks for each record
-            return False
+    def cancelled_at(self, id_: str) -> Sent | None:
+        """Return when an id was cancelled last; None if it was not."""
+        if not (self._uuids.items or self._ids.items):  # the common case: `list` asks for each record
+            return None
         short = _uuid(id_)
-        if (id_ in self._ids) if short is None else (short in self._uuids):
+        packed = self._ids.get(id_) if short is None else self._uuids.get(short)
+        return Sent.unpack(packed) if packed else None
+
+    def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
+        """Return whether a task was cancelled after it was sent, by its id or by a stamp in its headers."""
+        at, headers = self.cancelled_at(id_), own(headers or {})
+        sent, stamps = headers.get(X_DELAY_SENT), headers.get("stamps")
+        if at is not None and is_sent_before(sent, at):
             return True
-        stamps = headers.get("stamps") if headers and self._stamps else None
-        if headers is None or not isinstance(stamps, Mapping):
+        if not self._stamps or not isinstance(stamps, Mapping):
             return False
         return any(
-            (at := values.get(str(value))) is not None and is_sent_before(headers, at)
+            (at := values.get(str(value))) is not None and is_sent_before(sent, at)
             for name, values in self._stamps.items()
             for value in _items(stamps.get(name))
         )
 
     @property
-    def stamps(self) -> Mapping[str, Mapping[str, int]]:
-        """The values of each stamp by which tasks were cancelled, and when, in milliseconds since 1970."""
+    def has_cancelled(self) -> bool:
+        """Whether any task was cancelled."""
+        return bool(self._uuids.items or self._ids.items or self._stamps)
+
+    @property
+    def stamps(self) -> Mapping[str, Mapping[str, Sent]]:
+        """The values of each stamp by which tasks were cancelled, and when."""
         return self._stamps
 
     @property

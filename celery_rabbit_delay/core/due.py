@@ -18,18 +18,6 @@ _CELERY_FORMAT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:
 _MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 
 
-class NamedZone(str):
-    """A time zone by its name, as which JSON represents it."""
-
-    zone: tzinfo
-
-    @classmethod
-    def of(cls, zone: tzinfo) -> NamedZone:
-        named = cls(zone)
-        named.zone = zone
-        return named
-
-
 def parse_eta(eta: object, name: str = "the eta") -> datetime:
     """Return a datetime, naive or aware as written, from an ISO 8601 string or a datetime. Raises `InvalidDelay`."""
     if isinstance(eta, datetime):
@@ -38,16 +26,16 @@ def parse_eta(eta: object, name: str = "the eta") -> datetime:
         if isinstance(eta, str) and _CELERY_FORMAT(eta):
             return datetime.fromisoformat(eta)  # ten times as fast
         return isoparse(eta)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise _unreadable(eta, name) from exc
+    except (TypeError, ValueError, OverflowError):
+        raise _unreadable(eta, name) from None
 
 
 def microseconds_until(due: datetime, now: datetime) -> int:
     """Return the time from `now`, in UTC, until `due`, aware; negative if it has passed. Raises `InvalidDelay`."""
     try:
         return (due - now) // _MICROSECOND
-    except (ValueError, OverflowError) as exc:  # some zones know no offset for years far away
-        raise _unreadable(due.replace(tzinfo=None).isoformat()) from exc
+    except (ValueError, OverflowError):  # some zones know no offset for years far away
+        raise _unreadable(due.replace(tzinfo=None).isoformat()) from None
 
 
 def eta_in_utc(eta: object, naive_timezone: tzinfo, name: str = "the eta") -> datetime:
@@ -55,8 +43,8 @@ def eta_in_utc(eta: object, naive_timezone: tzinfo, name: str = "the eta") -> da
     due = parse_eta(eta, name)
     try:
         return (due if due.tzinfo else due.replace(tzinfo=naive_timezone)).astimezone(timezone.utc)
-    except (ValueError, OverflowError) as exc:  # it is in UTC before the year 1, or after 9999
-        raise _unreadable(eta, name) from exc
+    except (ValueError, OverflowError):  # it is in UTC before the year 1, or after 9999
+        raise _unreadable(eta, name) from None
 
 
 def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo) -> datetime:
@@ -69,8 +57,8 @@ def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo
         if isinstance(countdown, bool) or not (seconds := float(countdown)) >= 0:  # type: ignore[arg-type]
             raise ValueError
         return now + timedelta(seconds=seconds)
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidDelay(f"cannot read the countdown {countdown!r}: use a number of seconds, 0 or more") from exc
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidDelay(f"cannot read the countdown {countdown!r}: use a number of seconds, 0 or more") from None
 
 
 def _unreadable(eta: object, name: str = "the eta") -> InvalidDelay:
@@ -87,8 +75,8 @@ def parse_x_delay(x_delay: object) -> int:
         if isinstance(x_delay, bool):
             raise ValueError
         return max(0, math.ceil(float(x_delay) * 1000))  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidDelay(f"cannot read the header x-delay={x_delay!r}: use a number of milliseconds") from exc
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidDelay(f"cannot read the header x-delay={x_delay!r}: use a number of milliseconds") from None
 
 
 def x_delay_until(due: datetime, now: datetime) -> int:

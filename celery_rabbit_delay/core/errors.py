@@ -34,6 +34,10 @@ class CascadeConflict(DelayError):
     """An exchange or queue has the name of a part of the cascade, but another type or arguments: `verify` names it."""
 
 
+class LimitReached(DelayError):
+    """A limit of the broker or of the virtual host, such as `max-queues`, allows no further part of the cascade."""
+
+
 class CascadeMissing(DelayError):
     """The broker lacks a part of the cascade, and `declare="passive"` forbids creating it: run `setup`."""
 

@@ -16,6 +16,7 @@ from .destination import check_key
 from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
+from .sent import Sent
 
 #: The package's header: {"prefix": str, "exchange": str, "due": int}, and optionally "deaths": dict, "n": int,
 #: "routing_key": str, "CC": list (see `State`).
@@ -29,7 +30,11 @@ X_DELAY_KEY = "x-delay-key"
 #: The number of a delivered message with a key, by which a retry is recognized: it does not count as a new message.
 X_DELAY_NUMBER = "x-delay-number"
 
-#: When a task with stamps was sent, in milliseconds since 1970: a stamp cancels what was sent before. Retries keep it.
+#: In a delivered task with one of the headers above or below, the task that they belong to: its "id", its "key", and
+#: the number of "retries" that its next try has. A task may pass its headers on to others.
+X_DELAY_OF = "x-delay-of"
+
+#: When a message was sent: a cancellation counts for what was sent before it. Retries and moved copies keep it.
 X_DELAY_SENT = "x-delay-sent"
 
 Headers = Mapping[str, Any]
@@ -40,7 +45,7 @@ DEATHS = {
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
 }
 _NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, *DEATHS}
-_MILLISECOND = timedelta(milliseconds=1)
+_MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -87,11 +92,40 @@ def delay_of(headers: Headers, now: datetime, naive_timezone: tzinfo) -> tuple[i
     return max(delays), headers
 
 
-def with_time_sent(headers: Headers, sent: datetime) -> Headers:
-    """Return the headers of a message that is sent for the first time then; they say so if it has stamps."""
-    if not headers.get("stamps") or headers.get("retries") or X_DELAY_SENT in headers:
+def with_time_sent(headers: Headers, sent: Sent) -> Headers:
+    """Return the headers of a message that is sent for the first time then: they say so."""
+    if headers.get("retries") or X_DELAY_SENT in headers:
         return headers
-    return {**headers, X_DELAY_SENT: milliseconds(sent)}
+    return {**headers, X_DELAY_SENT: str(sent)}
+
+
+def own(headers: Headers) -> Headers:
+    """Return the headers of a message to publish, without those of this package that belong to another message.
+
+    The number and the key of a message are also those of its retries. A task that it is replaced by has its id as well,
+    but is no retry. A key that is not that of the other message was chosen for this one.
+    """
+    if X_DELAY_OF not in headers and X_DELAY_NUMBER not in headers:
+        return headers
+    of = headers.get(X_DELAY_OF)
+    of = of if isinstance(of, Mapping) else {}
+    stale = set()
+    if of.get("id") != headers.get("id"):
+        stale |= {X_DELAY_OF, X_DELAY_SENT}
+    if X_DELAY_NUMBER in headers and (stale or _count(of.get("retries")) > _count(headers.get("retries"))):
+        stale |= {X_DELAY_NUMBER} if X_DELAY_SENT in headers else {X_DELAY_NUMBER, X_DELAY_OF}
+        if of.get("key", headers.get(X_DELAY_KEY)) == headers.get(X_DELAY_KEY):
+            stale |= {X_DELAY_KEY}
+    return {name: value for name, value in headers.items() if name not in stale} if stale else headers
+
+
+def owner(headers: Headers) -> dict[str, Any]:
+    """Return the value of the header `X_DELAY_OF` of a delivered task."""
+    return {"id": headers["id"], "key": headers.get(X_DELAY_KEY), "retries": _count(headers.get("retries")) + 1}
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def delay_key(headers: Headers) -> str | None:
@@ -169,6 +203,11 @@ def wrap_for_return(
     if cc := cc_keys(delivery.headers, "CC"):
         wrapped[HEADER]["CC"] = list(cc)
     return wrapped
+
+
+def microseconds(moment: datetime) -> int:
+    """Return the microseconds from 1970 to an aware datetime."""
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def milliseconds(moment: datetime) -> int:

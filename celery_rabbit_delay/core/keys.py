@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Set
 from .changes import KEPT, check_size
 from .errors import InvalidDelay
 from .streams import MAX_KEYED_DELAY, reading
+from .text import duration
 
 _KEY, _NUMBER = b"k", struct.Struct(">Q")
 
@@ -16,8 +17,8 @@ def check_keyed_delay(delay: int) -> None:
     """Raise `InvalidDelay` if a delay in microseconds is too long for a message with a key."""
     if delay > MAX_KEYED_DELAY * 1_000_000:
         raise InvalidDelay(
-            f"a message with an x-delay-key may wait for {MAX_KEYED_DELAY} s at most, but this one has a delay of "
-            f"{delay / 1_000_000:.3f} s: choose an earlier eta, or leave the key out"
+            f"a message with an x-delay-key may wait for a day at most, {MAX_KEYED_DELAY} s, but this one has a delay "
+            f"of {duration(delay / 1_000_000)}: choose an earlier eta, or leave the key out"
         )
 
 

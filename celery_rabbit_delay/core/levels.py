@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 #: Seconds: delays of outboxes. Each everyday delay of evidence/benchmarks/rows.py is among them.
 DEFAULT_OUTBOXES: tuple[float, ...] = (
-    # The first `MOST_COMBINED` are those which leave the fewest levels to delays spread evenly up to 15 s, a minute,
-    # 10 minutes, an hour, a day and a month (docs/benchmarks.md).
-    *(1, 3, 5, 10, 15, 20, 30, 45, 300, 600, 900, 1200, 2700, 21600, 43200),
-    *(2, 60, 120, 180, 1800),
-    *(3600, 7200, 10800, 14400, 28800),
+    # The first `MOST_COMBINED` leave few levels to delays spread evenly up to 15 s, a minute, 10 minutes, an hour and a
+    # day (docs/benchmarks.md).
+    *(5, 10, 15, 300, 600),
+    *(1, 2, 3, 20, 30, 45, 60, 120, 180, 900, 1200, 1800, 2700),
+    *(3600, 7200, 10800, 14400, 21600, 28800, 43200),
     *(86400, 172800, 259200, 604800, 1209600, 2592000),
 )
 
-#: Outboxes that delays which are not round may end in: with the one without a delay, a destination gets 16 at most.
-MOST_COMBINED = 15
+#: Outboxes that delays which are not round may end in: with the one without a delay, they make 6 for a destination.
+MOST_COMBINED = 5
 
 
 class Level(NamedTuple):

@@ -6,16 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta, timezone, tzinfo
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo
 
 from dateutil.tz import tzlocal
 
 from . import streams
-from .due import NamedZone, to_ticks
-from .errors import InvalidOption
+from .due import to_ticks
+from .errors import InvalidOption, UnsupportedConfiguration
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
+from .streams import YEAR
 from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, Stream
 
 Declare = Literal["auto", "passive"]
@@ -30,12 +32,25 @@ OPTIONS = "rabbit_delay"
 _LONGEST_TIMEOUT = 24 * 3600
 
 #: RabbitMQ refuses a queue TTL over ten years.
-TEN_YEARS = 10.0 * streams.YEAR
+TEN_YEARS = 10.0 * YEAR
 
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
+#: The zones that `Options.to_dict` has written, by what it wrote.
+_zones: dict[str, tzinfo] = {}
+
 _ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
+
+
+class Wanted(NamedTuple):
+    """The outboxes with a delay that a message should have to choose from, by their ticks."""
+
+    outboxes: tuple[int, ...] = ()
+    #: The outbox with just its delay; 0 for none.
+    exact: int = 0
+    #: Whether no other delay may end in that one.
+    is_rare: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,11 +68,11 @@ class Options:
     #: Seconds, a whole number of milliseconds: the shortest delay, and the most that rounding up may add.
     tick: float = 0.125
     #: Seconds: the longest delay. It decides how many levels, one queue each, the cascade has.
-    max_delay: float = float(streams.YEAR)
+    max_delay: float = float(YEAR)
     #: Lateness that may be traded for fewer hops: (fraction of the delay, at most this many seconds), or a fraction.
     slack: float | tuple[float, float] = (0.001, 1.0)
     #: Seconds: delays that each destination may have a queue for, which makes them one hop. Others end in one of the
-    #: first 15, or in the queue without a delay, which `()` leaves alone. May differ between processes.
+    #: first 5, or in the queue without a delay, which `()` leaves alone. May differ between processes.
     outboxes: Sequence[float] = DEFAULT_OUTBOXES
     #: Wait until the broker has stored each delayed message.
     confirm: bool = True
@@ -69,17 +84,24 @@ class Options:
     hand_on: bool = True
     #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
     journal: float | None = 60
+    #: Keep the journal, cancellations and keys in streams. False does without all three, and creates no stream: so on
+    #: Amazon MQ, whatever is set, because a stream there loses data.
+    streams: bool = True
     #: The time zone of a naive `eta`: a name, or "local". `install` uses the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict for `parse` that JSON can represent: `inspect stats` sends `transport_options` as JSON."""
+        """Return a dict for `parse` of plain types: `inspect stats` sends `transport_options` to other programs.
+
+        A zone is its name there; `parse` knows one that has none only in the process that wrote it.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.slack, tuple):
             values["slack"] = list(self.slack)
         values["outboxes"] = list(self.outboxes)
         if isinstance(self.timezone, tzinfo):
-            values["timezone"] = NamedZone.of(self.timezone)
+            values["timezone"] = str(self.timezone)
+            _zones[str(self.timezone)] = self.timezone
         return values
 
     def __post_init__(self) -> None:
@@ -97,7 +119,7 @@ class Options:
         self._check_outboxes()
         if self.declare not in get_args(Declare):
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(get_args(Declare))}")
-        for name in ("confirm", "hand_on"):
+        for name in ("confirm", "hand_on", "streams"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
         seconds = self.confirm_timeout
@@ -105,6 +127,8 @@ class Options:
             raise InvalidOption(f"confirm_timeout={seconds!r}: use seconds, above 0 up to a day, or None for no limit")
         if self.journal is not None and not (_is_number(self.journal) and 0 <= self.journal < float("inf")):
             raise InvalidOption(f"journal={self.journal!r}: use seconds, 0 or more, or None to record nothing")
+        if not self.streams:
+            object.__setattr__(self, "journal", None)  # which is in streams
         _ = self.naive_timezone
 
     def _check_outboxes(self) -> None:
@@ -126,8 +150,15 @@ class Options:
             raise InvalidOption(f"rabbit_delay={value!r}: use a mapping with any of {', '.join(sorted(known))}")
         unknown = sorted(map(str, set(value or {}) - known))
         if unknown:
-            raise InvalidOption(f"unknown option {', '.join(unknown)}: use any of {', '.join(sorted(known))}")
+            meant = dict.fromkeys(name for other in unknown for name in get_close_matches(other, known, n=1))
+            question = f"did you mean {' and '.join(meant)}? " if meant else ""
+            raise InvalidOption(f"unknown option {', '.join(unknown)}: {question}use any of {', '.join(sorted(known))}")
         return cls(**(value or {}))
+
+    def differences(self, other: Options) -> str:
+        """Return which options differ, and how."""
+        mine, its = self.to_dict(), other.to_dict()
+        return ", ".join(f"{name}={mine[name]!r} instead of {its[name]!r}" for name in mine if mine[name] != its[name])
 
     @cached_property
     def cascade(self) -> Cascade:
@@ -145,11 +176,23 @@ class Options:
     def summary(self) -> str:
         """What a worker says of the options when it starts."""
         recorded = "none is recorded" if self.journal is None else f"recorded from {self.journal:g} s"
+        recorded = recorded if self.streams else "without streams: none can be listed, cancelled or moved"
         return f"prefix {self.prefix}, tick {self.tick:g} s, at most {self.max_delay / 86400:g} days, {recorded}"
 
+    def require_streams(self) -> None:
+        """Raise `UnsupportedConfiguration` if these options do without streams."""
+        if not self.streams:
+            raise UnsupportedConfiguration(
+                "this needs streams, and streams=False does without them, as the package always does on Amazon MQ, "
+                "where a stream loses data: tasks that wait cannot be listed, found, cancelled or moved, and an "
+                "x-delay-key has no meaning"
+            )
+
     @cached_property
-    def streams(self) -> list[Stream]:
-        """The streams beside the cascade."""
+    def wanted_streams(self) -> list[Stream]:
+        """The streams beside the cascade that these options may need."""
+        if not self.streams:
+            return []
         journals = [] if self.journal is None else streams.journals(self.cascade, self.max_delay)
         return [streams.changes(self.cascade), streams.keys(self.cascade), *journals]
 
@@ -172,8 +215,6 @@ class Options:
 
     @cached_property
     def naive_timezone(self) -> tzinfo:
-        if isinstance(self.timezone, NamedZone):
-            return self.timezone.zone
         if self.timezone in (None, "UTC"):
             return timezone.utc
         if isinstance(self.timezone, tzinfo):
@@ -182,9 +223,11 @@ class Options:
             return tzlocal()
         try:
             return ZoneInfo(self.timezone)
-        except (TypeError, ValueError, OSError, LookupError, AttributeError) as exc:
+        except (TypeError, ValueError, OSError, LookupError, AttributeError):
+            if isinstance(self.timezone, str) and self.timezone in _zones:
+                return _zones[self.timezone]
             message = f"timezone={self.timezone!r}: use a name such as 'Europe/Berlin', 'local', or a tzinfo"
-            raise InvalidOption(message) from exc
+            raise InvalidOption(message) from None
 
     @property
     def _slack_pair(self) -> tuple[float, ...]:
@@ -193,6 +236,28 @@ class Options:
     def ticks(self, delay: int) -> int:
         """Return the ticks that a delay in microseconds takes, rounded up, at least one."""
         return max(1, to_ticks(delay, self.cascade.tick // timedelta(microseconds=1)))
+
+    @property
+    def combined(self) -> tuple[int, ...]:
+        """The outboxes that delays which are not round may end in, by their ticks."""
+        return self.outbox_ticks[:MOST_COMBINED]
+
+    def _may_take(self, asked: int, ticks: int) -> bool:
+        """Return whether a message that has waited in a batch may take the route of its original delay."""
+        fraction, seconds = self._slack_pair
+        return 0 < asked - ticks <= min(10 * fraction * (ticks - 1), seconds / self.tick)
+
+    def wanted(self, ticks: int, asked: int) -> Wanted:
+        """Return the outboxes that a message with some ticks left should have; `asked` is as in `route`."""
+        for exact in (ticks, asked):
+            if exact in self.outbox_ticks and (exact == ticks or self._may_take(exact, ticks)):
+                return Wanted((exact,), exact, exact not in self.combined)
+        levels, chosen = self.route(self.cascade, ticks, asked)
+        if not levels:  # with the slack, the delay is that of an outbox
+            return Wanted((chosen,), chosen)
+        if not chosen:
+            return Wanted()
+        return Wanted(tuple(outbox for outbox in self.combined if outbox <= ticks))
 
     def route(self, cascade: Cascade, ticks: int, asked: int = 0, outboxes: tuple[int, ...] | None = None) -> Route:
         """Return the route that keeps a message for at least one tick, of at most the ticks of `max_delay`.
@@ -203,12 +268,11 @@ class Options:
         and at most the slack's maximum.
         """
         fraction, seconds = self._slack_pair
-        most = seconds / self.tick
+        slack = int(min((ticks - 1) * fraction, seconds / self.tick))  # the delay is longer than all ticks but the last
         usable = self.outbox_ticks if outboxes is None else outboxes
-        combined = frozenset(self.outbox_ticks[:MOST_COMBINED]).intersection(usable)
-        least = ticks - 1  # the delay is longer than these
-        chosen = split(ticks, int(min(least * fraction, most)), cascade.max_ticks, usable, combined)
-        if chosen[1] and 0 < asked - ticks <= min(10 * fraction * least, most):
+        combined = frozenset(self.combined).intersection(usable)
+        chosen = split(ticks, slack, cascade.max_ticks, usable, combined)
+        if chosen[1] and self._may_take(asked, ticks):
             intended = split(asked, 0, cascade.max_ticks, usable, combined)
             chosen = min(chosen, intended, key=lambda one: one[1].bit_count())
         outbox, rest = chosen

@@ -10,9 +10,9 @@ import math
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from . import streams
+from . import changes, streams
 from .destination import Declarations, Destination
-from .errors import InvalidDelay, InvalidDestination
+from .errors import InvalidDelay, InvalidDestination, UnsupportedConfiguration
 from .headers import (
     HEADER,
     X_DELAY_KEY,
@@ -23,12 +23,16 @@ from .headers import (
     cc_keys,
     delay_key,
     message_id,
+    microseconds,
+    own,
     with_time_sent,
     wrap,
     wrap_for_return,
 )
 from .keys import check_keyed_delay
 from .options import Options
+from .sent import Sent
+from .text import duration
 from .topology import Stream
 
 #: Microseconds of a countdown that may have passed since Celery made an eta of it, while it connects or waits.
@@ -59,6 +63,16 @@ class Plan(NamedTuple):
         return int(self.headers[HEADER]["due"])
 
     @property
+    def void(self) -> bytes | None:
+        """What makes the copy void in the stream of changes, if it has a record that no other copy has.
+
+        Not for a message with a key: it may be stored, or is a retry, which has the number of the message before.
+        """
+        if self.stream is None or X_DELAY_KEY in self.headers:
+            return None
+        return changes.void(self.number, self.due_ms)
+
+    @property
     def id(self) -> str:
         """Celery's task id, or another message's correlation id or message id, or ""."""
         return message_id(self.message.properties, self.headers)
@@ -74,6 +88,7 @@ class Now(NamedTuple):
 
     utc: datetime
     monotonic: int  # nanoseconds
+    clock: str = ""  # of this host: see `Sent`
 
 
 def of_new(
@@ -86,15 +101,16 @@ def of_new(
     options: Options,
     declarations: Declarations,
 ) -> Plan:
-    """Plan a message that is published to an exchange with a delay in microseconds.
+    """Plan a message that is published to an exchange with its `own` headers and a delay in microseconds.
 
-    Raises `InvalidDelay`, `InvalidDestination`.
+    Raises `InvalidDelay`, `InvalidDestination`; `UnsupportedConfiguration` for a key without streams.
     """
     _check_delay(delay, options)
     if message.properties.get("priority") is not None:
         _check_priority(message.properties["priority"])
-    headers = with_time_sent(headers, now.utc)
-    key, number = _key_and_number(headers, delay) if X_DELAY_KEY in headers else (None, None)
+    if message_id(message.properties, headers):  # others cannot be cancelled
+        headers = with_time_sent(headers, Sent(microseconds(now.utc), now.clock))
+    key, number = _key_and_number(headers, delay, options) if X_DELAY_KEY in headers else (None, None)
     stream = _journal(delay, headers, options)
     if number is None and (stream or key):
         number = streams.new_number()
@@ -115,6 +131,7 @@ def of_received(
     _check_delay(delay, options)
     stream = None if X_DELAY_KEY in received.headers else _journal(delay, received.headers, options)
     number = streams.new_number() if stream else None
+    received = received._replace(headers=dict(own(received.headers)))
     wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
     return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, stream)
 
@@ -162,7 +179,7 @@ def _journal(delay: int, headers: Headers, options: Options) -> Stream | None:
     return streams.journal_for(options.cascade, delay / 1_000_000)
 
 
-def _key_and_number(headers: Headers, delay: int) -> tuple[str | None, int | None]:
+def _key_and_number(headers: Headers, delay: int, options: Options) -> tuple[str | None, int | None]:
     """Return the `x-delay-key` whose last message this one becomes, or the number that it keeps as a retry."""
     key, number = delay_key(headers), headers.get(X_DELAY_NUMBER)
     if key is None:
@@ -170,8 +187,9 @@ def _key_and_number(headers: Headers, delay: int) -> tuple[str | None, int | Non
     if isinstance(number, int):
         return None, number
     try:
+        options.require_streams()
         check_keyed_delay(delay)
-    except InvalidDelay:
+    except (InvalidDelay, UnsupportedConfiguration):
         if headers.get("retries"):
             return None, None  # an error inside the task would lose the retry
         raise
@@ -181,8 +199,8 @@ def _key_and_number(headers: Headers, delay: int) -> tuple[str | None, int | Non
 def _check_delay(delay: int, options: Options) -> None:
     if delay > options.max_delay * 1_000_000:
         raise InvalidDelay(
-            f"a delay of {delay / 1_000_000:.3f} s is more than max_delay={options.max_delay:.0f} s: "
-            "choose an earlier eta or a larger max_delay"
+            f"a delay of {duration(delay / 1_000_000)} is more than the option max_delay, "
+            f"{duration(options.max_delay)}: choose an earlier eta or a larger max_delay"
         )
 
 

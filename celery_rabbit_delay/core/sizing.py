@@ -56,7 +56,8 @@ def size(load: Load, options: Options) -> Size:
     """Return what a load takes with some options."""
     longest = round(load.delay * 1_000_000)
     delays = [longest * number // _SAMPLE or 1 for number in range(1, _SAMPLE + 1)] if load.is_spread else [longest]
-    routes = [options.route(options.cascade, options.ticks(delay)) for delay in delays]
+    outboxes = options.combined if load.is_spread else options.outbox_ticks
+    routes = [options.route(options.cascade, options.ticks(delay), outboxes=outboxes) for delay in delays]
     hops = sum(len(route.levels) + 1 for route in routes) / len(routes)
     members = min(load.nodes, MEMBERS)
     least, most = (load.rate * hops * cpu / 1_000_000 * members / load.nodes for cpu in CPU_PER_HOP)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Callable
 from functools import wraps
@@ -50,6 +51,10 @@ MAX_KEYED_DELAY = _DAY
 #: The size of the number in the package's header that identifies a copy of a message.
 NUMBER_BITS = 53
 
+#: Hosts of Amazon MQ, where "creating a stream will result in data loss" (its developer guide, version management).
+#: Nothing that is documented in what such a broker says of itself tells it from others.
+_AMAZON_MQ = re.compile(r"[.]mq[.][a-z0-9-]+[.](amazonaws[.]|on[.]aws\b)", re.ASCII | re.IGNORECASE).search
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MALFORMED = (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -70,6 +75,11 @@ def reading(function: F) -> F:
             raise Unreadable(f"it is not what this package writes ({exc})") from exc
 
     return wrapper  # type: ignore[return-value]
+
+
+def lose_data(host: str) -> bool:
+    """Return whether a broker, by its host or URL, is one where a stream loses data."""
+    return _AMAZON_MQ(host) is not None
 
 
 def _stream(cascade: Cascade, name: str, max_age: int, segment: int) -> Stream:

@@ -5,12 +5,31 @@ Whoever makes up a message chooses what is in its headers, so nothing in them ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 
 from .destination import SHORT_LIVED, encode, read
-from .headers import DEATHS, HEADER, X_DELAY_KEY, X_DELAY_NUMBER, Delivery, Headers, State, items_of, read_state
+from .headers import (
+    DEATHS,
+    HEADER,
+    X_DELAY_KEY,
+    X_DELAY_NUMBER,
+    X_DELAY_OF,
+    X_DELAY_SENT,
+    Delivery,
+    Headers,
+    State,
+    items_of,
+    owner,
+    read_state,
+)
 from .routing_key import SENTINEL, is_reserved
+
+#: An exchange of Celery's native delayed delivery, and a key with the 28 bits of a delay (kombu,
+#: native_delayed_delivery.py).
+_NATIVE = re.compile(r"(?:.*_)?celery_delayed_[0-9]+", re.ASCII | re.DOTALL).fullmatch
+_NATIVE_KEY = re.compile(r"(?:[01][.]){28}").match
 
 _NOT_UNWRAPPED = {HEADER, "CC", *DEATHS}
 
@@ -39,15 +58,32 @@ def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
     unwrapped = {name: value for name, value in headers.items() if name not in _NOT_UNWRAPPED}
     if cc:
         unwrapped["CC"] = cc
+    if "task" not in headers:  # only tasks are retried
+        unwrapped.pop(X_DELAY_SENT, None)
     unwrapped |= _x_death_history(headers, state, ours)
     if X_DELAY_KEY in headers and state.number is not None:
         unwrapped[X_DELAY_NUMBER] = state.number
+    if "id" in headers and (X_DELAY_NUMBER in unwrapped or X_DELAY_SENT in headers):
+        unwrapped[X_DELAY_OF] = owner(headers)
     return Delivery(state.exchange if from_exit else exchange, original if has_delay_key else routing_key, unwrapped)
+
+
+def without_native_delay(delivery: Delivery, queue: str | None) -> Delivery:
+    """Return a delivery from a queue as if it had come through the default exchange, if it came natively delayed.
+
+    A retry goes where its task came from: without this, once more through the queues of native delayed delivery, or if
+    it waits with us, to an exchange that may be gone by then.
+    """
+    if not queue or not _NATIVE(delivery.exchange) or not _NATIVE_KEY(delivery.routing_key):
+        return delivery
+    return delivery._replace(exchange="", routing_key=queue)
 
 
 def resent(delivery: Delivery) -> Delivery:
     """Return what to publish so that a message in the cascade goes to its destination again, without our headers."""
     unwrapped = unwrap(delivery)
+    if X_DELAY_SENT in delivery.headers:
+        unwrapped.headers[X_DELAY_SENT] = delivery.headers[X_DELAY_SENT]
     state = read_state(delivery.headers)
     if state is None or state.routing_key is None:
         return unwrapped

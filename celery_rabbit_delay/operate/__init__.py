@@ -7,23 +7,25 @@ page reach the broker through the names that are imported here, and through no o
 # ruff: noqa: F401  they are used by others
 
 from ..amqp.connecting import connected, copy_of
-from ..amqp.connection import advice_on_release
+from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.following import Follower, Place, StreamReplaced, message_at
 from ..amqp.reschedule import moving, reschedule, reschedule_all
-from ..amqp.schedule import Scheduled, cancel, describe, scheduled, to_message
+from ..amqp.schedule import Before, Scheduled, before, cancel, concerns, describe, scheduled, to_message
 from ..amqp.schemes import delay_url
 from ..amqp.stream_reader import StreamMessage, StreamReader
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
-from .beat import BeatStatus, PeriodicTask, beat_status
+from ..core.sent import Sent
+from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_beat_queues
 from .cascades import cascades, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
+from .leaving import Revivable, revivable
 from .management import Management, Snapshot
 from .migrate import Moved, is_same, migrate
-from .orphans import Orphan, orphans, purge, remove, replay
+from .orphans import Orphan, are_for, orphans, purge, remove, replay
 from .pruning import prune
 from .setup import setup, teardown
 from .status import Recorded, Status, recorded, status

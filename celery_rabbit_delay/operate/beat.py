@@ -1,19 +1,25 @@
-"""Asks which process of a beat is active, and when it will send what."""
+"""Asks which process of a beat is active, and when it will send what; deletes the queue of one that is not needed."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import kombu
 from amqp import Message
+from amqp.exceptions import PreconditionFailed
 
 from ..amqp import declare
 from ..amqp.connecting import own_channel
 from ..amqp.lock import REPLY_TO
+from ..core.beat import beat_prefix
+from ..core.errors import DelayError
+from ..core.options import Options
+from .management import Snapshot
 
 
 class PeriodicTask(NamedTuple):
@@ -57,3 +63,22 @@ def beat_status(connection: kombu.Connection, queue: str, patience: float = 5) -
         for name, one in answers[0]["entries"].items()
     ]
     return BeatStatus(answers[0]["process"], sorted(entries, key=lambda one: (one.next is None, one.next or one.last)))
+
+
+def beat_queues(connection: kombu.Connection, own: str | None, snapshot: Snapshot | None) -> list[str]:
+    """Return the queues of beats: that of an app, if it exists, and with the management API all of the prefix."""
+    options: Options = connection.transport.delay_options
+    names = {name for name in (snapshot.queues if snapshot else ()) if name.startswith(beat_prefix(options.prefix))}
+    if own is not None and declare.queue_exists(connection.default_channel, own):
+        names.add(own)
+    return sorted(names)
+
+
+def delete_beat_queues(connection: kombu.Connection, names: Iterable[str]) -> None:
+    """Delete the queues of beats, with what they know of the last runs. Raises `DelayError` while a beat is active."""
+    with declare.translate_errors(connection.transport.delay_options.cascade):
+        for name in names:
+            try:
+                connection.default_channel.queue_delete(name, if_unused=True)
+            except PreconditionFailed:
+                raise DelayError(f"the beat of {name!r} is active: stop all its processes first") from None

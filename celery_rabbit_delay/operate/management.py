@@ -60,8 +60,11 @@ class Management:
     Raises `UnsupportedConfiguration` if no API answers, `NotPermitted` if it refuses a request.
     """
 
-    def __init__(self, url: str, vhost: str, ca: str | None = None) -> None:
-        """Trust the certificate authorities of the file `ca`, or by default those of Python."""
+    def __init__(self, url: str, vhost: str, ca: str | None = None, cert: str | None = None) -> None:
+        """Trust the certificate authorities of the file `ca`, or by default those of Python.
+
+        `cert` is a file with a client certificate and its key.
+        """
         try:
             parts = urlsplit(url)
             understood = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -77,6 +80,11 @@ class Management:
             self._tls = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
         except (OSError, ValueError) as exc:
             raise UnsupportedConfiguration(f"the file {ca!r} holds no certificate authority: {exc}") from exc
+        try:
+            if self._tls and cert:
+                self._tls.load_cert_chain(cert)
+        except (OSError, ValueError) as exc:
+            raise UnsupportedConfiguration(f"the file {cert!r} holds no certificate with its key: {exc}") from exc
         self._place = parts.netloc.rpartition("@")[2]
         self._base = f"{parts.scheme}://{self._place}{parts.path.rstrip('/')}/api"
         self._credentials = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
@@ -90,6 +98,11 @@ class Management:
             if row["source"]
         }
         return Snapshot(self.queues(), bindings)
+
+    def queue_limit(self) -> int | None:
+        """Return the limit `max-queues` of the virtual host, if there is one."""
+        limits = [row["value"].get("max-queues", -1) for row in self._get(f"/vhost-limits/{self._vhost}")]
+        return next((limit for limit in limits if limit >= 0), None)
 
     def exchanges(self) -> Rows:
         """Return the type, the arguments and the policy of each exchange."""

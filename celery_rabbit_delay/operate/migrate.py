@@ -19,7 +19,16 @@ from ..amqp.waiting import Allowed, send_on, take
 from ..core import changes, streams
 from ..core.destination import Destination
 from ..core.due import x_delay_until
-from ..core.headers import X_DELAY, X_DELAY_KEY, X_DELAY_NUMBER, State, milliseconds, read_state
+from ..core.headers import (
+    X_DELAY,
+    X_DELAY_KEY,
+    X_DELAY_NUMBER,
+    X_DELAY_OF,
+    X_DELAY_SENT,
+    State,
+    milliseconds,
+    read_state,
+)
 from .cascades import waiting_queues
 from .management import Management
 
@@ -82,7 +91,7 @@ def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
 
 def _forget(source: kombu.Connection, moved: list[State]) -> None:
     """Mark moved messages as void in the journal of the source."""
-    if moved:
+    if moved and source.transport.delay_options.streams:
         voids = [changes.void(state.number, milliseconds(state.due)) for state in moved if state.number is not None]
         write_changes(source, voids)
         moved.clear()
@@ -98,9 +107,11 @@ def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: se
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> None:
         # The number of the message becomes void. Consumers that follow both cascades must not drop the copy with it.
         copy.headers.pop(X_DELAY_NUMBER, None)
+        copy.headers.setdefault(X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
         key = copy.headers.get(X_DELAY_KEY)
         if isinstance(key, str) and (key in keys or key in sent):
             copy.headers[X_DELAY_NUMBER] = streams.new_number()
+            copy.headers[X_DELAY_OF] = {"id": copy.headers.get("id")}
         # A due message takes one tick, so that it is confirmed like any delayed message.
         copy.headers[X_DELAY] = x_delay_until(state.due, datetime.now(timezone.utc))
         target.default_channel.basic_publish(copy, exchange, routing_key)

@@ -13,6 +13,7 @@ from amqp import Message
 
 from ..amqp import declare, waiting
 from ..amqp.connecting import own_channel
+from ..amqp.destinations import QueueNames
 from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
 from ..amqp.receiving import learn
 from ..core.headers import State, read_state
@@ -81,8 +82,11 @@ def replay(
         wait_for_return(channel, cascade.orphans, there - sent)
 
 
-def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
-    """Remove the chosen ones of the oldest orphans for good; return their number. Raises `CascadeMissing`."""
+def remove(connection: kombu.Connection, limit: int | None, chosen: Chosen) -> int:
+    """Remove the chosen ones of the oldest orphans for good; return their number. Raises `CascadeMissing`.
+
+    With None as the limit, all of them are looked at.
+    """
     require(connection)
     removed = 0
     queue = connection.transport.delay_options.cascade.orphans
@@ -97,11 +101,23 @@ def remove(connection: kombu.Connection, limit: int, chosen: Chosen) -> int:
     return removed
 
 
-def purge(connection: kombu.Connection) -> int:
-    """Remove all orphans for good; return their number. Raises `CascadeMissing`, `NotPermitted`."""
+def are_for(names: QueueNames) -> Chosen:
+    """Return a function that returns whether an orphan is for one of some queues."""
+    return lambda orphan: names.leads_to_one(orphan.exchange, [orphan.routing_key])
+
+
+def purge(connection: kombu.Connection, names: QueueNames) -> tuple[int, int]:
+    """Remove the orphans for some queues for good; return how many, and how many are left.
+
+    Raises `CascadeMissing`, `NotPermitted`.
+    """
     require(connection)
+    queue = connection.transport.delay_options.cascade.orphans
     with declare.translate_errors(connection.transport.delay_options.cascade):
-        return int(connection.default_channel.queue_purge(connection.transport.delay_options.cascade.orphans))
+        if not names.only:
+            return int(connection.default_channel.queue_purge(queue)), 0
+        removed = remove(connection, None, are_for(names))
+        return removed, declare.message_count(connection.default_channel, queue) or 0
 
 
 def _orphan(message: Message) -> Orphan:

@@ -16,7 +16,7 @@ from ..amqp.receiving import learn
 from ..amqp.waiting import take
 from ..core import streams
 from ..core.destination import Destination
-from ..core.errors import DelayError, DestinationNotFound
+from ..core.errors import DelayError, DestinationNotFound, LimitReached
 from ..core.options import Options
 from ..core.topology import Cascade, Topology
 from .cascades import existing, existing_outboxes, longest, waiting_queues
@@ -47,29 +47,49 @@ def setup(
     connection: kombu.Connection,
     wanted: Iterable[Cascade],
     destinations: Iterable[Destination],
-    with_outboxes: bool = False,
+    ahead: bool = False,
+    management: Management | None = None,
 ) -> list[Destination]:
-    """Create cascades and their streams, and bind them to destinations; return the destinations that do not exist.
+    """Create cascades, and bind them to destinations; return the destinations that do not exist.
 
-    With `with_outboxes`, also create the outboxes of the option for each destination that is a queue. The streams come
-    last, because a broker without streams closes the connection. Raises `CascadeConflict`, `NotPermitted`,
-    `InvalidDestination`, `UnsupportedConfiguration`.
+    With `ahead`, also create what publishers with `declare="auto"` create when they first need it: the outboxes of the
+    option for each destination that is a queue, and streams. These come last, because a broker that cannot create them
+    closes the connection. With the management API, creates nothing if the virtual host has no room for all. Raises
+    `CascadeConflict`, `LimitReached`, `NotPermitted`, `InvalidDestination`, `UnsupportedConfiguration`.
     """
     options: Options = connection.transport.delay_options
-    wanted = list(wanted)
+    wanted, destinations = list(wanted), list(destinations)
+    if management is not None:
+        outboxes, beside = (options.outbox_ticks, options.wanted_streams) if ahead else ((), [])
+        _check_limit(management, Topology.of(wanted, destinations, beside, outboxes))
     for cascade in wanted:
         create_cascade(ConfirmedChannel(connection.connection), cascade)
     lacking = []
     for destination in destinations:
-        outboxes = options.outbox_ticks if with_outboxes and not destination.exchange else ()
+        outboxes = options.outbox_ticks if ahead and not destination.exchange else ()
         try:
             declare.bind_destination(connection.default_channel, options.cascade, destination, (0, *outboxes))
         except DestinationNotFound:
             lacking.append(destination)
     for cascade in wanted:
-        for stream in options.streams:
+        for stream in options.wanted_streams if ahead else ():
             declare.bind_stream(connection.default_channel, cascade, stream)
     return lacking
+
+
+def _check_limit(management: Management, topology: Topology) -> None:
+    """Raise `LimitReached` if the virtual host has no room for all queues."""
+    limit = management.queue_limit()
+    if limit is None:
+        return
+    present = management.queues()
+    missing = len(topology.queues.keys() - present.keys())
+    if missing and len(present) + missing > limit:
+        raise LimitReached(
+            f"{missing} queues are to be created, and the virtual host has {len(present)} of at most {limit}: raise "
+            f"the limit to {len(present) + missing} or more (`rabbitmqctl set_vhost_limits`), or set a smaller "
+            "`max_delay` or fewer `outboxes`. Nothing was created"
+        )
 
 
 def teardown(

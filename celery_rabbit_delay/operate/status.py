@@ -126,7 +126,7 @@ def status(
     orphans = declare.message_count(channel, wanted[0].orphans)
     beside = [
         StreamStatus(stream.name, messages)
-        for stream in streams.all_streams(wanted[0])
+        for stream in (streams.all_streams(wanted[0]) if connection.transport.delay_options.streams else ())
         if (messages := declare.message_count(channel, stream.name)) is not None
     ]
     if snapshot is None:
@@ -153,6 +153,7 @@ class Recorded(NamedTuple):
     cancelled: int  # of them
     #: The others, at most the `SOONEST` ones, the group with the first one first.
     groups: list[Group]
+    elsewhere: int = 0  # messages among these for queues that were not asked for
 
 
 def recorded(connection: kombu.Connection, names: QueueNames) -> Recorded:
@@ -167,10 +168,15 @@ def recorded(connection: kombu.Connection, names: QueueNames) -> Recorded:
         elif soonest.wants(record):
             soonest.add(record)
     groups: dict[tuple[str, str], Group] = {}
+    elsewhere = 0
     for record in soonest.records():
         with suppress(Unreadable):  # `list` names it
-            one = schedule.describe(record, schedule.to_message(record).headers, names)
+            headers = schedule.to_message(record).headers
+            one = schedule.describe(record, headers, names)
+            if not schedule.concerns(headers, names):
+                elsewhere += 1
+                continue
             name = one.task or "", one.queue
             known = groups.get(name, Group(*name, 0, one.due))
             groups[name] = known._replace(amount=known.amount + 1)
-    return Recorded(len(numbers), len(cancelled), list(groups.values()))
+    return Recorded(len(numbers), len(cancelled), list(groups.values()), elsewhere)

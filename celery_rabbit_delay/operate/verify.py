@@ -64,7 +64,7 @@ def compare(
     options: Options = connection.transport.delay_options
     passive = options.declare == "passive"
     wanted, beside = cascades(connection, priorities), _existing_streams(connection)
-    missing = [stream for stream in options.streams if stream not in beside] if passive or not on_demand else []
+    missing = [stream for stream in options.wanted_streams if stream not in beside] if passive or not on_demand else []
     topology = _expected(
         connection, wanted, list(destinations), [*beside, *missing], snapshot, with_outboxes and not on_demand
     )
@@ -83,8 +83,9 @@ def compare(
 
 
 def _existing_streams(connection: kombu.Connection) -> list[Stream]:
+    options: Options = connection.transport.delay_options
     channel = connection.default_channel
-    every = streams.all_streams(connection.transport.delay_options.cascade)
+    every = streams.all_streams(options.cascade) if options.streams else []
     return [stream for stream in every if declare.message_count(channel, stream.name) is not None]
 
 
@@ -215,8 +216,9 @@ def try_out(connection: kombu.Connection, priorities: bool = False) -> Iterator[
     options: Options = connection.transport.delay_options
     for cascade in cascades(connection, priorities):
         yield from probe(connection, cascade)
-    needed = options.streams if options.declare == "passive" else []
-    yield from probe_streams(connection, dict.fromkeys([*needed, *_existing_streams(connection)]))
+    if options.streams:
+        needed = options.wanted_streams if options.declare == "passive" else []
+        yield from probe_streams(connection, dict.fromkeys([*needed, *_existing_streams(connection)]))
 
 
 def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:

@@ -10,7 +10,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..core.changes import is_sent_before
 from ..core.errors import DelayError
+from ..core.sent import Sent
 from .damage import Gate, noticing_damage
 
 #: Readers of the index hold it while they have its file open; whoever replaces a damaged file closes it.
@@ -19,7 +21,7 @@ gate = Gate()
 #: The state of a message: waiting, cancelled before it is due, replaced by a later message with its key.
 WAITING, CANCELLED, REPLACED = 0, 1, 2
 
-VERSION = 2
+VERSION = 3
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -35,7 +37,8 @@ CREATE TABLE IF NOT EXISTS message (
     queue INTEGER NOT NULL,        -- a name
     key TEXT,
     retries INTEGER NOT NULL,
-    stamps TEXT,                   -- JSON of the headers that tell whether a stamp cancels it
+    sent TEXT,                     -- when; NULL: unknown
+    stamps TEXT,                   -- JSON; NULL: none
     arguments TEXT NOT NULL,       -- as they are searched
     stream INTEGER NOT NULL,       -- a name
     offset INTEGER NOT NULL
@@ -45,9 +48,12 @@ CREATE INDEX IF NOT EXISTS message_id ON message (id);
 CREATE INDEX IF NOT EXISTS message_task ON message (task, state, due);
 CREATE INDEX IF NOT EXISTS message_queue ON message (queue, state, due);
 CREATE INDEX IF NOT EXISTS message_stamps ON message (row) WHERE stamps IS NOT NULL;
-CREATE TABLE IF NOT EXISTS cancelled (id TEXT PRIMARY KEY) WITHOUT ROWID;
+-- The ids and the stamps by which tasks that were sent until then were cancelled.
+CREATE TABLE IF NOT EXISTS cancelled (
+    id TEXT PRIMARY KEY, at INTEGER NOT NULL, clock TEXT NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stamp (
-    name TEXT, value TEXT, at INTEGER, PRIMARY KEY (name, value)  -- by which tasks sent until then were cancelled
+    name TEXT, value TEXT, at INTEGER NOT NULL, clock TEXT NOT NULL, PRIMARY KEY (name, value)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS void (number INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS last (key TEXT PRIMARY KEY, number INTEGER NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
@@ -81,12 +87,17 @@ def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
             # Syncs only at checkpoints: a crash costs the last moments at most.
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA journal_size_limit = 64000000")
+            db.create_function("is_sent_before", 3, _is_sent_before, deterministic=True)
         else:
             db.execute("PRAGMA query_only = ON")
     except sqlite3.Error:
         db.close()
         raise
     return db
+
+
+def _is_sent_before(sent: str | None, at: int, clock: str) -> bool:
+    return is_sent_before(sent, Sent(at, clock))
 
 
 @contextmanager

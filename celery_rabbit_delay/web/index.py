@@ -19,6 +19,7 @@ from ..core import changes, journal, streams
 from ..core.changes import Changes
 from ..core.headers import X_DELAY_SENT
 from ..core.keys import Keys
+from ..core.sent import Sent
 from ..core.streams import Unreadable
 from ..operate import Place, QueueNames, Record, StreamMessage
 from .damage import IndexDamaged, noticing_damage
@@ -37,8 +38,10 @@ NUMBERS = 1 << streams.NUMBER_BITS
 _PRUNED = 5000
 
 _INSERT = """INSERT OR IGNORE INTO message
-    (number, due, state, id, task, queue, key, retries, stamps, arguments, stream, offset)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    (number, due, state, id, task, queue, key, retries, sent, stamps, arguments, stream, offset)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+_IF_LATER = "DO UPDATE SET at = excluded.at, clock = excluded.clock WHERE excluded.at > at"
 
 #: The position of `retries` in a row.
 _RETRIES = 7
@@ -55,10 +58,10 @@ class Counts(NamedTuple):
 class Index:
     """Writes the index. Only one thread of one process may write it; others use `connect`."""
 
-    def __init__(self, path: Path, about: str) -> None:
-        """`about` names the cascade and its broker. Raises `IndexUnusable`."""
+    def __init__(self, path: Path, about: str, scope: str = "") -> None:
+        """`about` names the cascade and its broker, `scope` the queues that it is about. Raises `IndexUnusable`."""
         self.path = path
-        self._about = about
+        self._about, self._scope = about, scope
         self._names: dict[str, int] = {}  # the numbers of those in the messages that are being stored
         with ExitStack() as failing:
             self._lock = failing.enter_context(lock(path))
@@ -100,6 +103,13 @@ class Index:
         found = db.execute("SELECT value FROM about WHERE name = 'of'").fetchone()[0]
         if found != self._about:
             raise IndexUnusable(f"{self.path} is the index of {found}, but this is {self._about}: name another file")
+
+        before = db.execute("SELECT value FROM about WHERE name = 'queues'").fetchone()
+        if before is not None and before[0] != clean(self._scope):
+            logger.info("The index is built again, because the queues of the app are others than before")
+            self.clear()
+        with db:
+            db.execute("INSERT OR REPLACE INTO about VALUES ('queues', ?)", [clean(self._scope)])
 
     def close(self) -> None:
         self._db.close()
@@ -179,19 +189,22 @@ class Index:
         for record in journal.unpack_records(entry.body):
             if now < record.due <= _LATEST and record.number < NUMBERS:
                 with suppress(Unreadable):
-                    yield self._row(record, queues, stream, entry.offset)
+                    yield from self._row(record, queues, stream, entry.offset)
 
     @streams.reading
-    def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> tuple[Any, ...]:
+    def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> list[tuple[Any, ...]]:
+        """Return a record's row, if it is for one of the queues that the index is about."""
         headers: Mapping[str, Any] = operate.to_message(record).headers
         shown = operate.describe(record, headers, queues)
+        if not operate.concerns(headers, queues):
+            return []
         if shown.task is None:
             arguments = body_text(record.body, SEARCHED)
         else:
             parts = [text for text in (shown.args, shown.kwargs) if text not in (None, "()", "{}")]
             arguments = printable(" ".join(map(str, parts)), SEARCHED)
-        stamped = {name: headers[name] for name in ("stamps", X_DELAY_SENT) if name in headers}
-        return (
+        sent, stamps = headers.get(X_DELAY_SENT), headers.get("stamps")
+        row = (
             record.number,
             record.due,
             WAITING,
@@ -200,11 +213,13 @@ class Index:
             self._name(shown.queue),
             clean(record.key) or None,
             shown.retries,
-            json.dumps(stamped, default=str) if isinstance(headers.get("stamps"), dict) and headers["stamps"] else None,
+            clean(sent) if isinstance(sent, str) else None,
+            json.dumps(stamps, default=str) if isinstance(stamps, dict) and stamps else None,
             clean(arguments),
             self._name(stream),
             offset,
         )
+        return [row]
 
     def _name(self, text: str) -> int:
         """Return the number of a name. Names are stored once, because many messages share them."""
@@ -222,18 +237,19 @@ class Index:
         void = [(number,) for number in changes.void if number < NUMBERS]
         db.executemany("INSERT OR IGNORE INTO void VALUES (?)", void)
         db.executemany("DELETE FROM message WHERE number = ?", void)
-        ids = [(clean(id_),) for id_ in cancelled]
-        db.executemany("INSERT OR IGNORE INTO cancelled VALUES (?)", ids)
-        db.executemany(f"UPDATE message SET state = {CANCELLED} WHERE id = ?", ids)
-        stamps = [
-            (clean(name), clean(value), min(at, _LATEST))
-            for name, values in changes.stamps.items()
-            for value, at in values.items()
-        ]
+        moments = ((id_, changes.cancelled_at(id_)) for id_ in dict.fromkeys(cancelled))
+        ids = [(clean(id_), *_storable(sent)) for id_, sent in moments if sent]
+        db.executemany(f"INSERT INTO cancelled VALUES (?, ?, ?) ON CONFLICT (id) {_IF_LATER}", ids)
         db.executemany(
-            "INSERT INTO stamp VALUES (?, ?, ?) ON CONFLICT (name, value) DO UPDATE SET at = max(at, excluded.at)",
-            stamps,
+            f"UPDATE message SET state = {CANCELLED} WHERE id = ? AND is_sent_before(sent, ?, ?)",
+            ids,
         )
+        stamps = [
+            (clean(name), clean(value), *_storable(sent))
+            for name, values in changes.stamps.items()
+            for value, sent in values.items()
+        ]
+        db.executemany(f"INSERT INTO stamp VALUES (?, ?, ?, ?) ON CONFLICT (name, value) {_IF_LATER}", stamps)
         if stamps:
             self._cancel_by_stamps(0)
 
@@ -263,23 +279,31 @@ class Index:
             f"UPDATE message SET state = {REPLACED} WHERE row > ? AND number IN (SELECT number FROM replaced)", [after]
         )
         db.execute(
-            f"UPDATE message SET state = {CANCELLED} WHERE row > ? AND id IN (SELECT id FROM cancelled)", [after]
+            f"UPDATE message SET state = {CANCELLED} WHERE row > ? AND EXISTS "
+            "(SELECT 1 FROM cancelled WHERE cancelled.id = message.id AND is_sent_before(message.sent, at, clock))",
+            [after],
         )
         self._cancel_by_stamps(after)
 
     def _cancel_by_stamps(self, after: int) -> None:
         db = self._db
-        known = {(name, value): at for name, value, at in db.execute("SELECT name, value, at FROM stamp")}
+        known = {
+            (name, value): Sent(*at) for name, value, *at in db.execute("SELECT name, value, at, clock FROM stamp")
+        }
         if not known:
             return
-        rows = db.execute("SELECT row, stamps FROM message WHERE row > ? AND stamps IS NOT NULL", [after]).fetchall()
-        found = [(row,) for row, stamped in rows if _is_cancelled(json.loads(stamped), known)]
+        rows = db.execute("SELECT row, sent, stamps FROM message WHERE row > ? AND stamps IS NOT NULL", [after])
+        found = [(row,) for row, sent, stamps in rows.fetchall() if _is_cancelled(sent, json.loads(stamps), known)]
         db.executemany(f"UPDATE message SET state = {CANCELLED} WHERE row = ?", found)
 
 
-def _is_cancelled(headers: Mapping[str, Any], known: Mapping[tuple[str, str], int]) -> bool:
-    times = [known[pair] for pair in _pairs(headers["stamps"]) if pair in known]
-    return any(changes.is_sent_before(headers, at) for at in times)
+def _storable(sent: Sent) -> tuple[int, str]:
+    return min(sent.at, 1000 * _LATEST), clean(sent.clock)
+
+
+def _is_cancelled(sent: str | None, stamps: Mapping[str, Any], known: Mapping[tuple[str, str], Sent]) -> bool:
+    times = [known[pair] for pair in _pairs(stamps) if pair in known]
+    return any(changes.is_sent_before(sent, at) for at in times)
 
 
 def _pairs(stamps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -51,6 +51,7 @@ class Progress(NamedTuple):
     total: int
     error: str | None  # the reason why it has stopped
     is_ready: bool = True  # whether it was up to date at least once since it was started
+    has_streams: bool = True  # otherwise there is nothing to read
 
 
 class Indexer:
@@ -64,6 +65,7 @@ class Indexer:
         self._pending: list[tuple[str, StreamMessage]] = []
         self._bytes = 0  # of what is pending
         self._reached: dict[str, int] = {}
+        self._has_streams = True
         self._ends: dict[str, int] = {}
         self._first: dict[str, int] = {}
         self.counts = Counts()  # of the messages that came since the index was up to date for the first time
@@ -92,7 +94,7 @@ class Indexer:
         total = sum(end - self._first.get(name, 0) + 1 for name, end in ends.items())
         is_complete = self._error is None and not left and not self._pending and self.is_ready.is_set()
         behind = 0.0 if is_complete else time.monotonic() - self._complete
-        return Progress(behind, left, max(total, left), self._error, self.is_ready.is_set())
+        return Progress(behind, left, max(total, left), self._error, self.is_ready.is_set(), self._has_streams)
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
         """Wait until the index has all messages that the streams have now. Raises `StreamUnavailable`."""
@@ -151,11 +153,12 @@ class Indexer:
             self._renew(exc)
 
     def _follow(self, follower: Follower, connection: kombu.Connection) -> None:
-        cascade = connection.transport.delay_options.cascade
+        options = connection.transport.delay_options
+        self._has_streams = options.streams
         self._pending.clear()
         self._bytes = 0
         self._ends, self._reached, self._first = {}, {}, {}
-        lacking = streams.all_streams(cascade)
+        lacking = streams.all_streams(options.cascade) if options.streams else []
         look = prune = stored = time.monotonic()
         pause = _LOOK
         while not self._stopping.is_set():

@@ -18,7 +18,7 @@ from ..amqp.clocks import utc_ms
 from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
-from ..operate import Allowed, BeatStatus, Finding, Orphan, Record, Snapshot, Status
+from ..operate import Allowed, BeatStatus, Finding, Orphan, QueueNames, Record, Snapshot, Status
 from . import search
 from .database import WAITING, reading
 from .indexer import Indexer
@@ -36,7 +36,7 @@ class Broker(NamedTuple):
 
     name: str  # without a password
     connect: Callable[[], kombu.Connection]
-    queues: Sequence[kombu.Queue]
+    names: QueueNames  # of the queues that the page is about
     destinations: Sequence[Destination]
     snapshot: Callable[[kombu.Connection], Snapshot | None]
     allowed: Allowed = Allowed(())  # destinations of orphans and of tasks that are moved
@@ -141,7 +141,8 @@ class Operations:
     def orphans(self) -> list[Orphan]:
         """Return the oldest orphans, each with the reason if it would not be sent on."""
         with self._turn_at_orphans, self._connected() as connection:
-            return operate.orphans(connection, ORPHANS, self.broker.allowed)
+            found = operate.orphans(connection, ORPHANS, self.broker.allowed)
+        return list(filter(operate.are_for(self.broker.names), found))
 
     def replay(self, marks: Iterable[str]) -> Done:
         """Send the orphans with some marks to their destinations."""

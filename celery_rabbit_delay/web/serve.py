@@ -11,7 +11,6 @@ from typing import Any
 
 from waitress.server import BaseWSGIServer
 
-from .. import operate
 from ..core.errors import UnsupportedConfiguration
 from . import safety
 from .damage import IndexDamaged
@@ -70,11 +69,11 @@ def _metrics(broker: Broker, index: Path | None, damage: IndexDamaged | None = N
 def indexing(broker: Broker, path: Path | None, damage: IndexDamaged | None = None) -> Iterator[Indexer]:
     """Yield what feeds the index in a file, a new one after `damage`, or in a temporary one. Raises `IndexUnusable`."""
     with tempfile.TemporaryDirectory(prefix="celery-rabbit-delay-index-") as directory:
-        index = Index(path or Path(directory, "index.sqlite"), broker.name)
+        index = Index(path or Path(directory, "index.sqlite"), broker.name, broker.names.scope)
         try:
             if damage is not None:
                 index.renew(damage)
-            yield Indexer(index, broker.connect, operate.QueueNames(broker.queues))
+            yield Indexer(index, broker.connect, broker.names)
         finally:
             index.close()
 

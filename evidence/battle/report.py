@@ -146,7 +146,7 @@ def crash(results: Results) -> str:
         return f"{figures['p50']:.1f} s, {figures['p100']:.0f} s"
 
     lines = [[broker, *(late(found[CRASH][who]) for who in (OURS, NATIVE))] for broker, found in results.items()]
-    return markdown(["RabbitMQ", f"{OURS}: half of the tasks late by, the last by", f"Celery's {NATIVE}"], lines)
+    return markdown(["RabbitMQ", f"{OURS}: half of all tasks late by, the last by", f"Celery's {NATIVE}"], lines)
 
 
 def clusters(results: Results) -> str:
@@ -213,7 +213,9 @@ def earlier(results: Results) -> str:
     """Return of which layout the battles of this package are."""
     layouts = {figures.get("layout", 2) for figures in battles(results, OURS)}
     if layouts == {LAYOUT}:
-        return f"The battles of this package were fought with layout {LAYOUT} of the queues on the broker."
+        return (
+            f"The battles of this package were fought with the present layout of the queues on the broker ({LAYOUT})."
+        )
     return (
         "**The battles of this package are not those of this release**, but of an earlier layout of the queues on the "
         "broker, which was not published. Battles with the present layout will replace them."

@@ -45,6 +45,7 @@ class Verdict:
 
     @property
     def lateness(self) -> list[float]:
+        """The seconds of all tasks that ran, also of those that were due before a fault or long after it."""
         return [run.late for run in self.runs]
 
     @property

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import celery_rabbit_delay
+from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.schedule import waiting, write_changes
 from celery_rabbit_delay.core import changes, journal, streams
 from tests.kit import meter
@@ -144,7 +145,9 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
                 write_changes(connection, [streams.marker()])
                 for start in range(0, amount, 1000):
                     ids = [str(uuid.uuid4()) for _ in range(min(1000, amount - start))]
-                    write_changes(connection, [message for id_ in ids for message in changes.cancelled([id_])])
+                    write_changes(
+                        connection, [message for id_ in ids for message in changes.cancelled([id_], sent_now())]
+                    )
         kinds = {
             "without install": (none, Contender.name),
             "no id": (none, Ours.name),
@@ -168,9 +171,9 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
 def cancel(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Count the answers that a cancel waits for, over a connection that has been used."""
     with vhost(node) as url, running_app(url, {}) as app, app.connection_for_write() as connection:
-        write_changes(connection, changes.cancelled([str(uuid.uuid4())]))
+        write_changes(connection, changes.cancelled([str(uuid.uuid4())], sent_now()))
         with frames(connection) as (_, answers):
-            write_changes(connection, changes.cancelled([str(uuid.uuid4())]))
+            write_changes(connection, changes.cancelled([str(uuid.uuid4())], sent_now()))
     return {"answers": len(answers)}
 
 

@@ -124,7 +124,7 @@ class Worker:
 
     def stop(self) -> int:
         os.kill(self.process.pid, signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(90)
 
 
 def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:

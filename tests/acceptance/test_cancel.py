@@ -68,6 +68,26 @@ def test_a_task_that_is_cancelled_while_no_worker_is_up_does_not_run(make_shop: 
     assert not shop.runs("cancelled")
 
 
+@pytest.mark.parametrize("how", ["cancel", "control"])
+@pytest.mark.parametrize("delays", [(3, 6), (6, 3)], ids=["due later", "due sooner"])
+def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(
+    make_shop: MakeShop, how: str, delays: tuple[int, int]
+) -> None:
+    shop = make_shop()
+    worker = shop.worker(name="one")
+    before, after = delays
+    shop.send("note", "cancelled", countdown=before, task_id="again")
+    cancel_one(shop, "again", how)
+    shop.send("stubborn", 1, 1, "sent again", countdown=after, task_id="again")
+    shop.wait_for(2, "sent again")
+    wait_until(lambda: "Discarding revoked task: tests.acceptance.shop.note[again]" in worker.output(), "discarded")
+    worker.stop()
+    shop.send("note", "sent once more", countdown=1, task_id="again")
+    shop.worker(name="two")
+    shop.wait_for(1, "sent once more")
+    assert not shop.runs("cancelled")
+
+
 def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: MakeShop) -> None:
     """The first worker sends the orphan on to its queue, which another worker may read."""
     shop = make_shop()
@@ -226,6 +246,8 @@ def test_a_task_that_is_cancelled_a_second_before_it_is_due_does_not_run(make_sh
 def test_a_stream_that_is_deleted_while_a_worker_follows_it_stops_no_task(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker()
+    shop.send("note", "first", countdown=0.5)
+    shop.wait_for(1, "first")
     shop.vhost.delete_queue(CHANGES)
     dead = shop.send("note", "cancelled", countdown=12)
     celery_rabbit_delay.cancel(shop.app, dead)
@@ -261,6 +283,8 @@ def crashing(tmp_path: Path) -> Iterator[tuple[Shop, Node]]:
 def test_cancels_survive_a_broker_that_is_killed(crashing: tuple[Shop, Node]) -> None:
     shop, node = crashing
     worker = shop.worker()
+    shop.send("note", "first", countdown=0.5)  # the worker creates the stream of changes
+    shop.wait_for(1, "first")
     time.sleep(3)  # a stream that has only just been created is lost with its node
     ids = [shop.send("note", "cancelled", countdown=40) for _ in range(3)]
     shop.send("note", "runs", countdown=40)

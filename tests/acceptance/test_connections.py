@@ -12,6 +12,7 @@ from urllib.parse import quote
 import celery
 import pytest
 
+from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Broker, waiting_for_disks
 from tests.kit.node import Node, dead_letters_again, free_port
 from tests.kit.proxy import proxy
@@ -129,7 +130,7 @@ def test_a_publisher_idle_for_longer_than_its_heartbeat_publishes_again(make_sho
 
 def test_a_broker_may_deny_transient_shared_queues(shop_at: Callable[..., Shop], broker: Broker) -> None:
     """As RabbitMQ 4.3 does unless it is told otherwise. Celery before 5.7 would connect to it again and again."""
-    if broker.version < (3, 12):
+    if not broker.has(Ability.DENIES_TRANSIENT_QUEUES):
         pytest.skip("this RabbitMQ has no switch for it, and never denies them")
     with Node(conf="deprecated_features.permit.transient_nonexcl_queues = false") as node:
         own = {"control_queue_exclusive": False, "event_queue_exclusive": False} if celery.VERSION < (5, 7) else {}

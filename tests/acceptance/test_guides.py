@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import background
+from tests.kit.abilities import Ability
 from tests.kit.broker import Vhost
 from tests.kit.node import free_port
 from tests.kit.pages import commands
@@ -131,6 +132,13 @@ def test_the_guide_to_debounce_shows_what_happens(reader: Reader) -> None:
     assert reader.terminals().count("document 7 is indexed") == 1
 
 
+def test_the_guide_to_autoscaling_shows_what_happens(reader: Reader) -> None:
+    reader.directory = reader.examples / "quickstart"
+    reader.vhost.declare("celery")
+    reader.run("celery -A shop delay setup")
+    reader.follow("how-to/autoscaling.md")
+
+
 def test_the_guide_to_many_tasks_shows_what_happens(reader: Reader) -> None:
     reader.follow("how-to/many-tasks.md")
     reader.sees("mail to reader 0")
@@ -219,7 +227,7 @@ def test_the_guide_from_the_plug_in_shows_what_happens(reader: Reader) -> None:
 
 
 def test_the_template_for_workers_shows_what_happens(reader: Reader) -> None:
-    policies = reader.vhost.broker.version >= (3, 12)
+    policies = reader.vhost.broker.has(Ability.TIMES_OUT_BY_POLICY)
     reader.follow(
         "workers.md",
         skip=() if policies else ("rabbitmqctl set_policy long ",),

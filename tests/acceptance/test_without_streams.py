@@ -1,16 +1,99 @@
-"""On a broker without streams, as Amazon MQ, tasks are delayed, and what needs streams says so."""
+"""A stream is created only once it is needed; without streams, tasks are delayed, and what needs one says so."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kit.broker import QUICK, Broker
-from tests.kit.commands import run
-from tests.kit.node import Node, find_server
+import celery_rabbit_delay
+from celery_rabbit_delay import UnsupportedConfiguration
+from tests.kit.broker import QUICK, Broker, Vhost
+from tests.kit.commands import Result, celery, run
+from tests.kit.node import Node, find_release
+from tests.kit.wait import wait_until
 
-from .conftest import Shop
+from .conftest import MakeShop, Shop, Worker
+
+
+def streams_of(vhost: Vhost) -> list[str]:
+    rows = vhost.broker.api("GET", f"/queues/{vhost.name}?columns=name,type")
+    return [row["name"] for row in rows if row["type"] == "stream"]
+
+
+def discarded(worker: Worker, id_: str) -> bool:
+    return any(f"[{id_}]" in line and "Discarding revoked task" in line for line in worker.output().splitlines())
+
+
+def test_a_worker_creates_the_stream_of_changes_with_the_first_task_that_may_be_cancelled(make_shop: MakeShop) -> None:
+    shop = make_shop({**QUICK, "journal": None})
+    worker = shop.worker()
+    shop.send("note", "undelayed")
+    shop.wait_for(1, "undelayed")
+    assert streams_of(shop.vhost) == []
+    shop.send("note", "delayed", countdown=0.5)
+    shop.wait_for(1, "delayed")
+    assert streams_of(shop.vhost) == ["celery-rabbit-delay.v3.10ms.changes"]
+    cancelled = shop.send("note", "cancelled", countdown=4)
+    celery_rabbit_delay.cancel(shop.app, cancelled)
+    wait_until(lambda: discarded(worker, cancelled), "it is discarded")
+    assert not shop.runs("cancelled")
+
+
+def test_a_worker_that_has_found_no_stream_knows_of_the_first_cancellation_of_all(make_shop: MakeShop) -> None:
+    shop = make_shop({**QUICK, "journal": None})
+    worker = shop.worker()
+    cancelled = shop.send("note", "cancelled", countdown=3)
+    assert streams_of(shop.vhost) == []
+    celery_rabbit_delay.cancel(shop.app, cancelled)
+    wait_until(lambda: discarded(worker, cancelled), "it is discarded")
+    assert not shop.runs("cancelled")
+
+
+def test_an_app_that_does_without_streams_creates_none_and_what_needs_one_says_so(
+    make_shop: MakeShop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = make_shop({**QUICK, "streams": False, "journal": 0})
+    worker = shop.worker()
+    assert "without streams: none can be listed, cancelled or moved" in worker.output()
+    shop.send("note", "delayed", countdown=0.5)
+    shop.wait_for(1, "delayed")
+    waiting = shop.send("note", "waits", countdown=60)
+    needs: list[Callable[[], Any]] = [
+        lambda: list(celery_rabbit_delay.scheduled(shop.app)),
+        lambda: celery_rabbit_delay.find(shop.app, waiting),
+        lambda: celery_rabbit_delay.cancel(shop.app, waiting),
+        lambda: celery_rabbit_delay.reschedule(shop.app, waiting, countdown=1),
+        lambda: shop.send("note", "keyed", countdown=0.5, headers={"x-delay-key": "k"}),
+    ]
+    for need in needs:
+        with pytest.raises(UnsupportedConfiguration, match="streams=False"):
+            need()
+    revoked = shop.send("note", "revoked", countdown=3)
+    shop.app.control.revoke(revoked)
+    assert "only the running workers know of it: this needs streams" in caplog.text
+    wait_until(lambda: discarded(worker, revoked), "Celery discards it")
+    assert shop.app.control.inspect(timeout=10).scheduled() == {"w@localhost": []}
+
+    def delay(*command: str) -> Result:
+        return celery("-A", "tests.acceptance.shop", "delay", *command, directory=None, **shop.environment)
+
+    for command in (["list"], ["cancel", waiting], ["run-now", waiting]):
+        refused = delay(*command)
+        assert (refused.code, "streams=False" in refused.err) == (1, True), refused.text
+    for command in (["status"], ["setup"], ["plan"], ["verify"], ["orphans", "list"]):
+        worked = delay(*command)
+        assert worked.code == 0, worked.text
+        assert ".changes" not in worked.text
+    queues = json.loads(delay("export").out)["queues"]
+    assert not [queue["name"] for queue in queues if queue["arguments"]["x-queue-type"] == "stream"]
+    assert run(shop.vhost.url("amqp"), "--no-streams", "--queue", "celery", "setup").code == 0
+    assert "celery_rabbit_delay_orphans 0.0" in delay("metrics").out
+    assert {run_["name"] for run_ in shop.runs()} == {"delayed"}
+    assert streams_of(shop.vhost) == []
 
 
 class Streamless(Node):
@@ -22,7 +105,7 @@ class Streamless(Node):
 def test_tasks_are_delayed_and_a_warning_says_what_does_not_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Streamless(find_server("3.10"), ("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
+    with Streamless(find_release("3.10"), ("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
         shop = Shop(vhost, tmp_path, {**QUICK, "journal": 0}, {})
         worker = shop.worker()
         shop.send("note", "delayed", countdown=1)
@@ -32,5 +115,5 @@ def test_tasks_are_delayed_and_a_warning_says_what_does_not_work(
         assert "Delayed messages are sent without being recorded" in caplog.text
         refused = run(vhost.url("amqp"), "--queue", "celery", "setup")
         assert refused.code == 1
-        assert "If it has no streams, as Amazon MQ, then delayed tasks work" in refused.err
+        assert "If it has no streams, set the option streams=False" in refused.err
         shop.close()

@@ -13,7 +13,7 @@ from amqp import Message
 from amqp.exceptions import AMQPError, RecoverableConnectionError
 from kombu.exceptions import OperationalError
 
-from celery_rabbit_delay import StreamUnavailable
+from celery_rabbit_delay import StreamUnavailable, scheduled
 from celery_rabbit_delay.amqp import stream_reader
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.schedule import cancel
@@ -68,6 +68,20 @@ def test_a_task_that_an_alarm_blocks_is_an_error_in_time(vhost: Vhost, make_app:
     blocked = pytest.raises(OperationalError, match="does an alarm block publishers")
     with alarm(vhost.broker.node), soon(), blocked:  # after four tries of Celery's `task_publish_retry`
         app.send_task("t", countdown=30)
+
+
+def test_during_an_alarm_a_revoke_does_not_wait_and_what_raised_is_not_listed(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app({"confirm_timeout": 1, "journal": 0})
+    vhost.declare("celery")
+    app.send_task("t", countdown=100, task_id="waits")
+    app.control.revoke("creates the stream")
+    with alarm(vhost.broker.node):
+        for _ in range(2):
+            with pytest.raises(OperationalError):
+                app.send_task("t", countdown=100)
+        with soon():
+            app.control.revoke("waits")
+    wait_until(lambda: not list(scheduled(app)), "RabbitMQ has taken all that was sent during the alarm")
 
 
 @pytest.mark.parametrize("command", [("cancel", "x"), ("migrate", "--to-prefix", "new")], ids=" ".join)

@@ -31,6 +31,8 @@ from tests.kit.commands import CASCADE, celery, make_orphans, management, run
 from tests.kit.frames import has_input
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 ODD: list[dict[str, Any]] = [
     {},
     {HEADER: "not ours"},
@@ -142,6 +144,7 @@ def test_a_management_url_that_cannot_be_used_is_an_error(vhost: Vhost, url: str
     assert "the URL of the management API cannot be read" in failed.err
 
 
+@pytest.mark.own_vhost
 @pytest.mark.parametrize(
     "command",
     [
@@ -163,6 +166,7 @@ def test_a_mistyped_prefix_is_an_error(vhost: Vhost, command: tuple[str, ...]) -
     assert (vhost.names("exchanges"), vhost.names("queues")) == ([], [])
 
 
+@pytest.mark.own_vhost
 def test_teardown_says_where_there_is_nothing_to_delete(vhost: Vhost) -> None:
     done = run(vhost.url("amqp"), "--prefix", "celery-rabit-delay", "teardown", "--yes")
     assert (done.code, done.out) == (0, "there is no such cascade\n")
@@ -257,7 +261,7 @@ def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
         amount = put_unreadable(vhost, vhost.cascade.ingest, stream.routing_key)
         cancel(connection, ["after"])
         while not running.cancels("after"):
-            worker.drain_events(timeout=10)
+            worker.drain_events(timeout=60)
         while not followed or b"after" not in followed[-1].body:
             assert follower.read(10)
         assert [entry.offset for entry in followed] == list(range(len(followed)))

@@ -115,6 +115,7 @@ def test_a_message_without_a_delay_is_sent_at_once(vhost: Vhost, make_app: MakeA
         assert names(vhost.take("celery", 1)) == [1]
 
 
+@pytest.mark.quiet
 def test_a_message_that_waited_in_the_batch_is_not_later_for_it(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
     app.send_task("t", (-1,), countdown=2)  # declares
@@ -150,12 +151,12 @@ def test_a_queue_that_is_forbidden_meanwhile_fails_only_its_own_tasks(vhost: Vho
         with celery_rabbit_delay.batch(app, max_size=4) as producer:
             for n in range(4):
                 queue = ("secret", "q")[n % 2]
-                ids.append(app.send_task("t", (n,), queue=queue, countdown=5, producer=producer).id)
+                ids.append(app.send_task("t", (n,), queue=queue, countdown=20, producer=producer).id)
             permissions = {"configure": ".*", "write": "^(celery-rabbit-delay.*|q)$", "read": ".*"}
             vhost.broker.api("PUT", f"/permissions/{vhost.name}/{user}", permissions)
             lose(producer.connection)
             for n in range(4, 12):
-                app.send_task("t", (n,), queue="q", countdown=5, producer=producer)
+                app.send_task("t", (n,), queue="q", countdown=20, producer=producer)
 
     with pytest.raises(BatchFailed, match="permission denied") as failed:
         send()

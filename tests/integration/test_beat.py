@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import kombu
@@ -20,6 +21,7 @@ from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.operate import BeatStatus, beat_status
 from tests.kit.broker import Vhost
+from tests.kit.commands import celery, management, run
 from tests.kit.commands import documented_permissions as documented
 from tests.kit.node import free_port
 from tests.kit.wait import wait_until
@@ -34,8 +36,8 @@ def make_lock(vhost: Vhost) -> Iterator[MakeLock]:
     connections: list[kombu.Connection] = []
 
     def make(user: str = "guest", **options: Any) -> Lock:
-        connections.append(kombu.Connection(vhost.url("amqp", user), heartbeat=3))
-        return Lock(connections[-1], QUEUE, "here:1", patience=10)
+        connections.append(kombu.Connection(vhost.url("amqp", user), heartbeat=60))
+        return Lock(connections[-1], QUEUE, "here:1", patience=60)
 
     yield make
     for connection in connections:
@@ -59,14 +61,30 @@ def test_one_holds_the_lock_and_the_next_gets_what_it_has_left(vhost: Vhost, mak
     hold(first, b"2")
     assert not second.wait(0.2)
     first.abandon()
-    assert second.wait(10)
+    assert second.wait(60)
     assert second.left[-1] == b"2"  # the end of a connection may overtake its last acknowledgement
     second.write(b"3")
     assert second.left == []
     second.abandon()
     third = make_lock()
-    assert third.wait(10)
+    assert third.wait(60)
     assert third.left[-1] == b"3"
+
+
+def test_teardown_names_the_queues_of_beats_and_deletes_them_when_it_is_asked_to(
+    vhost: Vhost, make_lock: MakeLock
+) -> None:
+    lock = make_lock()
+    hold(lock)
+    teardown = "teardown", "--yes", *management(vhost)
+    kept = f"the queue '{QUEUE}' with the last runs of beat"
+    wait_until(lambda: f"{kept} stays, --beat deletes it" in run(vhost.url("amqp"), *teardown).out, "the API shows it")
+    refused = run(vhost.url("amqp"), *teardown, "--beat")
+    assert (refused.code, f"the beat of '{QUEUE}' is active: stop all its processes first" in refused.err) == (1, True)
+    lock.abandon()
+    wait_until(lambda: f"{kept} is deleted" in run(vhost.url("amqp"), *teardown, "--beat").out, "it is not in use")
+    assert QUEUE not in vhost.names("queues")
+    assert kept not in run(vhost.url("amqp"), *teardown).out
 
 
 def test_who_has_lost_the_lock_notices_before_it_has_written(vhost: Vhost, make_lock: MakeLock) -> None:
@@ -76,7 +94,7 @@ def test_who_has_lost_the_lock_notices_before_it_has_written(vhost: Vhost, make_
     with pytest.raises(AMQPError):
         first.write(b"late")
     with pytest.raises(AMQPError):
-        second.wait(5)
+        second.wait(60)
 
 
 def test_only_the_last_message_stays_however_often_it_is_replaced(vhost: Vhost, make_lock: MakeLock) -> None:
@@ -96,7 +114,7 @@ def test_messages_of_others_do_not_displace_what_the_holder_has_written(vhost: V
     assert lock.left == []
     lock.abandon()
     after = make_lock()
-    assert after.wait(10)
+    assert after.wait(60)
     assert after.left[-1] == b"still mine"
     assert b"forged" not in after.left
 
@@ -110,15 +128,15 @@ def test_what_was_forged_while_nobody_held_the_lock_comes_after_what_was_left(
     wait_until(lambda: vhost.count(QUEUE) == 1, "nobody holds it")
     publish(vhost, b"forged")
     after = make_lock()
-    assert after.wait(10)
+    assert after.wait(60)
     assert set(after.left) == {b"forged", b"mine"}
 
 
 @pytest.mark.parametrize("transport", ["amqp", "rabbit-delay"])
 def test_a_delayed_task_cannot_be_sent_on_a_connection_that_has_lost_the_lock(vhost: Vhost, transport: str) -> None:
     vhost.declare("q")
-    with kombu.Connection(vhost.url(transport), heartbeat=3, transport_options={"confirm_publish": True}) as connection:
-        lock = Lock(connection, QUEUE, "here:1", patience=10)
+    with kombu.Connection(vhost.url(transport), transport_options={"confirm_publish": True}) as connection:
+        lock = Lock(connection, QUEUE, "here:1", patience=60)
         hold(lock)
         producer = connection.Producer(lock.channel())
         producer.publish("x", routing_key="q")
@@ -153,7 +171,7 @@ def test_the_third_host_of_a_url_is_reached_if_the_first_two_are_down(vhost: Vho
 
 def test_other_brokers_and_other_queues_are_errors(vhost: Vhost, make_lock: MakeLock) -> None:
     with pytest.raises(UnsupportedConfiguration, match="is not RabbitMQ"):
-        Lock(kombu.Connection("memory://"), QUEUE, "here:1", patience=10)
+        Lock(kombu.Connection("memory://"), QUEUE, "here:1", patience=60)
     vhost.declare(QUEUE)
     with pytest.raises(CascadeConflict, match="has other properties"):
         make_lock()
@@ -167,7 +185,7 @@ def test_a_beat_needs_no_more_than_its_row(vhost: Vhost, make_lock: MakeLock) ->
             make_lock(vhost.user(**permissions | {lacking: "^$"}))
     unheard = make_lock(vhost.user(**permissions | {"write": "^$"}))
     with pytest.raises(AMQPError, match="access"):
-        wait_until(lambda: unheard.wait(0.1), "it is refused", 10)
+        wait_until(lambda: unheard.wait(0.1), "it is refused")
 
 
 @contextmanager
@@ -233,3 +251,11 @@ def test_what_is_no_state_is_dropped_with_a_warning(vhost: Vhost, caplog: pytest
         tick_for(scheduler, 0.2)
         assert scheduler.schedule["run"].last_run_at == begun
     assert "not from a beat" in caplog.text
+
+
+def test_a_worker_that_takes_the_scheduler_for_a_file_ends_and_says_what_to_write(tmp_path: Path) -> None:
+    url = f"amqp://127.0.0.1:{free_port()}//"
+    result = celery("-b", url, "worker", "-B", "-S", "rabbit-delay", directory=tmp_path)
+    assert result.code == 1
+    assert "use --scheduler rabbit-delay, or beat_scheduler" in result.err
+    assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ from celery_rabbit_delay.amqp import create, declare, publisher
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate.verify import probe
+from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost, own_node, publish, take
 from tests.kit.frames import frames
 from tests.kit.wait import wait_until
@@ -108,7 +109,7 @@ def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
 def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a moment the queue is in only one of RabbitMQ's two tables, and counts as "on a node that is down"."""
     node = vhost.broker.node
-    if vhost.broker.version >= (4, 2):
+    if vhost.broker.has(Ability.KEEPS_QUEUES_IN_ONE_TABLE):
         pytest.skip("RabbitMQ keeps queues in one table, with Khepri")
     vhost.publish_one()
     vhost.delete_exchange(vhost.cascade.marker)

@@ -10,7 +10,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import kombu.pools
 import pytest
+from celery import Celery
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
@@ -27,6 +29,8 @@ SITE_IS_NEW = (SITE / "searchindex.js").exists() and all(
     page.stat().st_mtime < (SITE / "searchindex.js").stat().st_mtime for page in PAGES
 )
 URL = "guest:guest@localhost//"
+#: Subcommands of `rabbitmqctl` that know no virtual host.
+OF_A_NODE = ("await_startup", "cluster_status", "enable_feature_flag", "list_feature_flags", "status")
 #: What is shown of a program in examples/ is run with it, by tests/acceptance/test_guides.py.
 SNIPPET = re.compile(r"```python\n(?!# examples/)(.*?)```", re.DOTALL)
 
@@ -63,7 +67,7 @@ def run_all(vhost: Vhost, page: str) -> list[tuple[str, int]]:
     for command, _ in commands(page):
         command = command.replace("http://guest:guest@localhost:15672", here)
         if command.startswith("rabbitmqctl "):
-            of_a_vhost = [] if "await_startup" in command else ["--vhost", vhost.name]
+            of_a_vhost = [] if command.split()[1] in OF_A_NODE else ["--vhost", vhost.name]
             vhost.broker.node.ctl(*shlex.split(command)[1:], *of_a_vhost)
             continue
         done = subprocess.run(
@@ -90,9 +94,40 @@ def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: 
 @pytest.mark.long
 def test_the_commands_of_the_pages_on_deployment_and_leaving_work_one_after_the_other(vhost: Vhost) -> None:
     deployed = run_all(vhost, "deployment.md")
-    assert deployed == [("setup", 0), ("verify", 0), ("status", 0), ("verify", 0)]
-    assert run_all(vhost, "how-to/leave.md") == [("status", 0), ("list", 0), ("celery-rabbit-delay", 0)]
+    assert deployed == [("setup", 0), ("verify", 0), ("status", 0), ("can-leave", 0), ("verify", 0)]
+    left = run_all(vhost, "how-to/leave.md")
+    assert left == [("can-leave", 0), ("status", 0), ("list", 0), ("celery-rabbit-delay", 0)]
     assert not [name for name in vhost.names("exchanges") if name.startswith("celery-rabbit-delay.")]
+
+
+@pytest.mark.long
+def test_the_commands_of_the_pages_that_a_team_asks_for_work(vhost: Vhost) -> None:
+    for page in (
+        "production.md",
+        "runbook.md",
+        "limits.md",
+        "managed-brokers.md",
+        "how-to/two-apps.md",
+        "how-to/canary.md",
+    ):
+        codes = run_all(vhost, page)
+        assert codes, page
+        assert not any(code for _, code in codes), (page, codes)
+
+
+def test_a_journal_that_is_deleted_as_the_page_says_records_the_next_task(vhost: Vhost) -> None:
+    app = Celery(broker=vhost.url("amqp"), set_as_current=False)
+    celery_rabbit_delay.install(app)
+    try:
+        before = app.send_task("before", countdown=3000).id
+        assert [one.id for one in celery_rabbit_delay.scheduled(app)] == [before]
+        assert run_all(vhost, "stored-data.md") == []
+        after = app.send_task("after", countdown=3000).id
+        assert [one.id for one in celery_rabbit_delay.scheduled(app)] == [after]
+        assert sum(vhost.waiting().values()) == 2
+    finally:
+        app.close()
+        kombu.pools.reset()
 
 
 def test_the_readme_has_a_snippet() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from amqp import Message
 from amqp.exceptions import RecoverableConnectionError
+from celery.exceptions import Ignore
 from kombu import Producer
 
 import celery_rabbit_delay
@@ -222,3 +223,81 @@ def test_a_consumer_goes_on_after_the_streams_were_deleted(vhost: Vhost) -> None
             publish(sender, name, 6)
         assert [one.payload for one in take(connection, "q", 1)] == ["third"]
     assert vhost.count("q") == 0
+
+
+def started(message: Any, task: Any) -> Any:
+    """Make a task run in this thread as a worker runs the one in a message; return it."""
+    custom = {name: value for name, value in message.headers.items() if name.startswith("x-")}
+    task.typing = False  # it takes no arguments
+    task.push_request(
+        id=message.headers["id"],
+        retries=message.headers["retries"],
+        headers=custom,
+        delivery_info={"exchange": "", "routing_key": "celery"},
+        called_directly=False,
+        args=(),
+        kwargs={},
+    )
+    return task
+
+
+@pytest.mark.parametrize("how", ["child", "chain", "link", "replace", "retry of another"])
+def test_a_task_that_got_the_headers_of_another_one_is_neither_its_retry_nor_dropped_with_it(
+    vhost: Vhost, make_app: MakeApp, how: str
+) -> None:
+    app = make_app()
+    vhost.declare("celery")
+    task = app.tasks["t"]
+    found: list[Any] = []
+
+    with vhost.connection() as connection:
+
+        def receive(name: str) -> Any:
+            """Take messages until the next one of that name comes; on a busy machine others may come before."""
+            while True:
+                found.extend(take(connection, "celery", 1))
+                if found[-1].payload[0] == [name]:
+                    return found[-1]
+
+        for number in range(2):
+            app.send_task("t", ("parent",), countdown=0.05, headers={"x-delay-key": "cart-7"})
+            started(receive("parent"), task)
+            headers = dict(task.request.headers)
+            late = task.si("late").set(headers=headers, countdown=3)
+            if how == "child":
+                late.apply_async()
+                task.apply_async(("now",), headers=headers)
+                receive("now")
+            elif how == "chain":
+                (late | task.si("last")).apply_async()
+            elif how == "link":
+                task.apply_async(("first",), link=late, headers=headers, countdown=0.05)
+                _, _, embed = receive("first").payload
+                app.signature(embed["callbacks"][0]).apply_async()
+            elif how == "replace":
+                with pytest.raises(Ignore):
+                    task.replace(late)
+            else:
+                task.request.update(id=f"another {number}", headers=None)
+                task.retry(args=("late",), headers=headers, countdown=3, throw=False)
+            task.pop_request()
+        children = [message for message in found if message.payload[0] != ["parent"]]
+        while [message.payload[0] for message in children].count(["late"]) < 2:
+            children += take(connection, "celery", 1)
+    assert not [one for one in children if one.headers.keys() & {"x-delay-key", "x-delay-number"}]
+    assert {message.headers["x-delay-of"]["id"] == message.headers["id"] for message in children} <= {True}
+
+
+def test_a_retry_is_still_dropped_once_a_later_task_has_its_key(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
+    vhost.declare("celery")
+    task, key = app.tasks["t"], {"x-delay-key": "cart-7"}
+    with vhost.connection() as connection:
+        app.send_task("t", ("first",), countdown=0.05, headers=key)
+        [message] = take(connection, "celery", 1)
+        started(message, task).retry(args=("first",), countdown=3, throw=False)
+        task.pop_request()
+        app.send_task("t", ("second",), countdown=3.5, headers=key)
+        [only] = take(connection, "celery", 1)
+        assert only.payload[0] == ["second"]
+    assert vhost.count("celery") == 0

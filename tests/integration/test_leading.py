@@ -13,9 +13,11 @@ from tests.kit.broker import Vhost, take
 from tests.kit.commands import run
 from tests.kit.frames import frames
 
+pytestmark = pytest.mark.shared_vhost
+
 UUID = "550e8400-e29b-41d4-a716-446655440000"
 SOON = {"x-delay": 200}
-SLOW = {"x-delay": 4000}
+SLOW = {"x-delay": 10_000}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_a_worker_that_declares_a_queue_leads_to_it_also_those_who_know_but_its_
     vhost.delete_queue(name)
     with vhost.connection() as connection, DelayedConsumer(connection.channel(), [queue], on_message=lambda m: m.ack()):
         pass
-    assert len(vhost.take(name, 1, timeout=20)) == 1
+    assert len(vhost.take(name, 1)) == 1
 
 
 def test_a_passive_publisher_reaches_a_queue_with_a_uuid_in_its_name_if_anything_leads_to_it(vhost: Vhost) -> None:
@@ -88,13 +90,13 @@ def test_a_publisher_that_declares_its_destination_again_leads_to_it_again(vhost
         declare(connection)
         for _ in range(2):
             connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
-            take(connection, "q", 1, timeout=20)
+            take(connection, "q", 1)
             vhost.delete_queue("q")
             if exchange:
                 vhost.delete_exchange(exchange)
             declare(connection)
         connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
-        take(connection, "q", 1, timeout=20)
+        take(connection, "q", 1)
         with frames(connection) as (sent, _):
             connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
         assert sent == [(60, 40)], "it leads to it once"

@@ -21,6 +21,8 @@ from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 QUORUM = {"x-queue-type": "quorum"}
 
 
@@ -96,6 +98,7 @@ def test_long_delays_are_as_long_as_they_say(vhost: Vhost, delay: timedelta) -> 
     assert message.headers["x-celery-rabbit-delay"]["due"] >= (now + delay).timestamp() * 1000 - 1
 
 
+@pytest.mark.own_vhost
 def test_native_loses_the_first_task_if_no_worker_ran_before(vhost: Vhost, make_app: MakeApp) -> None:
     make_app().send_task("t", countdown=0.05, queue="never-heard-of")
     assert len(vhost.take("never-heard-of", 1)) == 1

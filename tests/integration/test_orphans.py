@@ -16,23 +16,27 @@ from celery_rabbit_delay.core.destination import Destination, decode
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.operate import Management, pruning
 from celery_rabbit_delay.operate import management as management_module
-from tests.kit.broker import Vhost, publish, take
+from tests.kit.broker import Vhost, lead, publish, take
 from tests.kit.commands import make_orphans, management, run
 from tests.kit.wait import wait_until
 
-SLOW = {"x-delay": 8000}  # long enough to delete something meanwhile
+pytestmark = pytest.mark.shared_vhost
+
+SOON = {"x-delay": 300}
+SLOW = {"x-delay": 15_000}  # long enough to delete something meanwhile
 
 
 def test_orphans_block_no_other_message(vhost: Vhost) -> None:
     vhost.declare("gone", "good")
     with vhost.connection() as connection:
         producer = connection.Producer()
+        lead(connection, "gone")
+        vhost.delete_queue("gone")  # this connection does not look again
         for n in range(40):  # more than the 32 unsettled messages that would freeze a level
-            producer.publish(n, routing_key="gone", headers=SLOW)
-        vhost.delete_queue("gone")
+            producer.publish(n, routing_key="gone", headers=SOON)
         for n in range(50):
-            producer.publish(n, routing_key="good", headers=SLOW)
-        assert sorted(m.payload for m in take(connection, "good", 50, timeout=20)) == list(range(50))
+            producer.publish(n, routing_key="good", headers=SOON)
+        assert sorted(m.payload for m in take(connection, "good", 50)) == list(range(50))
     orphans = vhost.take(vhost.cascade.orphans, 40)
     assert sorted(message.payload for message in orphans) == list(range(40))
     for message in orphans:
@@ -54,7 +58,7 @@ def test_what_an_exchange_cannot_route_waits_and_blocks_no_other_message(vhost: 
         vhost.delete_queue("gone")
         for n in range(40):
             producer.publish(n, exchange=exchange, routing_key="good", declare=[good], headers=SLOW)
-        assert len(take(connection, "good", 40, timeout=20)) == 40
+        assert len(take(connection, "good", 40)) == 40
         gone(connection.default_channel).declare()
         vhost.policy("again", {"delivery-limit": 1_000_000_000}, r"^celery-rabbit-delay\.")
         assert len(take(connection, "gone", 40)) == 40  # by itself within six minutes
@@ -120,7 +124,7 @@ def test_what_no_queue_wants_any_more_is_dropped_and_blocks_no_other_message(vho
         # whole delay after they were due.
         for _ in range(2):
             producer.publish("x", routing_key="good", headers=SLOW)
-            assert len(take(connection, "good", 1, timeout=20)) == 1
+            assert len(take(connection, "good", 1)) == 1
         kombu.Queue("late", news)(connection.default_channel).declare()
         vhost.policy("again", {"delivery-limit": 1_000_000}, r"\.out\.")  # an outbox would send what it has kept
         producer.publish("last", exchange=news, headers=SLOW)
@@ -142,17 +146,17 @@ def test_a_look_hides_nothing_from_the_next(vhost: Vhost, limit: int | None) -> 
 
 Q = Destination("", ("q",))
 
-#: With these options 12.56 s are a level of 2.56 s and an outbox of 10 s, even if publishing takes long.
-BY_ONE_LEVEL: dict[str, Any] = {"outboxes": (10,), "slack": 0.05}
+#: With these options 17.56 s are a level of 2.56 s and an outbox of 15 s, even if publishing takes long.
+BY_ONE_LEVEL: dict[str, Any] = {"outboxes": (15,), "slack": 0.05}
 
 
 def led_into_nothing(vhost: Vhost, connection: kombu.Connection, delay: float, amount: int, **headers: str) -> None:
-    """Send messages through a level into an outbox of 10 s that is deleted before they come."""
+    """Send messages through a level into an outbox of 15 s that is deleted before they come."""
     publisher = connection.connection.publisher_for()
-    publisher.routes.ensure(Q, 1000)
+    publisher.routes.ensure(Q, 1500)
     for _ in range(amount):
         publish(connection, delay, headers=headers)
-    vhost.delete_queue(vhost.cascade.outbox_name(Q, 1000))
+    vhost.delete_queue(vhost.cascade.outbox_name(Q, 1500))
     wait_until(lambda: vhost.count(vhost.cascade.orphans) == amount, "they are orphans")
 
 
@@ -164,20 +168,20 @@ def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
     vhost.declare("q")
     with vhost.connection(confirm=False, journal=0, **BY_ONE_LEVEL) as connection:
         sent = time.time()
-        led_into_nothing(vhost, connection, 12.56, 5, id="x")
+        led_into_nothing(vhost, connection, 17.56, 5, id="x")
     with vhost.connection(confirm=False, declare=declared) as connection:
         [*listed] = operate.orphans(connection, 10)
-        assert {one.due.timestamp() >= sent + 12.55 for one in listed if one.due} == {True}
+        assert {one.due.timestamp() >= sent + 17.55 for one in listed if one.due} == {True}
         if by == "the command":
             results = [refused for _, refused in operate.replay(connection, 10, Allowed(None))]
         else:
             found = replay(connection.connection, vhost.cascade, Allowed([kombu.Queue("q")]), 10)
             results = [refused for _, refused in found]
         assert results == [None] * 5
-        assert time.time() < sent + 12.56, "too late to say anything"
+        assert time.time() < sent + 17.56, "too late to say anything"
         assert (vhost.count(vhost.cascade.orphans), vhost.count("q")) == (0, 0)
         assert len(take(connection, "q", 5)) == 5
-        assert time.time() >= sent + 12.56
+        assert time.time() >= sent + 17.56
         assert vhost.count(vhost.cascade.orphans) == 0
 
 
@@ -204,7 +208,7 @@ def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost)
     vhost.declare("q")
     with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
         headers = {"x-delay-key": "k", "id": "first"}
-        led_into_nothing(vhost, connection, 12.56, 1, **headers)
+        led_into_nothing(vhost, connection, 17.56, 1, **headers)
         [before] = list(operate.scheduled(connection))
         assert [refused for _, refused in operate.replay(connection, 10, Allowed(None))] == [None]
         [after] = list(operate.scheduled(connection))
@@ -219,7 +223,7 @@ def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost)
     [
         (1, None),
         ((1 << 63) - 1, "it was not sent by celery-rabbit-delay"),
-        (253_402_300_799_999, "is more than max_delay"),  # the end of the year 9999
+        (253_402_300_799_999, "is more than the option max_delay"),  # the end of the year 9999
         (-1, "it was not sent by celery-rabbit-delay"),
         ("soon", "it was not sent by celery-rabbit-delay"),
     ],

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -75,14 +76,15 @@ def test_tasks_are_listed_the_soonest_first_with_all_that_tells_them_apart(vhost
         "(1, 'ü')",
         "{'k': None}",
     )
-    assert timedelta(0) <= first.due - now - timedelta(seconds=60) < timedelta(seconds=5)
+    assert timedelta(0) <= first.due - now - timedelta(seconds=60) < timedelta(seconds=25)
     assert [w.id for w in celery_rabbit_delay.scheduled(app, task="t")] == [late.id]
     assert [w.id for w in celery_rabbit_delay.scheduled(app, queue="mail")] == [soon.id]
     assert [w.id for w in celery_rabbit_delay.scheduled(app, until=first.due)] == [soon.id]
     assert [w.id for w in celery_rabbit_delay.scheduled(app, limit=1)] == [soon.id]
-    assert celery_rabbit_delay.find(app, late.id) == second
+    assert celery_rabbit_delay.find(app, late.id) == celery_rabbit_delay.find(app, uuid.UUID(late.id)) == second
     assert celery_rabbit_delay.find(app, "unknown") is None
-    celery_rabbit_delay.cancel(app, late.id)
+    celery_rabbit_delay.reschedule(app, uuid.UUID(late.id), countdown=100)
+    celery_rabbit_delay.cancel(app, uuid.UUID(late.id))
     assert celery_rabbit_delay.find(app, late.id) is None
 
 
@@ -185,12 +187,26 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     assert run(url, "list", "--until", bill["due"], "--limit", "1").out.splitlines() == lines[:1]
     assert run(url, "cancel").code == 2
     assert run(url, "cancel", "third", "--all").code == 2
-    assert run(url, "cancel", "--queue", "mail").out == "1 cancelled\n"
-    assert run(url, "cancel", "--task", "shop.bill").out == "1 cancelled\n"
+    assert run(url, "cancel", "--yes", "--queue", "mail").out == "1 cancelled\n"
+    assert run(url, "cancel", "--yes", "--task", "shop.bill").out == "1 cancelled\n"
     assert run(url, "list").out.splitlines() == [lines[1], lines[3]]
-    assert run(url, "cancel", "fourth").out == "1 id cancelled\n"
+    told = run(url, "cancel", "fourth", "first", "typo").out
+    due = lines[3].partition("Z")[0]
+    assert told == (
+        f"fourth waited, due {due}Z for q\n"
+        f"first was already cancelled, due {lines[0].partition('Z')[0]}Z for mail\n"
+        "typo is not in the journal: if a task with this id waits, it does not run\n"
+        "3 ids cancelled\n"
+    )
+    known = list(map(json.loads, run(url, "cancel", "fourth", "typo", "new", "--json").out.splitlines()))
+    assert [(one["id"], one["was"]) for one in known] == [
+        ("fourth", "cancelled"),
+        ("typo", "cancelled"),
+        ("new", "unknown"),
+    ]
+    assert known[0]["task"] == "shop.ship"
     assert run(url, "list").out.splitlines() == lines[1:2]
-    assert run(url, "cancel", "--all").out == "1 cancelled\n"
+    assert run(url, "cancel", "--yes", "--all").out == "1 cancelled\n"
     empty, none = run(url, "list"), run(url, "list", "--queue", "nosuch")
     assert (empty.code, none.code) == (0, 0)
     assert empty.text.startswith(
@@ -233,7 +249,7 @@ def test_what_somebody_made_up_is_reported_and_hides_nothing_else(vhost: Vhost) 
         streams = [re.search(r"\.(changes|keys|journal.600)'", report) for report in reports]
         assert [found and found[1] for found in streams] == ["changes"] * 3 + ["keys", "journal.600", None]
         operate.reschedule(connection, "second", datetime.now(timezone.utc) + timedelta(seconds=30))
-    for command in (["list"], ["cancel", "--task", "t"]):
+    for command in (["list"], ["cancel", "--yes", "--task", "t"]):
         result = run(vhost.url("amqp"), *command)
         assert result.code == 3
         assert result.err.count("is skipped") >= len(reports) - 1
@@ -268,7 +284,7 @@ def test_what_somebody_made_up_stops_no_consumer(vhost: Vhost, caplog: pytest.Lo
         forge(connection)
         came: list[str] = []
         with consuming.Consumer([Queue("q")], callbacks=[lambda body, message: came.append(body)], no_ack=True):
-            consuming.drain_events(timeout=30)
+            consuming.drain_events(timeout=60)
             forge(connection)
             numbers: list[Any] = [[], {"a": 1}, 1.5]
             for number in numbers:  # a header that is not ours
@@ -276,7 +292,7 @@ def test_what_somebody_made_up_stops_no_consumer(vhost: Vhost, caplog: pytest.Lo
                 connection.Producer().publish("odd", routing_key="q", headers=header)
             publish(connection, 0.1, headers={"x-delay-key": "k"})
             while len(came) < 5:
-                consuming.drain_events(timeout=30)
+                consuming.drain_events(timeout=60)
     assert came == ["x", "odd", "odd", "odd", "x"]
     skipped = [record for record in caplog.messages if "is skipped" in record]
     assert len(skipped) >= len(FORGED["@.changes"] + FORGED["@.keys"])
@@ -307,7 +323,7 @@ def test_messages_without_an_id_are_cancelled_where_they_are_listed(vhost: Vhost
         publish(connection, 60, "other")
         for delay in (12, 13):
             publish(connection, delay)
-        assert run(vhost.url("amqp"), "cancel", "--queue", "q").out == "2 cancelled\n"
+        assert run(vhost.url("amqp"), "cancel", "--yes", "--queue", "q").out == "2 cancelled\n"
         assert [one.queue for one in listed(vhost)] == ["other"]
         publish(connection, 14, correlation_id="last")
         [message] = take(connection, "q", 1)
@@ -387,15 +403,15 @@ def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost)
     mine = {"mine": [1, {"a": None}], "CC": ["other"], "BCC": ["third"]}
     vhost.declare("other", "third")
     with vhost.connection(**RECORDED, confirm=False) as connection:
-        publish(connection, 60, headers=mine, correlation_id="early", priority=9, message_id="m")
-        publish(connection, 10, correlation_id="late")
-        later = datetime.now(timezone.utc) + timedelta(seconds=14)
+        publish(connection, 115, headers=mine, correlation_id="early", priority=9, message_id="m")
+        publish(connection, 20, correlation_id="late")
+        later = datetime.now(timezone.utc) + timedelta(seconds=24)
         operate.reschedule(connection, "late", later)
         operate.reschedule(connection, "early", datetime.now(timezone.utc) + timedelta(seconds=0.5))
         assert ids(vhost)[-1] == "late"
         began = time.time()
         [message] = take(connection, "q", 1)
-        assert time.time() - began < 40
+        assert time.time() - began < 90
         assert message.headers == {"mine": mine["mine"], "CC": ["other"]}
         assert message.properties["correlation_id"] == "early"
         assert message.properties["message_id"] == "m"
@@ -466,23 +482,23 @@ def test_a_message_that_is_due_soon_or_that_nobody_knows_is_not_moved(
             operate.reschedule(connection, "soon", soon)
         with pytest.raises(NotWaiting, match=r"the id 'nobody': .* option `journal` of its publisher"):
             operate.reschedule(connection, "nobody", soon)
-        with pytest.raises(InvalidDelay, match="more than max_delay"):
+        with pytest.raises(InvalidDelay, match="more than the option max_delay"):
             operate.reschedule(connection, "far", soon + timedelta(days=1))
     assert ids(vhost)[-1] == "far"
 
 
-def test_messages_that_share_an_id_are_not_moved_and_all_are_delivered(vhost: Vhost) -> None:
+def test_messages_that_share_an_id_are_not_moved_and_all_wait_on(vhost: Vhost) -> None:
     vhost.declare("q", "r", exchange="e")
     others: list[dict[str, Any]] = [
         {"body": "y"},
         {"routing_key": "r"},
         {"exchange": "e"},
-        {"headers": {"x-delay": 10_000, "mine": 1}},
+        {"headers": {"x-delay": 100_000, "mine": 1}},
         {"message_id": "m"},
     ]
     with vhost.connection(**RECORDED) as connection:
         for number, other in enumerate(others):
-            message = {"body": "x", "routing_key": "q", "headers": {"x-delay": 10_000}, "correlation_id": f"j{number}"}
+            message = {"body": "x", "routing_key": "q", "headers": {"x-delay": 100_000}, "correlation_id": f"j{number}"}
             for one in (message, {**message, **other}):
                 connection.Producer().publish(**one)
         for number in range(len(others)):
@@ -490,7 +506,7 @@ def test_messages_that_share_an_id_are_not_moved_and_all_are_delivered(vhost: Vh
             with pytest.raises(DelayError, match=says):
                 operate.reschedule(connection, f"j{number}", datetime.now(timezone.utc))
         assert len(ids(vhost)) == 2 * len(others)
-        assert len(take(connection, ["q", "r"], 2 * len(others))) == 2 * len(others)
+    assert sum(vhost.waiting().values()) == 2 * len(others)
 
 
 def test_a_message_that_was_published_twice_is_moved_as_one(vhost: Vhost) -> None:
@@ -511,7 +527,7 @@ def test_of_simultaneous_moves_each_sees_what_the_one_before_has_done(vhost: Vho
 
     def move(seconds: float) -> str:
         with vhost.connection() as connection:
-            start.wait(30)
+            start.wait(60)
             try:
                 operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=seconds))
             except (NotWaiting, TooLate) as exc:
@@ -544,13 +560,13 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
-        publish(connection, 61, correlation_id="b")
+        publish(connection, 100, correlation_id="b")
     url = vhost.url("amqp")
     for command in (["reschedule", "a", "--countdown", "90"], ["run-now", "a"]):
         refused = run(url, "--queue", "r", *command)  # what a record says may be made up
         assert refused.code == 1
-        assert "queue 'q' is not one of the allowed queues: use --any-queue" in refused.err
-    assert run(url, "--queue", "q", "reschedule", "a", "--countdown", "90").out.startswith("due 2")
+        assert "queue 'q' is not one of the allowed queues: use --any-queue, or" in refused.err
+    assert run(url, "--queue", "q", "reschedule", "a", "--countdown", "119").out.startswith("due 2")
     assert ids(vhost) == ["b", "a"]
     tomorrow = datetime.now(timezone.utc) + timedelta(seconds=50)
     assert run(url, "--queue", "q", "reschedule", "a", "--eta", tomorrow.isoformat()).code == 0
@@ -576,9 +592,9 @@ def test_the_commands_move_several_messages(vhost: Vhost) -> None:
     assert "queue 'r' is not one of the allowed queues" in some.err
     assert "no waiting message with the id 'gone'" in some.err
     assert sorted(ids(vhost)[-2:]) == ["a", "b"]
-    assert run(url, "run-now", "--task", "shop.r", "--any-queue").out.startswith("2 due 2")
+    assert run(url, "run-now", "--yes", "--task", "shop.r", "--any-queue").out.startswith("2 due 2")
     assert len(vhost.take("r", 2)) == 2
-    assert run(url, "--queue", "q", "run-now", "--all").out.startswith("3 due 2")
+    assert run(url, "--queue", "q", "run-now", "--all", "--yes").out.startswith("3 due 2")
     assert len(vhost.take("q", 3)) == 3
     assert ids(vhost) == []
     for wrong in ((), ("a", "--all"), ("a", "--task", "shop.q")):

@@ -43,7 +43,7 @@ def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost) -> None:
             producer.publish(due.timestamp(), routing_key="q", headers=task(due.isoformat()))
         with kombu.Consumer(connection.channel(), [kombu.Queue("q", no_declare=True)], on_message=on_message):
             while len(lateness) < amount:
-                connection.drain_events(timeout=30)
+                connection.drain_events(timeout=60)
     # What came while we were still publishing waited for us in the queue; that is not lateness of the cascade.
     assert min(lateness) >= 0
 
@@ -69,7 +69,7 @@ def test_one_hop_is_not_early_by_a_fraction_of_a_millisecond(vhost: Vhost, outbo
                     connection.drain_events(timeout=seed.uniform(0.0001, 0.004))
                 producer.publish(time.monotonic(), routing_key="q", headers={"x-delay": 10})
             while len(held) < amount:
-                connection.drain_events(timeout=30)
+                connection.drain_events(timeout=60)
     assert min(held) >= 0.01
 
 
@@ -104,7 +104,7 @@ def test_messages_of_any_priority_are_equally_late(vhost: Vhost, round_: bool) -
         consumer = kombu.Consumer(connection.channel(), [kombu.Queue("q", no_declare=True)], on_message=on_message)
         with consumer:
             while sum(map(len, lateness.values())) < amount:
-                connection.drain_events(timeout=30)
+                connection.drain_events(timeout=60)
     publisher.join()
     normal, high = lateness[0] + lateness[4], lateness[5] + lateness[9]
     assert min(normal + high) >= 0
@@ -182,7 +182,7 @@ def test_beyond_the_maximum_is_an_error_that_names_it_and_nothing_is_sent(vhost:
     vhost.declare("q")
     with vhost.connection(max_delay=60) as connection:
         for headers in ({"x-delay": 60_001}, {"x-delay": 1e30}, task("9999-12-31T23:59:59+00:00")):
-            with pytest.raises(InvalidDelay, match="more than max_delay=60 s"):
+            with pytest.raises(InvalidDelay, match="more than the option max_delay, 60 s"):
                 connection.Producer().publish("x", routing_key="q", headers=headers)
     assert vhost.names("exchanges") == []
 
@@ -213,7 +213,7 @@ def test_a_step_of_the_wall_clock_while_a_message_is_published_changes_no_delay(
     monkeypatch.setattr(transport, "datetime", Clock)
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 3000})
-        assert len(take(connection, "q", 1, timeout=20)) == 1
+        assert len(take(connection, "q", 1)) == 1
     assert time.monotonic() - sent >= 3
 
 
@@ -231,5 +231,5 @@ def test_a_pause_between_the_two_clocks_makes_no_task_early(vhost: Vhost, monkey
     monkeypatch.setattr(transport, "datetime", Clock)
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers=task(eta.isoformat()))
-        assert len(take(connection, "q", 1, timeout=20)) == 1
+        assert len(take(connection, "q", 1)) == 1
     assert datetime.now(timezone.utc) >= eta

@@ -40,6 +40,9 @@ PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
 
 Serve = Callable[..., Site]
 
+#: Options for the page about these queues.
+QUEUES = ("--queue", "q", "--queue", "celery", "--queue", "mail")
+
 
 @pytest.fixture
 def serve(vhost: Vhost, tmp_path: Path) -> Iterator[Serve]:
@@ -63,16 +66,16 @@ def shows(site: Site, *texts: str, path: str = "/") -> None:
         page = site.ask(path).text
         return all(text in page for text in texts)
 
-    wait_until(all_shown, f"{path} shows {texts}", timeout=30)
+    wait_until(all_shown, f"{path} shows {texts}")
 
 
 def lacks(site: Site, text: str, path: str = "/") -> None:
-    wait_until(lambda: text not in site.ask(path).text, f"{path} no longer shows {text}", timeout=30)
+    wait_until(lambda: text not in site.ask(path).text, f"{path} no longer shows {text}")
 
 
 def number_of(site: Site, text: str) -> int:
     """Return the number of the only row that a search finds."""
-    wait_until(lambda: len(site.numbers(f"/?q={text}")) == 1, f"{text} is found", timeout=30)
+    wait_until(lambda: len(site.numbers(f"/?q={text}")) == 1, f"{text} is found")
     [number] = site.numbers(f"/?q={text}")
     return number
 
@@ -84,7 +87,7 @@ def test_the_page_follows_the_journal_and_goes_on_where_it_stopped(
     vhost.declare("celery", "mail")
     index = str(tmp_path / "index.sqlite")
     first = app.send_task("shop.review", (4711, "ü"), {"k": None}, countdown=90)
-    site = serve("--index", index)
+    site = serve("--index", index, options=QUEUES)
     shows(site, first.id, "shop.review", "4711", "celery")
     second = app.send_task("shop.remind", (4712,), countdown=100, queue="mail")
     shows(site, second.id)
@@ -108,7 +111,7 @@ def test_the_page_follows_the_journal_and_goes_on_where_it_stopped(
     assert celery_index.execute("SELECT count(*) FROM message").fetchone() == (2,)
     celery_index.close()
     assert Path(index).stat().st_mode & 0o077 == 0
-    site = serve("--index", index)
+    site = serve("--index", index, options=QUEUES)
     shows(site, third.id, second.id)
     lacks(site, first.id)
     wait_until(lambda: site.metric("cancelled") == 1, "it counts as cancelled")
@@ -173,7 +176,7 @@ def test_a_message_without_an_id_is_cancelled(vhost: Vhost, serve: Serve) -> Non
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 100)
         site = serve()
-        wait_until(lambda: len(site.numbers("/")) == 1, "it is shown", timeout=30)
+        wait_until(lambda: len(site.numbers("/")) == 1, "it is shown")
         assert "1 cancelled" in site.post("/cancel", number=site.numbers("/"))
         assert site.numbers("/") == []
         assert list(operate.scheduled(connection)) == []
@@ -200,7 +203,7 @@ def test_messages_that_share_an_id_and_nothing_else_are_not_moved(vhost: Vhost, 
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "same")
         publish(connection, 60, "same", headers={"mine": 1})
-        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found", timeout=30)
+        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found")
         assert "2 different messages with the id" in site.post("/run-now", number=site.numbers("/?q=same")[0])
         assert [waiting.id for waiting in operate.scheduled(connection)] == ["same", "same"]
 
@@ -212,7 +215,7 @@ def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -
     with vhost.connection(**RECORDED) as connection:
         for _ in range(2):  # as Kombu does after an error
             publish(connection, 60, "same")
-        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found", timeout=30)
+        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found")
         assert "1 due at once" in site.post("/run-now", number=site.numbers("/?q=same"))
         assert len(take(connection, "q", 1)) == 1
         assert [*operate.scheduled(connection)] == []
@@ -250,7 +253,7 @@ def test_hostile_messages_are_shown_as_text_and_stop_nothing(vhost: Vhost, make_
         f"bad{markup}", argsrepr=f"({markup}, '\x1b[31m\x00\u202egnp', \"' onload=x\")", kwargsrepr="y" * 100_000,
         countdown=90, headers={"mine": markup, "\u202e": ["\x07"] * 50},
     )  # fmt: skip
-    site = serve()
+    site = serve(options=QUEUES)
     with vhost.connection(**RECORDED) as connection:
         write_changes(connection, [b"", b"s[", b"u123", b"v1", b"r123", b"k", b"zz", b"c{"])
         stream = streams.journal_for(CASCADE, 90)
@@ -314,7 +317,7 @@ def test_of_two_equal_orphans_one_can_be_removed(vhost: Vhost, serve: Serve) -> 
         [orphan] = [connection.default_channel.basic_get(CASCADE.orphans)]
         connection.default_channel.basic_publish(orphan, "", CASCADE.orphans)
         connection.default_channel.basic_reject(orphan.delivery_tag, requeue=True)
-    site = serve(options=("--queue", "gone"))
+    site = serve("--any-queue")
     shows(site, "2 orphans", path="/orphans")
     marks = [
         line.split('value="')[1].split('"')[0]
@@ -437,7 +440,7 @@ def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve
     authorization = "Basic " + base64.b64encode(b"me:sesame").decode()
     with ExitStack() as stack:
         for _ in range(150):
-            stack.enter_context(socket.create_connection(address, timeout=10)).sendall(b"GET / HTTP/1.1\r\n")
+            stack.enter_context(socket.create_connection(address, timeout=60)).sendall(b"GET / HTTP/1.1\r\n")
         assert "celery_rabbit_delay_waiting" in site.ask("/metrics", Authorization=authorization).text
         assert site.ask("/login").status == 200
 
@@ -560,3 +563,13 @@ def test_every_metric_is_documented_and_there(vhost: Vhost) -> None:
     lacking = {name for name in there if name not in text}
     assert lacking == {"celery_rabbit_delay_index_behind_messages"}  # shortened
     assert "`…_messages`" in text
+
+
+def test_the_page_of_an_app_without_streams_says_so_and_shows_the_rest(vhost: Vhost, serve: Serve) -> None:
+    vhost.declare("q")
+    with vhost.connection(streams=False) as connection:
+        publish(connection, 60)
+    site = serve(options=("--no-streams", "--queue", "q"))
+    shows(site, "this app does without streams", "Waiting on the broker: 1.")
+    shows(site, "live", path="/health")
+    assert "has stopped" not in site.ask("/health").text

@@ -17,6 +17,7 @@ import kombu
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
+from tests.kit.abilities import Ability
 from tests.kit.node import Node
 from tests.kit.wait import wait_until
 
@@ -43,6 +44,9 @@ class Broker:
         self.api("PUT", f"/permissions/{vhost.name}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
         return vhost
 
+    def has(self, ability: Ability) -> bool:
+        return ability.is_in(self.version)
+
     @contextmanager
     def vhost(self) -> Iterator[Vhost]:
         vhost = self.add_vhost()
@@ -51,7 +55,7 @@ class Broker:
         finally:
             for user in vhost.users:
                 self.api("DELETE", f"/users/{user}")
-            if self.version < (4,):
+            if not self.has(Ability.SURVIVES_TWO_CRASHES):
                 # A level that goes while it elects its leader may end all dead-lettering of the node, and with it all
                 # quorum queues that need it (rabbitmq-server #16652, seen on 3.10.8).
                 time.sleep(0.2)
@@ -169,6 +173,11 @@ class Vhost:
     def delete_queue(self, name: str) -> None:
         self.broker.api("DELETE", f"/queues/{self.name}/{quote(name, safe='')}")
 
+    def consumers(self, queue: str) -> list[int]:
+        """Return the prefetch counts of the consumers of a queue."""
+        rows = self.broker.node.ctl("list_consumers", "-q", "-p", self.name, "queue_name", "prefetch_count")
+        return sorted(int(row.split()[1]) for row in rows.splitlines() if row.split()[:1] == [queue])
+
     def count(self, queue: str) -> int:
         """Return how many messages are ready in a queue."""
         with self.plain() as connection:
@@ -234,8 +243,9 @@ def lead(connection: kombu.Connection, queue: str, priority: int | None = None, 
     """
     publisher, destination = connection.connection.publisher_for(priority), Destination("", (queue,))
     publisher.routes.ensure(destination)
-    outboxes = publisher.routes.usable_outboxes(destination)
+    outboxes = () if publisher.cascade.high else publisher.options.outbox_ticks
     for seconds in delays:  # not as a message would: the machine may pause between its delay and its route
         ticks = publisher.options.ticks(round(seconds * 1_000_000))
         with publisher._exclusively():
-            publisher.routes.ensure(destination, publisher.options.route(publisher.cascade, ticks, 0, outboxes).outbox)
+            outbox = publisher.options.route(publisher.cascade, ticks, 0, outboxes).outbox
+            publisher.routes.ensure(destination, *filter(None, [outbox]))

@@ -66,11 +66,10 @@ def make_orphans(vhost: Vhost, amount: int) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0  # it takes seconds on a busy machine
     with vhost.connection() as connection:
         lead(connection, "gone")
-        delay = 8000 + 40 * amount  # none is due before the queue is gone
+        vhost.delete_queue("gone")  # this connection does not look again
         for n in range(amount):
-            headers = {"x-delay": delay, "task": "shop.review", "id": f"id-{n}"}
+            headers = {"x-delay": 100, "task": "shop.review", "id": f"id-{n}"}
             connection.Producer().publish({"n": n}, routing_key="gone", headers=headers)
-    vhost.delete_queue("gone")
     wait_until(lambda: vhost.count(CASCADE.orphans) == amount, "all are orphans")
 
 
@@ -80,3 +79,9 @@ def documented_permissions(who: str, queues: str = "(q|gone)") -> dict[str, str]
     [cells] = [cells for cells in rows if cells[0].strip() == who]
     patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", queues) for cell in cells[1:]]
     return dict(zip(("configure", "write", "read"), patterns, strict=True))
+
+
+def granted_by(page: str) -> dict[str, dict[str, str]]:
+    """Return what the lines of a page with `rabbitmqctl set_permissions` grant, by user."""
+    lines = re.findall(r"^\$ rabbitmqctl set_permissions (\w+) '(.*)' '(.*)' '(.*)'$", page, re.MULTILINE)
+    return {who: dict(zip(("configure", "write", "read"), patterns, strict=True)) for who, *patterns in lines}

@@ -41,6 +41,12 @@ def find_server(name: str | None = None) -> Path:
     return Path(answer.stdout.strip())
 
 
+def find_release(release: str) -> Path:
+    """Return the server of a release, such as "4.0": an image, if `RABBITMQ` names one."""
+    is_image = os.environ.get("RABBITMQ", "").startswith("docker:")
+    return find_server(f"docker:{release}" if is_image else release)
+
+
 _reservations: list[socket.socket] = []
 
 
@@ -249,7 +255,9 @@ class Node:
         """Return what `rabbitmqctl` prints. Raises `NodeFailed`."""
         program = self.server.with_name("rabbitmqctl")
         command = [str(program)]
-        if not program.exists() and self.process is not None:  # in the root directory of the node's own
+        if (self.data / "ctl").exists():  # in a container: see tools/get-rabbitmq
+            command = [str(self.data / "ctl")]
+        elif not program.exists() and self.process is not None:  # in the root directory of the node's own
             inside = ["sh", "-c", 'cd / && exec /usr/lib/rabbitmq/bin/rabbitmqctl "$@"', "rabbitmqctl"]
             command = ["nsenter", "--target", str(self.process.pid), "--mount", "--root", *inside]
         answer = subprocess.run(
@@ -265,6 +273,10 @@ class Node:
     def suspend(self, suspended: bool) -> None:
         """Send SIGSTOP or SIGCONT: to the others of a cluster, a node that the network has lost."""
         assert self.process is not None
+        program = self.data / ("suspend" if suspended else "resume")
+        if program.exists():  # in a container
+            subprocess.run([program], capture_output=True, check=True)
+            return
         os.killpg(self.process.pid, signal.SIGSTOP if suspended else signal.SIGCONT)
 
     def kill(self) -> None:

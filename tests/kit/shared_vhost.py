@@ -24,7 +24,6 @@ class SharedVhost:
         self.vhost = self._stack.enter_context(broker.vhost())
         with self.vhost.connection() as connection:
             operate.setup(connection, [self.vhost.cascade], [])
-        self._delete([row["name"] for row in self._rows("queues") if row["type"] == "stream"], [])
         self._at_first = self._describe()
         self._soon = {level.queue for level in self.vhost.cascade.levels if level.ttl < SOON}
         with self.vhost.plain() as connection:
@@ -73,9 +72,6 @@ class SharedVhost:
     @staticmethod
     def _count(channel: Any, name: str) -> int:
         return int(channel.queue_declare(name, passive=True).message_count)
-
-    def _rows(self, kind: str) -> Any:
-        return self.vhost.broker.api("GET", f"/{kind}/{self.vhost.name}?columns=name,type")
 
     def _describe(self) -> dict[str, set[Any]]:
         vhost = self.vhost

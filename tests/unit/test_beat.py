@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidOption, install
+from celery_rabbit_delay.app import signals
 from celery_rabbit_delay.beat import Scheduler, heartbeat_of, queue_of
 from celery_rabbit_delay.core.beat import Run, dump, load, merge, remember, task_id
 
@@ -101,3 +104,25 @@ def test_celery_finds_the_scheduler_by_its_name() -> None:
     found = app.Beat(quiet=True).Service(app, scheduler_cls="rabbit-delay").get_scheduler(lazy=True)
     assert isinstance(found, Scheduler)
     assert found.info == "    . queue -> celery-rabbit-delay.beat.shop"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stops", "warns"),
+    [
+        ({"beat": True, "statedb": "rabbit-delay"}, True, False),
+        ({"beat": True, "statedb": "rabbit-delay", "scheduler": "celery.beat:PersistentScheduler"}, True, False),
+        ({"beat": True, "statedb": "rabbit-delay", "scheduler": "rabbit-delay"}, False, True),
+        ({"beat": False, "statedb": "rabbit-delay"}, False, True),
+        ({"beat": True, "statedb": "worker.db"}, False, False),
+        ({"beat": True, "scheduler": "rabbit-delay"}, False, False),
+    ],
+)
+def test_a_worker_whose_scheduler_is_taken_for_a_file_does_not_start_a_beat_of_celerys_own(
+    arguments: dict[str, Any], stops: bool, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    conf = Celery("shop", set_as_current=False).conf
+    with pytest.raises(SystemExit, match="use --scheduler rabbit-delay") if stops else contextlib.nullcontext():
+        signals.refuse_scheduler_as_file(conf=conf, options=arguments)
+    assert ("use --scheduler rabbit-delay" in caplog.text) is warns
+    conf.beat_scheduler = "rabbit-delay"
+    signals.refuse_scheduler_as_file(conf=conf, options={**arguments, "scheduler": None})

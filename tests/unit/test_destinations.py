@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import kombu
+import pytest
 from kombu.common import Broadcast
 
-from celery_rabbit_delay.amqp.destinations import destinations_of, own_destination
+from celery_rabbit_delay import InvalidDestination
+from celery_rabbit_delay.amqp.destinations import QueueNames, destinations_of, own_destination
 from celery_rabbit_delay.core.destination import Destination
 
 ORDERS = kombu.Exchange("orders", "topic")
@@ -43,3 +45,34 @@ def test_only_the_exchange_of_a_queue_that_others_cannot_bind_is_a_destination()
     assert list(destinations_of(exclusive)) == [Destination("orders")]
     assert own_destination(exclusive) is None
     assert own_destination(kombu.Queue("q")) == Destination("", ("q",))
+
+
+def test_names_know_what_goes_to_their_queues() -> None:
+    queues = [
+        kombu.Queue("q"),
+        kombu.Queue("new", ORDERS, routing_key="new.#"),
+        kombu.Queue("hot", kombu.Exchange("labels", "headers"), binding_arguments={"hot": True}),
+        kombu.Queue("hashed", kombu.Exchange("hash", "x-consistent-hash"), routing_key="1"),
+        Broadcast("news"),
+    ]
+    names = QueueNames(queues, only=True)
+    for exchange, keys, expected in (
+        ("", ["q"], True),
+        ("", ["other"], False),
+        ("", ["other", "new"], True),  # a CC
+        ("orders", ["new.fast"], True),
+        ("orders", ["old"], False),
+        ("orders", ["q"], False),  # only the default exchange routes by the name of a queue
+        ("others", ["q"], False),
+        ("labels", ["any"], True),
+        ("hash", ["any"], True),
+        ("news", [""], True),
+    ):
+        assert names.leads_to_one(exchange, keys) is expected, (exchange, keys)
+        assert QueueNames(queues).leads_to_one(exchange, keys)
+    names.check("q")
+    names.check(None)
+    QueueNames(queues).check("other")
+    with pytest.raises(InvalidDestination, match="'other' is not a queue of this app"):
+        names.check("other")
+    assert names.scope != QueueNames(queues[:1], only=True).scope != QueueNames(queues[:1]).scope == ""

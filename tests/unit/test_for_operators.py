@@ -7,7 +7,9 @@ from pathlib import Path
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import streams
-from tests.kit.commands import documented_permissions
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.topology import Topology
+from tests.kit.commands import documented_permissions, granted_by
 
 PAGE = (Path(__file__).parents[2] / "docs" / "for-operators.md").read_text()
 CASCADE = Options().cascade
@@ -34,9 +36,17 @@ def test_the_parts_of_a_cascade_are_as_many_as_the_page_says() -> None:
     assert "at most 32" in PAGE
 
 
-def test_the_permissions_are_those_of_the_table() -> None:
-    granted = re.findall(r"rabbitmqctl set_permissions (\w+) '(.*)' '(.*)' '(.*)'", PAGE)
-    roles = {"web": 'publisher, `declare="passive"`', "worker": 'worker, `declare="passive"`'}
-    assert {who: tuple(documented_permissions(role).values()) for who, role in roles.items()} == {
-        who: tuple(patterns) for who, *patterns in granted
-    }
+def test_the_whole_lines_grant_what_the_table_says_of_the_cascade_and_no_more() -> None:
+    """A worker publishes as well: its tasks retry. tests/acceptance/test_permissions.py pastes the lines."""
+    granted = granted_by(PAGE)
+    assert granted.keys() == {"web", "worker"}
+    publisher, worker = (documented_permissions(f'{who}, `declare="passive"`') for who in ("publisher", "worker"))
+    destination = Destination("", ("celery",))
+    topology = Topology.of([CASCADE], [destination], streams.all_streams(CASCADE), Options().outbox_ticks)
+    for name in (*topology.exchanges, *topology.queues):
+        for what in ("configure", "write", "read"):
+            by_table = {
+                "web": bool(re.search(publisher[what], name)),
+                "worker": any(re.search(role[what], name) for role in (publisher, worker)),
+            }
+            assert {who: bool(re.search(granted[who][what], name)) for who in granted} == by_table, (what, name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from celery_rabbit_delay.app.handing_on import HandingOn, Report, due_of, has_waited
+from celery_rabbit_delay.app.handing_on import HandingOn, Report, due_of, has_waited, make_eta_aware
+from celery_rabbit_delay.core.headers import delay_of
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
 
@@ -22,7 +25,7 @@ def message(headers: dict[str, Any], payload: Any = None, delayed_until: datetim
     [
         ({"task": "t", "eta": "2030-07-01T12:00:00+00:00"}, [[], {}, {}], DUE),
         ({"task": "t", "eta": "2030-07-01T14:00:00+02:00"}, None, DUE),
-        ({"task": "t", "eta": "2030-07-01T12:00:00"}, None, DUE),  # UTC to Celery's worker, whatever the app's timezone
+        ({"task": "t", "eta": "2030-07-01T12:00:00"}, None, DUE),  # UTC to Celery's worker
         ({"task": "t", "eta": None}, {"task": "t", "eta": "2030-07-01T12:00:00"}, None),
         ({"task": "t", "eta": "soon"}, None, None),
         ({"task": "t", "eta": 5}, None, None),
@@ -37,6 +40,29 @@ def test_the_eta_of_either_task_protocol_is_read_as_celerys_worker_reads_it(
     headers: dict[str, Any], payload: Any, due: datetime | None
 ) -> None:
     assert due_of(message(headers, payload)) == due
+
+
+@pytest.mark.parametrize(("zone", "hours"), [("Asia/Tokyo", 9), ("America/New_York", -4), ("UTC", 0)])
+def test_a_naive_eta_of_others_means_what_it_means_to_publishers_with_this_package(
+    zone: str, hours: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"task in {zone}"
+    for _ in range(2):
+        given = message({"task": name, "eta": "2030-07-01T12:00:00"})
+        make_eta_aware(given, ZoneInfo(zone))
+        assert due_of(given) == DUE - timedelta(hours=hours)
+        _, published = delay_of({"task": name, "eta": "2030-07-01T12:00:00"}, DUE, ZoneInfo(zone))
+        assert due_of(message(dict(published))) == due_of(given)
+    told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert len(told) == (zone != "UTC"), "once for each task, and not where nothing differs"
+    assert all(zone in text and "datetime.now(timezone.utc)" in text for text in told)
+
+
+@pytest.mark.parametrize("headers", [{}, {"task": "t", "eta": "soon"}, {"task": "t", "eta": None}, {"eta": "2030"}])
+def test_what_has_no_naive_eta_stays_as_it_is(headers: dict[str, Any]) -> None:
+    given = message(headers)
+    make_eta_aware(given, ZoneInfo("Asia/Tokyo"))
+    assert given.headers is headers
 
 
 def test_a_body_that_cannot_be_decoded_is_celerys_to_complain_of() -> None:
@@ -66,8 +92,30 @@ def test_a_task_that_came_out_of_the_cascade_is_not_sent_round_again_by_a_worker
     assert has_waited(message({}, delayed_until=delayed_until), DUE) is waited
 
 
-def test_a_worker_that_has_never_had_a_connection_stops() -> None:
-    Report(SimpleNamespace()).stop(SimpleNamespace())
+def test_a_worker_reports_once_for_all_tasks_that_it_hands_on_and_needs_no_timer_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    timers: list[Any] = []
+
+    def call_after(seconds: float, report: Any) -> Any:
+        timers.append(SimpleNamespace(fire=report, cancel=lambda: None))
+        return timers[-1]
+
+    handing_on = HandingOn(SimpleNamespace())
+    worker = SimpleNamespace(
+        task_consumer=SimpleNamespace(handing_on=handing_on), timer=SimpleNamespace(call_after=call_after)
+    )
+    Report(worker).start(worker)
+    assert not timers
+    task: Any = SimpleNamespace(message=SimpleNamespace(ack=lambda: None))
+    with caplog.at_level(logging.INFO):
+        for tasks in (3, 2):
+            for _ in range(tasks):
+                handing_on._settle(task, None)
+            timers[-1].fire()
+        handing_on.report()
+    assert len(timers) == 2
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["3", "2"]
 
 
 def test_a_consumer_whose_connection_is_lost_waits_for_no_answers() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import InvalidDelay, InvalidDestination
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import HEADER, Delivery
-from celery_rabbit_delay.core.unwrap import resent, unwrap
+from celery_rabbit_delay.core.headers import HEADER, X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_OF, X_DELAY_SENT, Delivery
+from celery_rabbit_delay.core.sent import Sent
+from celery_rabbit_delay.core.unwrap import resent, unwrap, without_native_delay
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
 DESTINATION = Destination("", ("q",))
@@ -368,10 +369,95 @@ def test_a_delayed_message_is_unwrapped_the_same_whichever_way_it_came(
     assert unwrap(arrived) == unwrap(arrived, headers_.read_state(headers)) == ("", "q", {"a": 1, **users, **keyed})
 
 
-def test_a_task_with_stamps_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
-    stamped = {**TASK, "stamped_headers": ["customer"], "stamps": {"customer": "7"}, "retries": 0}
-    sent = headers_.with_time_sent(stamped, NOW)
-    assert sent == {**stamped, headers_.X_DELAY_SENT: headers_.milliseconds(NOW)}
-    later = NOW + timedelta(hours=1)
-    for unchanged in (TASK, {**TASK, "stamps": {}}, {**stamped, "retries": 1}, {**sent, "retries": 1}, sent):
+def test_a_task_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
+    sent, later = Sent(1_000_000, "here"), Sent(2_000_000, "here")
+    first = headers_.with_time_sent({**TASK, "retries": 0}, sent)
+    assert first == {**TASK, "retries": 0, headers_.X_DELAY_SENT: "1000000@here"}
+    for unchanged in ({**TASK, "retries": 1}, {**first, "retries": 1}, first):
         assert headers_.with_time_sent(unchanged, later) == unchanged
+
+
+def delivered(id_: str = "parent", key: str | None = "cart-7", retries: int = 0) -> dict[str, Any]:
+    """Return the headers that a task has when it runs, after it has waited with a key and stamps."""
+    sent = {"task": "t", "id": id_, "retries": retries, "stamps": {"customer": "7"}, X_DELAY_SENT: 5}
+    wrapped = headers_.wrap(sent | ({"x-delay-key": key} if key else {}), "p", "", "q", NOW, number=7)
+    return dict(unwrap(Delivery("p.exit", "@.^1", addressed(wrapped, DESTINATION))).headers)
+
+
+def copied(**more: Any) -> dict[str, Any]:
+    """Return the headers of a child that its parent has passed its own ones on to, as far as Celery leaves them."""
+    return {name: value for name, value in delivered().items() if name.startswith("x-")} | {"task": "t"} | more
+
+
+@pytest.mark.parametrize("retries", [0, 1], ids=["a child", "a retry of a child"])
+def test_headers_that_were_copied_from_another_task_do_not_count(retries: int) -> None:
+    child = {"task": "t", "id": "child", "retries": retries}
+    assert headers_.own(copied(id="child", retries=retries)) == child
+    assert headers_.own({**copied(id="child", retries=retries), "x-delay-key": "cart-8"}) == {
+        **child,
+        "x-delay-key": "cart-8",
+    }, "it is its own key"
+
+
+def test_a_retry_keeps_what_the_task_has_and_a_task_that_replaces_it_only_the_time_of_sending() -> None:
+    retry = copied(id="parent", retries=1)
+    assert headers_.own(retry) is retry
+    assert {*retry} >= {X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_SENT}
+    replacing = headers_.own(copied(id="parent", retries=0))
+    assert {*replacing} & {X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_SENT} == {X_DELAY_SENT}
+    again = delivered(retries=1)
+    assert headers_.own(again | {"retries": 2}) == again | {"retries": 2}
+    assert X_DELAY_NUMBER not in headers_.own(again), "the same try again"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"a": 1}, {"x-delay-key": "k"}, {"task": "t", "id": "1", X_DELAY_SENT: 5}, {"x-delay-key": "k", "id": 3}],
+    ids=str,
+)
+def test_headers_with_nothing_of_another_message_stay_as_they_are(headers: dict[str, Any]) -> None:
+    assert headers_.own(headers) is headers
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["task", "id", "retries", X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_SENT, X_DELAY_OF]),
+        st.none() | st.integers() | st.text(max_size=3) | st.dictionaries(st.sampled_from(["id", "key"]), st.text()),
+    )
+)
+def test_made_up_headers_of_the_package_stop_nobody(headers: dict[str, Any]) -> None:
+    assert headers_.own(headers).items() <= headers.items()
+    assert headers_.own(headers_.own(headers)).items() <= headers.items()
+
+
+def test_a_message_without_a_task_id_that_is_published_again_as_it_was_received_is_the_same_message() -> None:
+    received = {"x-delay-key": "k", X_DELAY_NUMBER: 7}
+    assert headers_.own(received) is received
+    assert headers_.own(received | {"task": "t", "id": "1"}) == {"task": "t", "id": "1"}
+
+
+NATIVE = "0." * 24 + "1.0.0.0."
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "queue", "seen"),
+    [
+        ("celery_delayed_2", f"{NATIVE}orders.new", "orders", ("", "orders")),
+        (
+            "shop_celery_delayed_27",
+            f"{NATIVE}orders",
+            "orders",
+            ("", "orders"),
+        ),  # broker_native_delayed_delivery_prefix
+        ("celery_delayed_2", f"{NATIVE}orders", None, ("celery_delayed_2", f"{NATIVE}orders")),
+        ("celery_delayed_2", "orders", "orders", ("celery_delayed_2", "orders")),  # nothing native sends so
+        ("orders", f"{NATIVE}orders", "orders", ("orders", f"{NATIVE}orders")),
+        ("my_celery_delayed_orders", f"{NATIVE}orders", "orders", ("my_celery_delayed_orders", f"{NATIVE}orders")),
+        ("", "orders", "orders", ("", "orders")),
+    ],
+)
+def test_what_came_through_native_delayed_delivery_is_seen_as_sent_to_its_queue(
+    exchange: str, key: str, queue: str | None, seen: tuple[str, str]
+) -> None:
+    delivery = Delivery(exchange, key, TASK)
+    assert without_native_delay(delivery, queue) == Delivery(*seen, TASK)

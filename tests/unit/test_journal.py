@@ -16,16 +16,19 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import DelayError, InvalidDelay, Options
 from celery_rabbit_delay.core import changes, journal, routing_key, streams
 from celery_rabbit_delay.core import keys as keys_
+from celery_rabbit_delay.core import sent as sent_
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import X_DELAY_SENT
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import Keys, check_keyed_delay, last_of_key
+from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.core.topology import Topology
 
 CASCADE = Options().cascade
+UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"
 YEAR = 365 * 24 * 3600
-NOW = int(time.time() * 1000)
+SENT = Sent(time.time_ns() // 1000, "here")
 SOON = (int(time.time()) + 60) * 1000
 
 numbers = st.integers(0, 2**streams.NUMBER_BITS - 1)
@@ -70,18 +73,20 @@ def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], dat
     "forged",
     [
         b"u123",
-        b"c{",
-        b"c" + b"[" * 100_000,
-        b"c5",
+        b"u" + b"0" * 19,
+        b"c[]",
+        b"c" + b"0" * 16 + b"{",
+        b"c" + b"0" * 16 + b"[" * 100_000,
+        b"c" + b"0" * 16 + b"5",
         b"s[]",
         b's{"a": "b", "c": 5}',
-        b's12345678{"a": "b", "c": 5}',
-        b"s12345678[]",
+        b"s" + b"0" * 16 + b'{"a": "b", "c": 5}',
+        b"s" + b"0" * 16 + b"[]",
         b"v1",
         b"k1",
         b"k12345678\xff",
     ],
-    ids=lambda forged: forged[:9].decode(errors="replace"),
+    ids=lambda forged: forged[:20].decode(errors="replace"),
 )
 def test_a_change_that_somebody_made_up_is_an_error_and_changes_nothing(forged: bytes) -> None:
     read = Keys(time.monotonic) if forged.startswith(b"k") else Changes(time.time)
@@ -143,7 +148,7 @@ def test_a_number_is_one_that_amqp_and_json_can_carry() -> None:
 @given(st.lists(st.one_of(st.uuids().map(str), st.text(max_size=40))), st.uuids())
 def test_cancelled_ids_are_cancelled_and_no_others(ids: list[str], other: uuid.UUID) -> None:
     known = Changes(time.time)
-    told = [id_ for message in changes.cancelled(ids) for id_ in known.apply(message)]
+    told = [id_ for message in changes.cancelled(ids, SENT) for id_ in known.apply(message)]
     assert sorted(told) == sorted(set(ids))
     assert all(known.cancels(id_) for id_ in ids)
     assert not known.cancels(str(other))
@@ -151,27 +156,27 @@ def test_cancelled_ids_are_cancelled_and_no_others(ids: list[str], other: uuid.U
 
 @given(st.lists(st.one_of(st.uuids().map(str), st.text(max_size=40)), unique=True), st.lists(st.uuids(), unique=True))
 def test_an_id_that_is_known_to_be_cancelled_is_not_told_again(ids: list[str], later: list[uuid.UUID]) -> None:
-    known = read(*changes.cancelled(ids))
+    known = read(*changes.cancelled(ids, SENT))
     new = [str(id_) for id_ in later if str(id_) not in ids]
-    told = [id_ for message in changes.cancelled([*ids, *new]) for id_ in known.apply(message)]
+    told = [id_ for message in changes.cancelled([*ids, *new], SENT) for id_ in known.apply(message)]
     assert sorted(told) == sorted(new)
 
 
 def test_an_id_that_only_looks_like_a_uuid_is_not_taken_for_it() -> None:
     id_ = str(uuid.UUID(int=0xABC << 80))
-    known = read(*changes.cancelled([id_.upper()]))
+    known = read(*changes.cancelled([id_.upper()], SENT))
     assert known.cancels(id_.upper())
     assert not known.cancels(id_)
 
 
 def test_a_hundred_thousand_ids_take_sixteen_bytes_each() -> None:
-    assert sum(map(len, changes.cancelled(str(uuid.uuid4()) for _ in range(100_000)))) == 1_600_010
+    assert sum(map(len, changes.cancelled((str(uuid.uuid4()) for _ in range(100_000)), SENT))) == 1_600_170
 
 
 def test_however_many_ids_are_cancelled_no_message_is_too_large_for_rabbitmq() -> None:
     uuids = [str(uuid.UUID(int=number)) for number in range(25_000)]
     others = ["\x01" * 249 + f"{number:06}" for number in range(25_000)]
-    messages = list(changes.cancelled([*uuids, *others]))
+    messages = list(changes.cancelled([*uuids, *others], SENT))
     assert max(map(len, messages)) <= changes.MAX_BYTES < 16 * 1024 * 1024
     known = read(*messages)
     assert all(map(known.cancels, (*uuids, *others)))
@@ -188,16 +193,16 @@ def test_a_message_that_is_larger_than_any_of_ours_is_not_taken() -> None:
             known.apply(message)
     with pytest.raises(Unreadable, match="it has 48,000,"):
         keys.apply(last_of_key("k" * 48_000_000, 1))
-    assert known.apply(b"c" + json.dumps(["x" * 256, "fine"]).encode()) == ["fine"]
+    assert known.apply(b"c" + SENT.pack() + json.dumps(["x" * 256, "fine"]).encode()) == ["fine"]
     with pytest.raises(DelayError, match="revoke at most 2,000,000 bytes of them at a time"):
-        changes.cancelled_stamps({"customer": ["7" * 2_000_000]}, NOW)
+        changes.cancelled_stamps({"customer": ["7" * 2_000_000]}, SENT)
 
 
 def test_of_many_cancelled_ids_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "KEPT", 1000)
     known = Changes(time.time)
     for first in range(0, 10_000, 100):
-        for message in changes.cancelled([*invented(first, 100), *map(str, range(first, first + 100))]):
+        for message in changes.cancelled([*invented(first, 100), *map(str, range(first, first + 100))], SENT):
             known.apply(message)
         assert known.has_forgotten is (first >= 2000)
         last = range(max(0, first - 899), first + 100)
@@ -224,18 +229,18 @@ def test_of_many_stamps_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(changes, "_MAX_STAMPS", 10_000)
     known = Changes(time.time)
     for number in range(10_000):
-        known.apply(changes.cancelled_stamps({"customer": f"{number:06}"}, NOW + number))
+        known.apply(changes.cancelled_stamps({"customer": f"{number:06}"}, Sent(SENT.at + number)))
     values = known.stamps["customer"]
     assert {f"{number:06}" for number in range(9_960, 10_000)} <= values.keys()
     assert len(values) <= 10_000 // 100
-    known.apply(changes.cancelled_stamps({str(number): [] for number in range(1000)}, NOW))
+    known.apply(changes.cancelled_stamps({str(number): [] for number in range(1000)}, SENT))
     assert known.stamps.keys() == {"customer"}
 
 
 def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
     known = read(
-        changes.cancelled_stamps({"customer": ["7"]}, NOW),
-        changes.cancelled_stamps({"customer": ["8"], "batch": "red"}, NOW),
+        changes.cancelled_stamps({"customer": ["7"]}, SENT),
+        changes.cancelled_stamps({"customer": ["8"], "batch": "red"}, SENT),
     )
     for stamps, cancelled in (
         ({"customer": ["8"]}, True),
@@ -249,20 +254,54 @@ def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
     assert not known.cancels("id", {})
 
 
-@pytest.mark.parametrize(
-    ("sent", "cancelled"),
-    [(10, True), (1000, True), (1000 + 59, True), (1000 + 61, False), (10**6, False), (None, True), ("late", True)],
-)
-def test_a_stamp_cancels_what_was_sent_until_then_if_clocks_differ_by_a_minute_at_most(
-    sent: Any, cancelled: bool
+SECOND = 1_000_000
+
+#: Seconds after the cancellation, the clock, and whether the cancellation counts.
+MOMENTS = [
+    (-1000.0, "here", True),
+    (0.0, "here", True),
+    (0.000001, "here", False),
+    (0.000001, "elsewhere", True),
+    (sent_.CLOCKS_DIFFER, "elsewhere", True),
+    (sent_.CLOCKS_DIFFER + 0.000001, "elsewhere", False),
+    (1.0, "", True),
+    (10.0**6, "", False),
+]
+
+
+@pytest.mark.parametrize(("later", "clock", "cancelled"), MOMENTS)
+def test_a_cancellation_counts_for_what_was_sent_before_by_the_same_clock_or_may_have_been_by_another(
+    later: float, clock: str, cancelled: bool
 ) -> None:
-    task: dict[str, Any] = {"stamps": {"customer": "7"}}
-    if sent is not None:
-        task[X_DELAY_SENT] = sent * 1000 if isinstance(sent, int) else sent
-    for times in ([1000], [1000, 5], [5, 1000]):
-        known = read(*(changes.cancelled_stamps({"customer": ["7"]}, at * 1000) for at in times))
-        assert known.cancels("id", task) is cancelled
-    assert not known.cancels("id")
+    task = {X_DELAY_SENT: str(Sent(SENT.at + round(later * SECOND), clock)), "stamps": {"customer": "7"}}
+    before = [SENT, Sent(SENT.at - 900 * SECOND, "here")]
+    for moments in ([SENT], before, before[::-1]):
+        by_id = read(*(message for at in moments for message in changes.cancelled(["id", UUID], at)))
+        assert [by_id.cancels(id_, task) for id_ in ("id", UUID, "other")] == [cancelled, cancelled, False]
+        by_stamp = read(*(changes.cancelled_stamps({"customer": ["7"]}, at) for at in moments))
+        assert by_stamp.cancels("id", task) is cancelled
+
+
+@pytest.mark.parametrize(
+    "sent", [None, "", "late", "@here", "-1@here", "\u0661@here", "9" * 21 + "@here", 5, b"5@here"]
+)
+def test_a_task_that_does_not_say_when_it_was_sent_stays_cancelled(sent: Any) -> None:
+    known = read(*changes.cancelled(["id"], SENT), changes.cancelled_stamps({"customer": "7"}, SENT))
+    assert known.cancels("id", {X_DELAY_SENT: sent})
+    assert known.cancels("other", {X_DELAY_SENT: sent, "stamps": {"customer": "7"}})
+
+
+def test_an_id_that_is_cancelled_once_more_is_told_once_more() -> None:
+    known = Changes(time.time)
+    first, second = (next(changes.cancelled(["id"], Sent(at, "here"))) for at in (1, 2))
+    assert [known.apply(message) for message in (first, second, first, second)] == [["id"], ["id"], [], []]
+    assert known.cancelled_at("id") == Sent(2, "here")
+
+
+@given(st.integers(0, 2**64 - 1), st.text("0123456789abcdef", max_size=8))
+def test_a_moment_comes_out_of_headers_and_streams_as_it_went_in(at: int, clock: str) -> None:
+    sent = Sent(at, clock)
+    assert Sent.read(str(sent)) == sent == Sent.unpack(sent.pack())
 
 
 def test_a_void_copy_is_told_from_others() -> None:
@@ -361,7 +400,7 @@ def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
 
 def test_a_message_with_a_key_may_not_wait_longer_than_its_key_is_remembered() -> None:
     check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000)
-    with pytest.raises(InvalidDelay, match=r"x-delay-key may wait for 86400 s at most, .*or leave the key out"):
+    with pytest.raises(InvalidDelay, match=r"x-delay-key may wait for a day at most, .*or leave the key out"):
         check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000 + 1)
 
 
@@ -377,12 +416,12 @@ def test_another_message_of_the_stream_changes_nothing() -> None:
 
 def test_changes_know_whether_there_are_stamps() -> None:
     assert not read(changes.void(1, SOON)).stamps
-    assert read(changes.cancelled_stamps({"batch": "red"}, NOW)).stamps
+    assert read(changes.cancelled_stamps({"batch": "red"}, SENT)).stamps
 
 
 def test_an_id_of_36_characters_that_is_no_uuid_is_an_id_too() -> None:
     odd = "x" * 36
-    known = read(*changes.cancelled([odd]))
+    known = read(*changes.cancelled([odd], SENT))
     assert known.cancels(odd)
     assert not known.cancels("y" * 36)
 
@@ -396,7 +435,7 @@ def test_a_topology_may_have_streams_each_led_to_from_ingest() -> None:
 
 
 def test_what_changes_and_keys_say_can_be_kept_elsewhere() -> None:
-    known = read(changes.void(7, SOON), changes.cancelled_stamps({"batch": ["red", 5]}, NOW))
+    known = read(changes.void(7, SOON), changes.cancelled_stamps({"batch": ["red", 5]}, SENT))
     assert set(known.void) == {7}
     assert {name: set(values) for name, values in known.stamps.items()} == {"batch": {"red", "5"}}
     keys = Keys(time.monotonic)

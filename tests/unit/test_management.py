@@ -17,7 +17,7 @@ import kombu
 import pytest
 import trustme
 
-from celery_rabbit_delay.cli.target import MANAGEMENT_CA, management_of
+from celery_rabbit_delay.cli.target import MANAGEMENT_CA, MANAGEMENT_CERT, management_of
 from celery_rabbit_delay.core.errors import NotPermitted, UnsupportedConfiguration
 from celery_rabbit_delay.operate import Management, management
 
@@ -113,6 +113,27 @@ def test_a_server_is_verified_with_the_authorities_of_a_file(
             assert api is not None
             assert api.queues() == {"q": QUEUES[0]}
     assert len(server.asked) == 2
+
+
+def test_a_server_that_asks_for_a_client_certificate_gets_that_of_a_file(
+    authority: trustme.CA, tls: ssl.SSLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.configure_trust(tls)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    authority.issue_cert("shop").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
+    monkeypatch.setenv(MANAGEMENT_CA, str(tmp_path / "ca.pem"))
+    monkeypatch.setenv(MANAGEMENT_CERT, str(tmp_path / "client.pem"))
+    with serving(tls) as server, kombu.Connection("memory://") as connection:
+        api = management_of(f"https://localhost:{server.server_port}", connection)
+        assert api is not None
+        assert api.queues() == {"q": QUEUES[0]}
+    monkeypatch.setenv(MANAGEMENT_CERT, str(tmp_path / "ca.pem"))  # no key
+    with (
+        kombu.Connection("memory://") as connection,
+        pytest.raises(UnsupportedConfiguration, match=r"ca.pem' holds no certificate with its key"),
+    ):
+        management_of("https://localhost", connection)
 
 
 @pytest.mark.parametrize("file", ["ca.pem", None])

@@ -33,12 +33,13 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "declare": ("passive", "never"),
     "hand_on": (False, "no"),
     "journal": (None, -1),
+    "streams": (False, "no"),
     "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }
 
 
 def declared(options: Options) -> Any:
-    return options.cascade, options.outbox_ticks, options.streams
+    return options.cascade, options.outbox_ticks, options.wanted_streams
 
 
 #: Those that decide what stands on the broker. The others are about publishing.
@@ -87,10 +88,14 @@ def test_migrate_has_a_flag_for_each_option_that_decides_the_layout() -> None:
 def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -> None:
     flag = flags(command)[name if command is groups.standalone else f"to_{name}"]
     other, _ = VALUES[name]
-    text = ",".join(map(str, other)) if isinstance(other, list) else "none" if other is None else str(other)
-    written = given({name: flag.type.convert(text, None, None)})
-    assert written == {name: tuple(other) if isinstance(other, list) else other}
-    assert flag.type.convert("10", None, None) in (10.0, (10.0,), "10")
+    if isinstance(other, bool):
+        assert flag.is_flag
+        assert flag.secondary_opts == [flag.opts[0].replace(name, f"no-{name}")]
+    else:
+        text = ",".join(map(str, other)) if isinstance(other, list) else "none" if other is None else str(other)
+        written = given({name: flag.type.convert(text, None, None)})
+        assert written == {name: tuple(other) if isinstance(other, list) else other}
+        assert flag.type.convert("10", None, None) in (10.0, (10.0,), "10")
 
 
 def rows() -> list[tuple[str, str, str]]:

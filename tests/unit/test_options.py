@@ -67,8 +67,9 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"timezone": 5}, "timezone=5"),
         (
             {"ticks": 1},
-            "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, journal, max_delay",
+            "unknown option ticks: did you mean tick? use any of confirm, confirm_timeout, declare, hand_on, journal",
         ),
+        ({"jurnal": 1, "lanes": 2}, "unknown option jurnal, lanes: did you mean journal? use any of"),
         ({"lanes": (1, 2)}, "unknown option lanes: use any of"),
         (5, "rabbit_delay=5"),
     ],
@@ -108,7 +109,7 @@ def test_outboxes_are_the_ticks_that_their_delays_take_each_once_in_their_order(
 
 def test_default_outboxes_beyond_the_longest_delay_are_left_out() -> None:
     few = Options(max_delay=50)
-    assert [outbox / 8 for outbox in few.outbox_ticks] == [1, 3, 5, 10, 15, 20, 30, 45, 2]
+    assert [outbox / 8 for outbox in few.outbox_ticks] == [5, 10, 15, 1, 2, 3, 20, 30, 45]
     assert set(DEFAULT_OUTBOXES) == {outbox / 8 for outbox in Options().outbox_ticks}
     assert Options(max_delay=50, outboxes=[10, 86400]).outbox_ticks == (80,), "it is a default one"
 
@@ -146,6 +147,16 @@ def test_a_message_that_waited_in_a_batch_keeps_its_outbox_if_it_is_barely_late(
         assert (route == ((), 480)) is keeps
     assert len(Options(slack=0).route(options.cascade, asked - 2, asked).levels) > 0
     assert options.route(options.cascade, 24, asked) == options.route(options.cascade, 24)
+
+
+@pytest.mark.parametrize("slack", [0, 0.001, (0.1, 0.9)])
+def test_the_outboxes_that_a_message_should_have_are_those_that_it_would_use(slack: Any) -> None:
+    options = Options(slack=slack, max_delay=7200)
+    for ticks in (*range(1, 700), 2397, 4797, 4799, 4800, 28_799):
+        wanted, chosen = options.wanted(ticks, ticks), options.route(options.cascade, ticks, ticks).outbox
+        assert chosen in (0, *wanted.outboxes)
+        assert bool(chosen) == bool(wanted.outboxes)
+        assert wanted.exact in (0, chosen)
 
 
 def test_options_survive_json() -> None:
@@ -215,6 +226,7 @@ def test_options_are_written_as_json_and_read_back(options: dict[str, Any], writ
     assert again.to_dict() == found
     assert again.cascade == Options(**options).cascade
     assert str(again.naive_timezone) == str(Options(**options).naive_timezone)
+    assert {type(value) for value in found.values()} <= {str, int, float, bool, list, type(None)}  # pickled by name
 
 
 def test_a_zone_that_has_no_name_is_written_as_text_and_kept() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from amqp import Message
+from kombu import Queue
 
 from celery_rabbit_delay import Options, upstream
 from celery_rabbit_delay.amqp import outlook
+from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.outlook import Outlook
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage
@@ -58,7 +60,7 @@ def waits(followed: Followed) -> Outlook:
 
 
 def soonest(waits: Outlook, *queues: str, limit: int = 10) -> list[str]:
-    return [one.id for one, _ in waits.soonest(queues, QueueNames(), limit)]
+    return [one.id for one, _ in waits.soonest(QueueNames(map(Queue, queues), only=True), limit)]
 
 
 def test_what_waits_for_some_queues_is_there_the_soonest_first(followed: Followed, waits: Outlook) -> None:
@@ -69,7 +71,7 @@ def test_what_waits_for_some_queues_is_there_the_soonest_first(followed: Followe
         ("2", "t2", None),
         ("3", "t3", 7),
     ]
-    followed.say(next(iter(changes.cancelled(["3"]))))
+    followed.say(next(iter(changes.cancelled(["3"], sent_now()))))
     assert soonest(waits, "q") == ["1"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options
+from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options, UnsupportedConfiguration
 from celery_rabbit_delay.core import plan, streams
 from celery_rabbit_delay.core.destination import Declarations, Destination
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_NUMBER, Delivery, State, read_state
@@ -50,7 +50,7 @@ def test_queues_in_other_keys_are_its_destination_too() -> None:
 
 def test_the_maximum_is_allowed_and_beyond_it_is_an_error_that_names_it() -> None:
     new(delay=3600 * SECOND, options={"max_delay": 3600})
-    with pytest.raises(InvalidDelay, match=r"3600\.000 s is more than max_delay=3600 s"):
+    with pytest.raises(InvalidDelay, match=r"a delay of 3600\.000001 s is more than the option max_delay, 3600 s"):
         new(delay=3600 * SECOND + 1, options={"max_delay": 3600})
 
 
@@ -116,6 +116,14 @@ def test_a_key_waits_for_a_day_at_most_and_a_retry_is_sent_without_it() -> None:
     with pytest.raises(InvalidDelay, match="x-delay-key"):
         new({"x-delay-key": "report"}, longer)
     assert new({"x-delay-key": "report", "retries": 1}, longer).key is None
+
+
+def test_without_streams_nothing_is_recorded_and_a_key_is_an_error_before_anything_is_sent() -> None:
+    without = {"streams": False, "journal": 0}
+    assert new({"task": "t"}, options=without).stream is None
+    with pytest.raises(UnsupportedConfiguration, match="x-delay-key"):
+        new({"x-delay-key": "report"}, options=without)
+    assert new({"x-delay-key": "report", "retries": 1}, options=without).key is None, "a retry is not lost"
 
 
 RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7", "CC": ["copy"]})

@@ -5,20 +5,30 @@ Without its key, a message would be dropped when due.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from amqp import Message
-from amqp.exceptions import RecoverableConnectionError
+from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError, ResourceError
 
-from celery_rabbit_delay import CascadeMissing, NotRouted, Options, StreamUnavailable
+from celery_rabbit_delay import (
+    CascadeConflict,
+    CascadeMissing,
+    LimitReached,
+    NotPermitted,
+    NotRouted,
+    Options,
+    StreamUnavailable,
+)
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.batch import Batch
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
-from celery_rabbit_delay.amqp.routes import Outboxes
+from celery_rabbit_delay.amqp.routes import Process
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
@@ -39,7 +49,7 @@ class Broker:
         self.failure: Exception | None = None
         self.publisher = DelayedPublisher(self, Options().cascade, Options())
         self.publisher._channel = self.publisher.routes._channel = self.publisher.streams = self  # type: ignore[assignment]
-        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = Outboxes((), ()), True
+        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = {}, True
 
     @contextmanager
     def exclusively(self, *args: Any) -> Iterator[None]:
@@ -78,10 +88,7 @@ class Broker:
         return "NO_ROUTE"
 
     def reset(self) -> None:
-        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = (
-            Outboxes((), ()),
-            True,
-        )  # again at once
+        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = {}, True  # again at once
 
     def write_keys(self, messages: Any) -> None:
         plans = [plan for plan in messages if plan.key is not None]
@@ -189,25 +196,37 @@ class Parts:
         self.asked: list[int] = []
         self.sent: list[str] = []
         self.missing: set[int] = set()
+        self.refused: set[int] = set()
+        self.refusal_to_create: type[Exception] = LimitReached
+        self.options = options
         self.cascade = options.high_cascade if high else options.cascade
-        self.publisher = DelayedPublisher(self, self.cascade, options)
-        self.publisher._channel = self.publisher.routes._channel = self  # type: ignore[assignment]
+        self.again()
         for name in ("bind_destination", "require_cascade", "require_route", "outbox_exists"):
             monkeypatch.setattr(declare, name, getattr(self, name))
+
+    def again(self) -> Parts:
+        """Connect again."""
+        self.publisher = DelayedPublisher(self, self.cascade, self.options)
+        self.publisher._channel = self.publisher.routes._channel = self  # type: ignore[assignment]
+        return self
 
     @contextmanager
     def exclusively(self, *args: Any) -> Iterator[None]:
         yield
 
-    def get_channel(self) -> None:
-        pass
+    def get_channel(self) -> Any:
+        return SimpleNamespace(connection=SimpleNamespace(host="localhost", virtual_host="/"))
 
     def reset(self) -> None:
         pass
 
     def bind_destination(
-        self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool = False
+        self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool = False, seen: Any = ()
     ) -> None:
+        if self.missing.intersection(seen):
+            raise CascadeMissing("an outbox is gone")
+        if refused := self.refused.intersection(outboxes):
+            raise self.refusal_to_create(f"an outbox of {refused} ticks is refused")
         self.declared.append((destination, list(outboxes)))
         self.missing -= set(outboxes)
 
@@ -246,23 +265,25 @@ def test_an_outbox_is_created_with_the_route_to_its_destination_and_once(monkeyp
     assert parts.send(300) == "@.300s.+q"
     assert parts.declared[1:] == [(DESTINATION, [5 * MINUTE])]
     assert parts.send(64.125) == "@.^9.^0", "powers alone are as short"
-    assert len(parts.declared) == 2
+    assert parts.send(69) == "@.^9"
+    assert parts.declared[2:] == [(DESTINATION, [40, 80, 120])], "those that any delay may end in come together"
     parts.publisher.routes.forget("q")
     assert parts.send(300) == "@.300s.+q"
-    assert parts.declared[2:] == [(DESTINATION, [0, 5 * MINUTE])]
+    assert parts.declared[3:] == [(DESTINATION, [0, 5 * MINUTE])]
 
 
 @pytest.mark.parametrize("options", [Options(), Options(declare="passive")], ids=["auto", "passive"])
 def test_an_outbox_is_used_only_when_the_broker_has_certainly_written_it_down(
-    monkeypatch: pytest.MonkeyPatch, options: Options
+    monkeypatch: pytest.MonkeyPatch, options: Options, process: Process
 ) -> None:
     monkeypatch.setattr(declare, "SAVED_AFTER", 60)
     parts = Parts(monkeypatch, options)
     assert parts.send(60) == parts.send(60) == "@.^8.^7.^6.^5"
     assert parts.declared == [(DESTINATION, [0, MINUTE])] * (options.declare == "auto")
-    known = parts.publisher.routes.known
-    known[DESTINATION] = known[DESTINATION]._replace(safe_from=time.monotonic())
-    assert parts.send(60) == "@.60s.+q"
+    other = parts.again()
+    assert other.send(60) == "@.^8.^7.^6.^5"
+    process.safe_from.update(dict.fromkeys(process.safe_from, time.monotonic()))
+    assert parts.again().send(60) == "@.60s.+q", "what one connection has seen, the next one uses"
     assert parts.send(300) == "@.^11.^8.^6.^5"
 
 
@@ -334,3 +355,83 @@ def test_a_passive_publisher_without_a_cascade_says_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(declare, "require_cascade", missing)
     with pytest.raises(CascadeMissing, match="run setup"):
         parts.send(60)
+
+
+@pytest.mark.parametrize("error", [LimitReached, NotPermitted, CascadeConflict, PreconditionFailed])
+@pytest.mark.parametrize("known", [False, True], ids=["a new destination", "a known destination"])
+def test_an_outbox_that_cannot_be_created_costs_hops_and_no_message_and_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = Parts(monkeypatch, Options())
+    parts.refused, parts.refusal_to_create = {MINUTE, 80, 2400}, error
+    if known:
+        parts.send(2)
+    for _ in range(2):
+        for _ in range(2):
+            assert parts.send(60) == "@.^8.^7.^6.^5"
+            assert parts.send(70.5) == "@.^9.^3.^2", "of those that others end in, one is there"
+        parts.again()
+    assert sum("could not be created" in one.getMessage() for one in caplog.records) == 2
+    assert [40] in [outboxes for _, outboxes in parts.declared]
+
+
+@pytest.mark.parametrize("error", [InternalError, ResourceError])
+def test_an_outbox_for_which_the_broker_closes_the_connection_is_done_without_on_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    parts = Parts(monkeypatch, Options())
+    parts.refused, parts.refusal_to_create = {MINUTE}, error
+    with pytest.raises(RecoverableConnectionError, match="is refused"):
+        parts.send(60)
+    assert parts.again().send(60) == "@.^8.^7.^6.^5"
+
+
+@pytest.mark.parametrize("error", [LimitReached, NotPermitted])
+def test_a_destination_that_cannot_be_led_to_at_all_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    parts = Parts(monkeypatch, Options())
+    parts.refused, parts.refusal_to_create = {0}, error
+    for _ in range(2):
+        with pytest.raises(error):
+            parts.send(60)
+
+
+def made(parts: Parts) -> dict[Destination, set[int]]:
+    found: dict[Destination, set[int]] = {}
+    for destination, outboxes in parts.declared:
+        found.setdefault(destination, set()).update(outboxes)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["any time up to 10 minutes", "whole seconds up to 2 minutes", "Celery's jitter"])
+def test_twenty_queues_with_jittered_retries_make_few_queues(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    parts, chosen = Parts(monkeypatch, Options()), random.Random(kind)
+    queues = [Destination("", (f"q{number}",)) for number in range(20)]
+
+    def delay() -> float:
+        if kind.startswith("any"):
+            return chosen.uniform(1, 600)
+        return chosen.randint(1, 120 if kind.startswith("whole") else 2 ** chosen.randint(0, 9))
+
+    for _ in range(100):
+        for queue in queues:
+            parts.send(delay(), queue)
+    outboxes = [len(ticks) for ticks in made(parts).values()]
+    others = len(parts.cascade.levels) + 3
+    assert others + sum(outboxes) <= 170
+    assert max(outboxes) <= 8
+    assert min(outboxes) >= 4
+
+
+def test_round_delays_that_are_in_use_get_outboxes_also_where_others_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, Options())
+    for seconds in (60, 3600, 120, 60, 20):
+        assert parts.send(seconds) == f"@.{seconds}s.+q"
+    for number in range(100):
+        parts.send(7.3 + number / 8)
+    assert parts.send(45).startswith("@.^"), "it may be one of those"
+    assert [360] not in [outboxes for _, outboxes in parts.declared]
+    for _ in range(40):
+        parts.send(45)
+    assert parts.sent[-1] == "@.45s.+q"

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import pickle
 import time
 import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.utils.collections import LimitedSet
 
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
+from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import changes, streams
-from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.options import Options
 
@@ -187,11 +190,11 @@ def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
 ) -> None:
     monkeypatch.setattr(changes, "KEPT", 10)
     known = control.WorkerChanges(time.time)
-    for message in changes.cancelled(map(str, range(20))):
+    for message in changes.cancelled(map(str, range(20)), sent_now()):
         known.apply(message)
     assert caplog.messages == []
     for number in range(20, 60):
-        for message in changes.cancelled([str(number)]):
+        for message in changes.cancelled([str(number)], sent_now()):
             known.apply(message)
     assert [message for message in caplog.messages if "tasks were cancelled: this worker forgets those" in message] == [
         caplog.messages[0]
@@ -219,11 +222,11 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
     revoked: list[str] = []
     monkeypatch.setattr(control, "revoke", revoked.append)
     known = control.WorkerChanges(time.time)
-    stream = [*changes.cancelled(["before", str(uuid.UUID(int=1))])]
+    stream = [*changes.cancelled(["before", str(uuid.UUID(int=1))], sent_now())]
     for message in stream:
         known.apply(message)
     known.running = True
-    for message in [*stream, *changes.cancelled(["meanwhile"])]:
+    for message in [*stream, *changes.cancelled(["meanwhile"], sent_now())]:
         known.apply(message)
     assert revoked == ["meanwhile"]
 
@@ -244,7 +247,7 @@ def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, p
     )
     assert not receiving.is_dropped(connection, message)
     for id_, dropped in (("b", False), ("a", True)):
-        for change in changes.cancelled([id_]):
+        for change in changes.cancelled([id_], sent_now()):
             receiving.known_to[client].changes.apply(change)
         assert receiving.is_dropped(connection, message) is dropped
 
@@ -261,7 +264,7 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
     client = Client()
     connection = connected(client)
     receiving.known_to[client].on_cancelled = lambda id_: False
-    for change in changes.cancelled(["a"]):
+    for change in changes.cancelled(["a"], sent_now()):
         receiving.known_to[client].changes.apply(change)
     message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={})
     assert receiving.is_dropped(connection, message) is dropped
@@ -271,7 +274,7 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
 def test_only_tasks_are_left_to_celery() -> None:
     client = Client()
     connection = connected(client)
-    for change in changes.cancelled(["a"]):
+    for change in changes.cancelled(["a"], sent_now()):
         receiving.known_to[client].changes.apply(change)
     revoked: list[str] = []
     known = receiving.known_to[client]
@@ -281,3 +284,66 @@ def test_only_tasks_are_left_to_celery() -> None:
         message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={})
         assert receiving.is_dropped(connection, message) is dropped
     assert revoked == ["a"]
+
+
+def test_celery_forgets_an_id_that_was_sent_again_and_discards_earlier_tasks_that_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Held:
+        id = "a"
+
+        def __init__(self, result: Any = None) -> None:
+            self._apply_result = result
+            self.revoked = lambda: discarded.append(self)
+
+    discarded: list[Any] = []
+    waiting, running, by_eta = Held(), Held(result=object()), Held()
+    held = {"reserved_requests": {waiting, running}, "scheduled_requests": {by_eta}}
+    state = SimpleNamespace(revoked=LimitedSet(data=["a", "b"]), **held)
+    monkeypatch.setattr(control, "state", state)
+    control.let_run("a")
+    assert set(discarded) == {waiting, by_eta}
+    assert set(state.revoked) == {"b"}
+    for id_ in ("a", "b"):
+        assert control.revoke_one(id_)
+    assert set(state.revoked) == {"a", "b"}
+    control.forget_one()
+    assert set(state.revoked) == {"b"}  # it was revoked before: Celery may hold it
+    assert "a" not in state.revoked
+
+
+AHEAD = {f"another {n}": time.monotonic() + 90 * 86400 for n in range(3)}
+
+
+@pytest.mark.parametrize(
+    "revoked", [LimitedSet(maxlen=3, data=AHEAD), LimitedSet(maxlen=1), LimitedSet(expires=0.001, minlen=0)]
+)
+def test_a_worker_does_not_forget_a_cancelled_id_whatever_celerys_set_can_hold(
+    revoked: LimitedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "state", SimpleNamespace(revoked=revoked))
+    monkeypatch.setattr(control, "KEPT", 3)
+    for id_ in ("0", "1", "2", "3"):
+        control.revoke(id_)
+    revoked.purge(time.monotonic() + 3600)
+    revoked.clear()
+    assert [id_ for id_ in ("0", "1", "2", "3") if id_ in revoked] == ["1", "2", "3"]
+    stored = pickle.loads(pickle.dumps(revoked))
+    assert type(stored) is LimitedSet  # the file of --statedb, which a worker without the package may read
+
+
+def test_a_worker_learns_that_an_id_was_sent_again() -> None:
+    client = Client()
+    connection = connected(client)
+    known = receiving.known_to[client]
+    known.on_cancelled, again = (lambda id_: False), list[str]()
+    known.on_sent_again = again.append
+    connection.followed[f"{Options().cascade.root}.changes"] = math.inf
+    sent = sent_now()
+    for change in changes.cancelled(["a"], sent):
+        known.changes.apply(change)
+    for later, dropped in ((-1, True), (1, False)):
+        headers = {"task": "t", "id": "a", X_DELAY_SENT: str(sent._replace(at=sent.at + later))}
+        message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0}, **headers}, properties={})
+        assert receiving.is_dropped(connection, message) is dropped
+    assert again == ["a"]

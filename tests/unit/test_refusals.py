@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from amqp.exceptions import NotFound, PreconditionFailed
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, DestinationNotFound, Options
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, DestinationNotFound, LimitReached, Options
 from celery_rabbit_delay.amqp.declare import translate_errors
 
 
@@ -20,6 +20,23 @@ def test_a_message_that_is_too_large_is_not_taken_for_something_that_has_a_name_
         refused(text)
     with pytest.raises(CascadeConflict, match="something else has the name of a part"):
         refused("PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'x' in vhost '/'")
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "cannot declare queue 'x.delay.1' in vhost 'shop': vhost queue limit (20) is reached",
+        "cannot declare queue 'x': queue limit in cluster (500) is reached",
+        "cannot declare exchange 'x': exchange limit of 30 is reached",
+    ],
+)
+def test_a_limit_is_named_with_what_is_needed_and_nothing_else_is_blamed(limit: str) -> None:
+    with pytest.raises(LimitReached) as found:
+        refused(f"PRECONDITION_FAILED - {limit}")
+    text = str(found.value)
+    assert limit in text
+    assert "needs 31 queues and 37 exchanges" in text
+    assert "another prefix" not in text
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,21 @@ def test_an_everyday_delay_takes_one_hop_and_two_queues() -> None:
     assert found.longest == found.waiting // 10
 
 
-def test_arbitrary_delays_take_sixteen_outboxes_at_most_and_their_levels() -> None:
+def test_arbitrary_delays_take_six_outboxes_and_their_levels() -> None:
     found = sized(rate=10, delay=3600, is_spread=True)
-    assert found.outboxes <= 17
+    assert found.outboxes == 6
     for results in RESULTS.values():
         levels = results["rows"]["hops"]["default, an hour"]["mean"]
         assert found.hops == pytest.approx(levels + 1, abs=0.1)
     assert found.waiting / 4 < found.longest < found.waiting
+
+
+def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:
+    schedule = json.loads((EVIDENCE / "schedule.json").read_text())
+    starts = [found["rows"]["cancelled"] for found in schedule.values()]
+    each = [(one["100,000 ids"]["seconds"]["median"] - one["no id"]["seconds"]["median"]) * 10 for one in starts]
+    [shown] = re.findall(r"140 bytes of memory and \[(\d+) µs\]", (DOCS / "sizing.md").read_text())
+    assert int(shown) == pytest.approx(sum(each) / len(each), abs=1)
 
 
 def test_a_quorum_queue_has_three_members_at_most() -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ssl
+import struct
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import kombu
 import pytest
+from amqp import spec
+from amqp.abstract_channel import AbstractChannel
+from amqp.exceptions import AMQPError, NotFound
+from amqp.method_framing import frame_handler
 
 from celery_rabbit_delay import Options, UnsupportedConfiguration
 from celery_rabbit_delay.amqp.connection import Connection
+from celery_rabbit_delay.amqp.transport import Channel
 
 
 def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -> None:
@@ -24,6 +32,32 @@ def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -> None:
     with pytest.raises(UnsupportedConfiguration, match=r"RabbitMQ before 3\.10 .* This is 3\.9\.27: upgrade it"):
         delayed("3.9.27")
     delayed("3.10.0")
+
+
+def parameters_of_tls(query: str) -> Any:
+    with kombu.Connection(f"rabbit-delays://localhost//?{query}") as connection:
+        connection.transport  # noqa: B018  reads them
+        return connection.ssl
+
+
+def test_a_url_that_names_certificates_has_the_name_of_the_broker_checked(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    assert parameters_of_tls(f"ssl_ca_certs={ca}") == {"ca_certs": str(ca), "server_hostname": None}
+    assert parameters_of_tls("ssl_cert_reqs=CERT_NONE") == {"cert_reqs": ssl.CERT_NONE}
+    assert parameters_of_tls("heartbeat=10") is True
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("ssl_ca_cert=ca.pem", "has ssl_ca_cert: for TLS it may have ssl_ca_certs, ssl_certfile"),
+        ("ssl_keyfile=none.key", "has ssl_keyfile: the file 'none.key' cannot be read"),
+    ],
+)
+def test_a_url_whose_certificates_cannot_be_used_is_an_error_that_names_them(query: str, error: str) -> None:
+    with pytest.raises(UnsupportedConfiguration, match=error):
+        parameters_of_tls(query)
 
 
 def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> None:
@@ -49,3 +83,56 @@ def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> N
     connection.connected = False  # a loop that is closed runs what it has not run yet
     function(*arguments)
     assert drained == [0.1]
+
+
+@pytest.mark.parametrize(
+    ("url", "streams"),
+    [
+        ("rabbit-delays://u:p@b-c8352341-ec91-4a78-ad9c-a43f23d325bb.mq.us-west-2.amazonaws.com:5671//", False),
+        ("rabbit-delays://u:p@b-1.MQ.cn-north-1.amazonaws.com.cn//", False),
+        ("rabbit-delays://u:p@b-1.mq.eu-central-1.on.aws//", False),
+        ("rabbit-delays://u:p@rabbit.shop.example;rabbit-delays://u:p@b-1.mq.us-west-2.amazonaws.com//", False),
+        ("rabbit-delay://u:p@ec2-1-2-3-4.us-west-2.compute.amazonaws.com//", True),
+        ("rabbit-delay://", True),
+    ],
+)
+def test_nothing_makes_a_stream_where_streams_lose_data(url: str, streams: bool) -> None:
+    options = kombu.Connection(url, transport_options={"rabbit_delay": {"journal": 0, "streams": True}}).transport
+    assert options.delay_options.streams is streams
+    assert (options.delay_options.journal, bool(options.delay_options.wanted_streams)) == (
+        (0, True) if streams else (None, False)
+    )
+
+
+def frame(method: tuple[int, int], reason: bytes) -> bytes:
+    """Return a frame with which a broker closes a channel or a connection."""
+    return struct.pack(">HHHB", *method, 404, len(reason)) + reason + struct.pack(">HH", 50, 10)
+
+
+@pytest.mark.parametrize(
+    ("reason", "read"),
+    [
+        # as 3.12 to 4.0.4 write it
+        (b"NOT_FOUND - no queue 'b\xfccher' in vhost '/'", "NOT_FOUND - no queue 'bücher' in vhost '/'"),
+        ("no queue 'bücher' in vhost '/'".encode(), "no queue 'bücher' in vhost '/'"),
+        (("x" * 254 + "ü").encode()[:255], "x" * 254),  # a longer one is cut
+        (b"\xfc" * 255, "ü" * 127),
+        (b"", ""),
+    ],
+)
+def test_a_broker_that_writes_its_reasons_in_latin_1_is_understood(reason: bytes, read: str) -> None:
+    connection: Any = Connection()
+    errors: list[Any] = []
+    channel: Any = Channel.__new__(Channel)
+    connection.channels[1] = channel
+    AbstractChannel.__init__(channel, connection, 1)
+    channel.send_method = channel._do_revive = lambda *args, **kwargs: None
+    connection.send_method = lambda *args, **kwargs: None
+    for number, method in ((1, spec.Channel.Close), (0, spec.Connection.Close)):
+        receive = frame_handler(connection, connection.on_inbound_method)
+        with pytest.raises(AMQPError) as raised:
+            receive((1, number, frame(method, reason)))
+        errors.append(raised.value)
+    assert [type(error) for error in errors] == [NotFound, NotFound]
+    assert [error.reply_text for error in errors] == [read, read]
+    assert [error.method_name for error in errors] == ["Queue.declare", "Queue.declare"]

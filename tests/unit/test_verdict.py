@@ -108,7 +108,10 @@ def test_the_readme_and_the_comparison_say_how_battles_ended() -> None:
     ours, native, plain = OURS, report.NATIVE, report.PLAIN
     assert f"| {last(plain)} | {last(native)} | not measured | {last(ours)} |" in readme
     assert f"| {last(native)} | {last(ours)} |" in comparison
-    assert f"{pieces.total(pieces.of_ours(pieces.read()), 'confirmed') / 1e6:.1f} million tasks" in readme
+    campaign = pieces.of_ours(pieces.read())
+    assert f"{pieces.total(campaign, 'confirmed') / 1e6:.1f} million tasks" in readme
+    clusters = pieces.faults(piece for piece in campaign if piece["nodes"] > 1).total()
+    assert f"{pieces.faults(campaign).total()} faults, {clusters} of them in clusters" in readme
 
 
 def test_a_retry_that_is_published_twice_is_due_when_it_was_due_at_first() -> None:

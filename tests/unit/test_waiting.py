@@ -9,7 +9,7 @@ import pytest
 
 from celery_rabbit_delay.amqp.waiting import ANYWHERE, Allowed
 
-ADVICE = "use --any-queue to allow any queue"
+ADVICE = "use --any-queue, or any_queue=True, to allow any queue"
 QUEUES = Allowed([kombu.Queue("q"), kombu.Queue("p", kombu.Exchange("orders"))])
 
 

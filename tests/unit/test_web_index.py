@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import kombu
 import pytest
 from amqp import Message
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import last_of_key
+from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web.damage import IndexDamaged
@@ -30,6 +32,7 @@ from celery_rabbit_delay.web.search import Filter
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000
+SENT = Sent(NOW * 1000, "here")
 UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"
 
 
@@ -98,9 +101,9 @@ def test_a_record_that_comes_twice_is_one(streams: Streams) -> None:
 
 
 CHANGES: dict[str, list[bytes]] = {
-    "by its id": list(changes.cancelled(["id-1"])),
-    "by a UUID": list(changes.cancelled([UUID])),
-    "by a stamp": [changes.cancelled_stamps({"batch": ["red"]}, NOW)],
+    "by its id": list(changes.cancelled(["id-1"], SENT)),
+    "by a UUID": list(changes.cancelled([UUID], SENT)),
+    "by a stamp": [changes.cancelled_stamps({"batch": ["red"]}, SENT)],
     "moved": [changes.void(3, NOW + MINUTE)],
 }
 
@@ -121,13 +124,24 @@ def test_a_change_counts_whether_it_comes_before_or_after(streams: Streams, what
     assert streams.ask(search.cancelled, NOW) == (what != "moved")
 
 
-def test_a_stamp_cancels_only_what_was_sent_before(streams: Streams) -> None:
-    for number, sent in ((1, NOW - 1), (2, NOW + 2 * MINUTE)):
-        stamped: dict[str, Any] = {"stamps": {"batch": "red"}, headers.X_DELAY_SENT: sent}
-        streams.tell(record(number, **stamped))
-    for at in (NOW, NOW - MINUTE):
-        streams.tell(changes.cancelled_stamps({"batch": "red"}, at))
-    assert streams.found() == ["id-2"]
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("how", ["by its id", "by a UUID", "by a stamp"])
+def test_only_what_was_sent_before_is_cancelled(streams: Streams, how: str, first: bool) -> None:
+    """A message that is sent again with its id has another number."""
+    id_ = UUID if how == "by a UUID" else "again"
+    told = []
+    for number, sent in ((1, SENT), (2, Sent(SENT.at + 1, "here")), (3, Sent(SENT.at + 1, "elsewhere"))):
+        stamped: dict[str, Any] = {"stamps": {"batch": "red"}, headers.X_DELAY_SENT: str(sent)}
+        told.append(record(number, id_=id_, argsrepr=f"({number},)", **stamped))
+    earlier = Sent(SENT.at - 1000, "here")
+    cancelling: list[bytes] = []
+    for at in (SENT, earlier):
+        by_stamp = changes.cancelled_stamps({"batch": "red"}, at)
+        cancelling += [by_stamp] if how == "by a stamp" else changes.cancelled([id_], at)
+    for bodies in (told, cancelling) if first else (cancelling, told):
+        streams.tell(*bodies)
+    assert streams.ask(search.cancelled, NOW) == 2
+    assert [row.arguments for row in streams.ask(search.page, Filter(), NOW)] == ["(2,)"]
 
 
 def test_what_was_never_said_to_be_the_last_of_its_key_is_not_replaced(streams: Streams) -> None:
@@ -223,7 +237,7 @@ def test_pages_have_everything_once_forwards_and_backwards(
 
 
 def test_what_is_due_is_removed_from_the_search_as_well(streams: Streams) -> None:
-    streams.tell(record(1, argsrepr="('needle',)"), record(2, NOW + 9 * MINUTE), *changes.cancelled(["id-2"]))
+    streams.tell(record(1, argsrepr="('needle',)"), record(2, NOW + 9 * MINUTE), *changes.cancelled(["id-2"], SENT))
     assert streams.index.prune(NOW + 5 * MINUTE) == 1
     assert streams.index.prune(NOW + 5 * MINUTE) == 0
     assert streams.index.prune(NOW + 10 * MINUTE) == 1
@@ -250,7 +264,7 @@ def test_copies_of_one_message_are_found_together(streams: Streams) -> None:
 def test_an_index_goes_on_where_it_stopped_and_may_begin_anew(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
     streams = Streams(path)
-    streams.tell(record(1), *changes.cancelled(["id-2"]))
+    streams.tell(record(1), *changes.cancelled(["id-2"], SENT))
     streams.index.close()
     index = Index(path, "here")
     assert index.places()["stream"].offset == 1
@@ -424,7 +438,23 @@ def test_whoever_replaces_a_file_waits_for_its_readers(streams: Streams) -> None
     thread = threading.Thread(target=renew)
     with reading(streams.path):
         thread.start()
-        assert entered.wait(10)
+        assert entered.wait(60)
         assert not done.wait(0.1)
-    assert done.wait(10)
+    assert done.wait(60)
     thread.join()
+
+
+def test_an_index_of_the_queues_of_an_app_has_no_others_and_is_built_again_for_others(tmp_path: Path) -> None:
+    mine = QueueNames([kombu.Queue("q")], only=True)
+    entries = [
+        ("stream", StreamMessage(n, journal.pack_records([record(n, queue=queue)], NOW)))
+        for n, queue in enumerate(("q", "others"), start=1)
+    ]
+    path = tmp_path / "index"
+    for names, expected in ((mine, ["id-1"]), (mine, ["id-1"]), (QueueNames(), ["id-1", "id-2"])):
+        index = Index(path, "here", names.scope)
+        again = index.places() == {}
+        index.apply(entries if again else [], names, NOW)
+        index.close()
+        with reading(path) as db:
+            assert [row.id for row in search.page(db, Filter(), NOW)] == expected

@@ -19,6 +19,7 @@ from kombu.utils import functional
 
 import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
+from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
@@ -73,7 +74,7 @@ def client(tmp_path: Path) -> Iterator[Any]:
     made[:] = [index]
     store(index, 5)
     indexer = Indexer(index, away, QueueNames())
-    broker = Broker("here", away, [], [], lambda connection: None)
+    broker = Broker("here", away, QueueNames(), [], lambda connection: None)
     yield create(Setting(), broker, indexer).test_client()
     index.close()
 
@@ -88,7 +89,7 @@ def refused(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     index = Index(tmp_path / "refused.sqlite", "here")
     indexer = Indexer(index, connect, QueueNames())
-    yield create(Setting(), Broker("here", connect, [], [], lambda _: None), indexer).test_client(), indexer
+    yield create(Setting(), Broker("here", connect, QueueNames(), [], lambda _: None), indexer).test_client(), indexer
     index.close()
 
 
@@ -123,7 +124,7 @@ def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
 def test_pages_follow_each_other_in_each_order_and_back(tmp_path: Path, order: str, key: Any) -> None:
     index = Index(tmp_path / "index.sqlite", "here")
     store(index, *range(120))
-    broker = Broker("here", away, [], [], lambda _: None)
+    broker = Broker("here", away, QueueNames(), [], lambda _: None)
     client = create(Setting(), broker, Indexer(index, away, QueueNames())).test_client()
     expected = sorted(range(120), key=key)
     pages = [expected[:50], expected[50:100], expected[100:]]
@@ -270,7 +271,7 @@ def test_a_page_without_a_password_takes_no_notice_of_what_a_proxy_in_front_asks
 )
 def test_metrics_need_the_password_of_the_page(authorization: str, status: int, tmp_path: Path) -> None:
     index = Index(tmp_path / "index.sqlite", "here")
-    broker = Broker("here", away, [], [], lambda connection: None)
+    broker = Broker("here", away, QueueNames(), [], lambda connection: None)
     site = create(Setting(password="sesame"), broker, Indexer(index, away, QueueNames()))
     assert site.test_client().get("/metrics", headers={"Authorization": authorization}).status_code == status
     index.close()
@@ -331,7 +332,7 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
 ) -> None:
     seen = iter([7, 9, None, 3, 4])
     monkeypatch.setattr(Operations, "status", lambda operations: Status([], [], next(seen), [], [], []))
-    broker = Broker("here", away, [], [], lambda connection: None)
+    broker = Broker("here", away, QueueNames(), [], lambda connection: None)
     index = Index(tmp_path / "index.sqlite", "here")
     indexer = Indexer(index, away, QueueNames())
     overview = Overview(Operations(broker, indexer))
@@ -346,7 +347,7 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
 def test_cancelled_tasks_are_a_list_of_their_own_that_cannot_be_changed(client: Any, tmp_path: Path) -> None:
     [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
     store(index, 6)
-    index.apply([("c", StreamMessage(0, next(changes.cancelled(["my-id-6"]))))], QueueNames(), 0)
+    index.apply([("c", StreamMessage(0, next(changes.cancelled(["my-id-6"], sent_now()))))], QueueNames(), 0)
     waiting, cancelled = text(client.get("/")), text(client.get("/?state=cancelled"))
     assert "my-id-5" in waiting
     assert "my-id-6" not in waiting
@@ -401,7 +402,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
 
     monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
     indexer = Indexer(index, lambda: None, QueueNames())
-    operations = Operations(Broker("here", lambda: None, [], [], lambda _: None), indexer)
+    operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
     assert operations.move([5], datetime.now(timezone.utc)).refused == [shown]
     index.close()
 

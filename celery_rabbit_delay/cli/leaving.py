@@ -1,0 +1,37 @@
+"""The command `can-leave`."""
+
+from __future__ import annotations
+
+import click
+
+from .. import operate
+from .output import EXIT_PROBLEMS
+from .parameters import management_option
+from .target import Target, pass_target, snapshot_of
+from .tasks import format_scheduled
+
+
+@click.command("can-leave", short_help="Show what would run again without this package.")
+@management_option
+@pass_target
+def can_leave(target: Target, management_url: str | None) -> None:
+    """Show which waiting tasks would run again in workers without this package: cancelled, moved and replaced ones.
+
+    Only workers with this package know of these. Ask before you remove it, roll it back, or start workers without it
+    beside others. --management-url also counts messages between two queues, and all outboxes.
+
+    Exits with 0 if there are none, and with 3 as long as there are some, or tasks without a record, which may be some.
+    Changes nothing.
+    """
+    with target.connected() as connection:
+        operate.require(connection)
+        names = operate.QueueNames(target.queues())
+        found = operate.revivable(connection, target.destinations(), names, snapshot_of(management_url, connection))
+    for task, fate in found.known:
+        click.echo(f"{fate:<9}  {format_scheduled(task)}")
+    if found.unknown:
+        click.echo(f"{found.unknown:,} wait without a record: they may have been cancelled or replaced as well")
+    if found.known or found.unknown:
+        click.echo("workers without this package would run them: keep it in all workers until they are through")
+        raise SystemExit(EXIT_PROBLEMS)
+    click.echo("nothing that was cancelled, moved or replaced waits")

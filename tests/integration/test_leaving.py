@@ -1,0 +1,67 @@
+"""`can-leave` lists what workers without this package would run again, until it is through."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from celery_rabbit_delay import operate
+from tests.kit.broker import Vhost, take
+from tests.kit.commands import management, run
+from tests.kit.wait import wait_until
+
+pytestmark = pytest.mark.shared_vhost
+
+
+def publish(connection: Any, id_: str, delay: float, **headers: Any) -> None:
+    headers = {"x-delay": delay * 1000, "task": "t", "id": id_, **headers}
+    connection.Producer().publish(id_, routing_key="q", headers=headers)
+
+
+def test_what_waits_and_must_not_run_is_listed_with_the_reason(vhost: Vhost) -> None:
+    vhost.declare("q")
+    ask = ("--queue", "q", "can-leave")
+    with vhost.connection(journal=0) as connection:
+        for id_ in ("runs", "cancelled", "moved"):
+            publish(connection, id_, 100)
+        before = run(vhost.url("amqp"), *ask)
+        assert (before.code, before.out) == (0, "nothing that was cancelled, moved or replaced waits\n")
+        for id_ in ("replaced", "last"):
+            publish(connection, id_, 100, **{"x-delay-key": "k"})
+        operate.cancel(connection, ["cancelled"])
+        operate.reschedule(connection, "moved", datetime.now(timezone.utc) + timedelta(seconds=110))
+    found = run(vhost.url("amqp"), *ask)
+    assert found.code == 3
+    *lines, end = found.out.splitlines()
+    listed = [(words[0], words[3]) for words in map(str.split, lines)]
+    assert sorted(listed) == [(word, word) for word in ("cancelled", "moved", "replaced")]
+    assert end == "workers without this package would run them: keep it in all workers until they are through"
+
+
+def test_what_is_listed_comes_to_a_consumer_without_this_package_and_then_nothing_is_listed(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(journal=0) as connection:
+        publish(connection, "cancelled", 3)
+        operate.cancel(connection, ["cancelled"])
+    with vhost.plain() as plain:
+        assert [message.payload for message in take(plain, "q", 1)] == ["cancelled"]
+    for more in ((), management(vhost)):
+        wait_until(lambda more=more: run(vhost.url("amqp"), "can-leave", *more).code == 0, "it is through", 60)  # type: ignore[misc]
+
+
+def test_tasks_without_a_record_may_be_cancelled_once_any_task_was(vhost: Vhost) -> None:
+    vhost.declare("q")
+    ask = ("--queue", "q", "can-leave")
+    with vhost.connection(journal=None) as connection:
+        publish(connection, "unrecorded", 100)
+        assert run(vhost.url("amqp"), *ask).code == 0
+        operate.cancel(connection, ["another"])
+    found = run(vhost.url("amqp"), *ask)
+    assert (found.code, found.out.splitlines()[0]) == (
+        3,
+        "1 wait without a record: they may have been cancelled or replaced as well",
+    )
+    without = run(vhost.url("amqp"), "--no-streams", *ask)
+    assert (without.code, without.out) == (0, "nothing that was cancelled, moved or replaced waits\n")

@@ -1,0 +1,97 @@
+"""What a limit, a permission or a policy keeps from being created costs hops, or is an error that names it."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from celery_rabbit_delay import LimitReached
+from celery_rabbit_delay.core.options import Options
+from tests.kit.broker import QUICK, Vhost, lead, publish, take
+from tests.kit.commands import management, run
+
+OPTIONS = {**QUICK, "max_delay": 7200}
+
+
+def limit_queues(vhost: Vhost, amount: int) -> None:
+    vhost.broker.api("PUT", f"/vhost-limits/{vhost.name}/max-queues", {"value": amount})
+
+
+def test_a_limit_of_queues_below_the_cascade_is_named_with_the_number_that_is_needed(vhost: Vhost) -> None:
+    vhost.declare("q")
+    limit_queues(vhost, 9)
+    needed = len(list(Options(**OPTIONS).cascade.queues()))
+    with vhost.connection(**OPTIONS) as connection:
+        for _ in range(2):
+            with pytest.raises(
+                LimitReached, match=rf"limit.*9.*reached.* needs {needed} queues.*set_vhost_limits"
+            ) as found:
+                publish(connection, 1)
+            assert "something else has the name" not in str(found.value)
+        limit_queues(vhost, 100)
+        publish(connection, 0.01)
+        assert len(take(connection, "q", 1)) == 1
+
+
+def test_setup_that_can_see_the_limit_creates_nothing_if_there_is_no_room_for_all(vhost: Vhost) -> None:
+    vhost.declare("q")
+    api = management(vhost)
+    limit_queues(vhost, 30)
+    refused = run(vhost.url("amqp"), "--queue", "q", "setup", *api)
+    found = re.search(r"(\d+) queues are to be created, .* has 1 of at most 30: raise .* to (\d+)", refused.err)
+    assert found, refused.err
+    assert int(found[2]) == int(found[1]) + 1
+    assert vhost.names("queues") == ["q"]
+    limit_queues(vhost, int(found[2]))
+    for _ in range(2):
+        assert run(vhost.url("amqp"), "--queue", "q", "setup", *api).code == 0
+    assert len(vhost.names("queues")) == int(found[2])
+
+
+def test_where_a_limit_leaves_no_room_for_outboxes_every_delay_is_still_sent(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture
+) -> None:
+    vhost.declare("q", "r", "s")
+    with vhost.connection(**OPTIONS, journal=None) as connection:
+        lead(connection, "q")
+        lead(connection, "r")
+        limit_queues(vhost, len(vhost.names("queues")) + 1)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                for seconds in (0.07, 0.3, 3, 7, 60, 61.7, 900, 3600):
+                    publish(connection, seconds, "q")
+                    publish(connection, seconds, "r")
+        take(connection, "q", 4)
+        take(connection, "r", 4)
+        assert "queue limit" in caplog.text
+        assert len(vhost.names("queues")) == len(set(vhost.names("queues")))
+        with pytest.raises(LimitReached):
+            publish(connection, 1, "s")
+    assert sum(vhost.waiting().values()) == 24
+    with vhost.connection(**OPTIONS, journal=None) as again:
+        publish(again, 3600, "q")
+
+
+def test_a_publisher_that_may_configure_all_but_outboxes_with_a_delay_does_without_them(vhost: Vhost) -> None:
+    vhost.declare("q")
+    root = Options(**OPTIONS).cascade.root.replace(".", r"\.")
+    user = vhost.user(rf"^{root}(\.(?!out\.\d).*)?$", ".*", ".*")
+    with vhost.connection(user, **OPTIONS, journal=None) as connection:
+        for seconds in (0.07, 1, 60, 61.7):
+            publish(connection, seconds)
+        assert [message.payload for message in take(connection, "q", 2)] == ["x", "x"]
+    assert not [
+        name for name in vhost.names("queues") if ".out." in name and not name.endswith((".out.+q", "short-lived"))
+    ]
+    assert sum(vhost.waiting().values()) == 2
+
+
+@pytest.mark.own_vhost
+def test_a_pool_without_connections_takes_one_hop_after_the_first_second(vhost: Vhost) -> None:
+    vhost.declare("q")
+    for _ in range(3):
+        with vhost.connection(journal=None) as connection:  # SAVED_AFTER is 0 in tests
+            publish(connection, 60)
+    assert set(vhost.waiting()) == {f"{vhost.cascade.root}.out.60s.+q"}

@@ -1,0 +1,49 @@
+"""Texts for people."""
+
+from __future__ import annotations
+
+import traceback
+from datetime import datetime, timezone
+
+import pytest
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+
+from celery_rabbit_delay import DelayError, Options
+from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.core import due
+from celery_rabbit_delay.core.text import duration
+
+
+def test_a_duration_is_in_days_if_it_is_long() -> None:
+    for seconds, text in (
+        (0.125, "0.125 s"),
+        (3600, "3600 s"),
+        (86_401.5, "86401.5 s"),
+        (172_800, "2 days"),
+        (999_999_999.999, "11,574.08 days"),
+        (365 * 86_400 + 0.001, "365.01 days"),  # never what it is compared with
+    ):
+        assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("error", [PreconditionFailed, AccessRefused, ResourceLocked, NotFound])
+def test_what_the_broker_refuses_has_a_traceback_of_one_error(error: type[Exception]) -> None:
+    with pytest.raises(DelayError) as caught, declare.translate_errors(Options().cascade):
+        raise error("what the broker says")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "what the broker says" in shown
+    assert shown.count("Traceback") == 1
+
+
+def test_what_cannot_be_read_has_a_traceback_of_one_error() -> None:
+    now = datetime.now(timezone.utc)
+    for read in (
+        lambda: due.parse_eta("soon"),
+        lambda: due.due_at(None, "soon", now, timezone.utc),
+        lambda: due.eta_in_utc("0001-01-01T00:00:00+14:00", timezone.utc),
+        lambda: due.parse_x_delay("soon"),
+        lambda: Options(timezone="Mars/Olympus"),
+    ):
+        with pytest.raises(DelayError) as caught:
+            read()
+        assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
