@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import kombu
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AMQPError, RecoverableConnectionError
 from kombu.exceptions import OperationalError
 
 from .. import upstream
 
+_INTERVALS = ("interval_start", "interval_step", "interval_max")
 
-def ensure_connection(connection: kombu.Connection, pause: float = 2) -> None:
-    """Connect; if no host answers, once more after a pause in seconds.
+
+def ensure_connection(connection: kombu.Connection, pause: float = 2, retry: Mapping[str, Any] | None = None) -> None:
+    """Connect; if no host answers, once more after a pause in seconds, or as `retry` says, which is a policy of Celery.
 
     Raises `kombu.exceptions.OperationalError`, which names the broker without the password.
     """
-    try:  # each host of the URL once
-        connection.ensure_connection(max_retries=max(len(connection.alt) - 1, 1), interval_start=pause)
+    policy = {"max_retries": 1, "interval_start": pause} if retry is None else retry
+    hosts, retries = max(len(connection.alt), 1), policy.get("max_retries")
+    options = {key: value for key, value in policy.items() if key in _INTERVALS}
+    if retries is not None:  # each host of the URL once at least; none again that does not answer, as Kombu does it
+        options |= {"max_retries": max(hosts - 1, retries), "timeout": hosts * (connection.connect_timeout or 0)}
+    try:
+        connection.ensure_connection(**options)
     except (OperationalError, AMQPError, OSError) as exc:
         raise OperationalError(f"no connection to {connection.as_uri()}: {str(exc) or type(exc).__name__}") from exc
+
+
+def is_lost(exc: Exception) -> bool:
+    """Return whether an error means that a connection was lost, and nothing else."""
+    return isinstance(exc, (OSError, RecoverableConnectionError)) and not isinstance(exc, TimeoutError)
 
 
 def copy_of(connection: kombu.Connection, **changes: Any) -> kombu.Connection:

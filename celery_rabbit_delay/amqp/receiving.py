@@ -12,6 +12,7 @@ from typing import Any
 
 import kombu
 from amqp.exceptions import AMQPError, ChannelError
+from kombu.exceptions import OperationalError
 
 from ..core import streams
 from ..core.changes import Changes
@@ -225,7 +226,12 @@ def catch_up(
         try:
             of_others = options is not None and options is not connection.delay_options
             create = create and not of_others
-            found = _catch_up(connection, stream, apply, patience, silence, options or connection.delay_options, create)
+            try:
+                found = _catch_up(
+                    connection, stream, apply, patience, silence, options or connection.delay_options, create
+                )
+            except OperationalError as exc:  # the consumer has its connection, and goes on
+                raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
         except Exception as exc:
             # While deliveries are held: the next one is not to try it again.
             comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError))

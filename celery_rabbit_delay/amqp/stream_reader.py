@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import kombu
 from amqp import Message
 from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
+from kombu.exceptions import OperationalError
 
 from ..core import streams
 from ..core.errors import CascadeMissing, StreamUnavailable
@@ -24,7 +25,7 @@ from ..core.options import Options
 from ..core.topology import Stream
 from . import declare
 from .confirms import ConfirmedChannel
-from .connecting import abandon, copy_of
+from .connecting import abandon, copy_of, ensure_connection, is_lost
 from .create import ensure_stream
 from .deliveries import take_anything
 
@@ -99,13 +100,13 @@ class StreamReader:
     def _connect(self) -> Any:
         if self._connection is None:
             self._connection = copy_of(self._client)
-            self._connection.connect()
+            ensure_connection(self._connection)
         return self._connection.connection
 
     def extents(self, wanted: Iterable[Stream]) -> dict[Stream, Extent]:
         """Return what those of some streams hold that exist, including all that was confirmed before.
 
-        Raises `StreamUnavailable`, `NotPermitted`.
+        Raises `StreamUnavailable`, `NotPermitted`; without a connection `kombu.exceptions.OperationalError`.
         """
         stream, *others = wanted
         [found] = self._with_retries(stream, lambda: iter([self._extents([stream, *others])]))
@@ -160,9 +161,11 @@ class StreamReader:
                     deadline = None  # it works: whatever fails from here on is another failure
                     yield one
                 return
-            except (AMQPError, OSError, StreamUnavailable) as exc:
+            except (AMQPError, OSError, StreamUnavailable, OperationalError) as exc:
                 self._close()
                 if time.monotonic() > (deadline or math.inf):
+                    if isinstance(exc, OperationalError):  # there is no connection, which says nothing of the stream
+                        raise
                     raise StreamUnavailable(
                         f"the stream {stream.name!r} cannot be read ({exc}): {_advice(exc)}"
                     ) from exc
@@ -255,6 +258,8 @@ def _count(channel: Any, stream: Stream) -> int | None:
 
 def _advice(exc: Exception) -> str:
     """Return what to do about a stream that cannot be read."""
+    if is_lost(exc):
+        return "the connection is lost again and again: the log of RabbitMQ says why"
     if isinstance(exc, TimeoutError):  # an alarm lets no marker in, and says nothing of the stream
         return "start the nodes that it is on, and wait until no memory or disk alarm blocks publishers"
     return (

@@ -14,7 +14,7 @@ from celery import Celery
 from ..amqp import reschedule as amqp_reschedule
 from ..amqp import schedule
 from ..amqp.batch import MAX_SIZE, collect
-from ..amqp.connecting import closing
+from ..amqp.connecting import closing, ensure_connection
 from ..amqp.destinations import QueueNames
 from ..amqp.schedule import Scheduled
 from ..amqp.schemes import TRANSPORTS
@@ -22,7 +22,7 @@ from ..amqp.waiting import Allowed
 from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
-from .control import with_connection
+from .control import publish_retry, with_connection
 from .install import is_installed
 from .queues import queues_of
 
@@ -73,10 +73,10 @@ def scheduled(
     not in the journal, which is read when this is called.
 
     Raises `StreamUnavailable`, `NotPermitted`, `InvalidDelay` for an invalid `until`, `InvalidDestination` for a
-    `queue` that is not the app's, `ValueError` for a `limit` below 1; `UnsupportedConfiguration` without `install`.
+    `queue` that is not the app's, `ValueError` for a `limit` below 1; `UnsupportedConfiguration` without `install`;
+    `kombu.exceptions.OperationalError` if RabbitMQ cannot be reached, after as many tries as publishing has.
     """
-    with closing(app.connection_for_write()) as connection:
-        _check(connection)
+    with _connected(app) as connection:
         return schedule.scheduled(connection, task, queue, until, limit, _names(app, any_queue))
 
 
@@ -86,8 +86,7 @@ def find(app: Celery, id: str | UUID, *, any_queue: bool = False) -> Scheduled |
     Of several with the same id, return the soonest. With `any_queue`, it may wait for a queue that is not the app's.
     """
     text = _text_of(id)
-    with closing(app.connection_for_write()) as connection:
-        _check(connection)
+    with _connected(app) as connection:
         return next(schedule.scheduled(connection, limit=1, queues=_names(app, any_queue), id_=text), None)
 
 
@@ -127,12 +126,20 @@ def reschedule(
     publishing a delayed task; `UnsupportedConfiguration` without `install`.
     """
     text = _text_of(id)
-    with closing(app.connection_for_write()) as connection:
-        _check(connection)
+    with _connected(app) as connection:
         zone = connection.transport.delay_options.naive_timezone
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         allowed = Allowed(None if any_queue else queues_of(app))
         amqp_reschedule.reschedule(connection, text, due, allowed)
+
+
+@contextmanager
+def _connected(app: Celery) -> Iterator[kombu.Connection]:
+    """Connect for a block, with as many tries as publishing has. Raises `kombu.exceptions.OperationalError`."""
+    with closing(app.connection_for_write()) as connection:
+        _check(connection)
+        ensure_connection(connection, retry=publish_retry(app))
+        yield connection
 
 
 def _names(app: Celery, any_queue: bool) -> QueueNames:

@@ -17,7 +17,7 @@ from celery.worker import state
 from .. import upstream
 from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
-from ..amqp.connecting import connected
+from ..amqp.connecting import closing, ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.receiving import catch_up, known_to
 from ..amqp.schedule import write_changes
@@ -36,14 +36,20 @@ PATIENCE = 30
 STREAM_PATIENCE, STORING = 15, 5
 
 
+def publish_retry(app: Celery) -> dict[str, Any]:
+    """Return how an app retries after a lost connection."""
+    return dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
+
+
 def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
     """Call `work` with a connection of an app's pool; retry after a lost connection as `task_publish_retry` says."""
-    retry = dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
+    retry = publish_retry(app)
     deadline = time.monotonic() + STREAM_PATIENCE
     while True:
         try:
             with app.producer_or_acquire() as producer:
                 client = producer.connection
+                ensure_connection(client, retry=retry)
 
                 def attempt(client: kombu.Connection = client) -> None:
                     client.default_channel  # noqa: B018  connects: a pool may contain closed connections
@@ -95,7 +101,8 @@ class DelayedControl:
     def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Send a command to workers; also store a `revoke` for all workers, for those that start later.
 
-        Nothing that goes wrong with the latter keeps the command from the workers. Ids may be of the class `uuid.UUID`.
+        Nothing that goes wrong with the latter keeps the command from the workers, unless there is no connection, which
+        the command needs as well. Ids may be of the class `uuid.UUID`.
         """
         if isinstance(arguments, Mapping) and "task_id" in arguments:
             arguments = {**arguments, "task_id": as_text(arguments["task_id"])}
@@ -104,25 +111,29 @@ class DelayedControl:
         return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
 
     def _keep(self, command: str, arguments: Any, more: Mapping[str, Any]) -> None:
+        is_connecting = False
         try:
             messages = changes_in(command, {**(arguments or {}), **more})
-            if messages and self.app.connection_for_write().transport.driver_type == DRIVER_TYPE:
-                self._store(messages)
+            connection = self.app.connection_for_write()
+            if messages and connection.transport.driver_type == DRIVER_TYPE:
+                with closing(connection):
+                    is_connecting = True
+                    connection.ensure_connection(timeout=connection.connect_timeout)  # Kombu's patience
+                    is_connecting = False
+                    self._store(connection, messages)
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:
+            if is_connecting:  # Celery would wait as long, for the same error
+                raise
             logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
 
-    def _store(self, messages: list[bytes]) -> None:
-        """Add to the stream of changes on a new connection, which does not wait for the end of an alarm.
-
-        Celery connects as well, with its own patience, so this tries each host once.
-        """
+    def _store(self, connection: kombu.Connection, messages: list[bytes]) -> None:
+        """Add to the stream of changes on a connection of its own, which does not wait for the end of an alarm."""
         deadline = time.monotonic() + STREAM_PATIENCE
         while True:
             try:
-                with connected(self.app.connection_for_write(), pause=0) as connection:
-                    write_changes(connection, messages, STORING)
+                write_changes(connection, messages, STORING)
                 return
             except (StreamUnavailable, NotStored):
                 # After the loss of a node a stream has no leader for some time.
@@ -134,8 +145,8 @@ class DelayedControl:
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads which tasks were cancelled or moved before a worker takes its first task, and follows further changes.
 
-    A stream that is missing is created, or the worker would not hear of the first cancellation. Celery consumes tasks only
-    after all its steps have started. The state of this step outlives the connection.
+    A stream that is missing is created, or the worker would not hear of the first cancellation. Celery consumes tasks
+    only after all its steps have started. The state of this step outlives the connection.
     """
 
     requires = ("celery.worker.consumer.connection:Connection",)

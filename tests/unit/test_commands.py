@@ -180,7 +180,7 @@ def test_a_broker_that_does_not_answer_is_named_without_its_password(command: st
 def test_a_broker_that_refuses_is_named_with_its_reason(
     refused: Exception, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ensure_connection(connection: kombu.Connection, max_retries: int) -> None:
+    def ensure_connection(connection: kombu.Connection, **options: Any) -> None:
         raise refused
 
     monkeypatch.setattr(kombu.Connection, "ensure_connection", ensure_connection)

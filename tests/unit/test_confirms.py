@@ -201,6 +201,8 @@ def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     transport = SimpleNamespace(delay_options=Options(), driver_type="")
     client: Any = SimpleNamespace(connection=connection, drain_events=connection.drain_events, transport=transport)
     client.connect = client.collect = lambda: None
+    client.ensure_connection = lambda **options: None
+    client.alt, client.connect_timeout = [], 4
     client.connected = False
     monkeypatch.setattr(following, "copy_of", lambda client: client)
     monkeypatch.setattr(stream_reader, "copy_of", lambda client: client)

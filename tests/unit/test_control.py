@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import kombu
 import pytest
 from celery import Celery
 from celery.app.control import Control
@@ -31,9 +32,10 @@ class Heard(Control):  # type: ignore[misc]
 
 
 @pytest.fixture
-def app() -> Celery:
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
     app = Celery("shop", broker="amqp://nobody.example//", control=Heard, set_as_current=False)
     celery_rabbit_delay.install(app)
+    monkeypatch.setattr(kombu.Connection, "ensure_connection", lambda connection, **options: None)
     return app
 
 
@@ -54,8 +56,7 @@ def test_an_id_may_be_a_uuid_and_whatever_it_is_workers_are_told_and_it_is_store
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: str, ids: Any, told: Any
 ) -> None:
     stored: list[bytes] = []
-    monkeypatch.setattr(control, "write_changes", lambda connection, messages: stored.extend(messages))
-    monkeypatch.setattr(control, "with_connection", lambda app, work: work(None))
+    monkeypatch.setattr(control, "write_changes", lambda connection, messages, seconds: stored.extend(messages))
     getattr(app.control, command)(ids)
     assert app.control.heard == [("revoke", told)]
     known = Changes(lambda: 0)
@@ -72,7 +73,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return function
 
 
-@pytest.mark.parametrize("where", ["changes_in", "with_connection"])
+@pytest.mark.parametrize("where", ["changes_in", "write_changes"])
 def test_whatever_our_part_raises_workers_are_told(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
@@ -84,7 +85,7 @@ def test_whatever_our_part_raises_workers_are_told(
 
 
 def test_an_interrupt_ends_a_call(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "with_connection", raising(SoftTimeLimitExceeded()))
+    monkeypatch.setattr(control, "write_changes", raising(SoftTimeLimitExceeded()))
     with pytest.raises(SoftTimeLimitExceeded):
         app.control.revoke("a")
 
