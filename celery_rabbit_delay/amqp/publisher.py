@@ -58,6 +58,7 @@ class DelayedPublisher:
             connection.exclusively, self._channel, options.confirm_timeout
         )
         self._unawaited = ConfirmedChannel(connection)
+        self._unrecorded: dict[Any, Outgoing] = {}  # refused records of submitted messages
         self.routes = Routes(self._channel, cascade, options)
         self._tick = cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
         self._wanted = lru_cache(maxsize=1024)(options.wanted)
@@ -137,14 +138,21 @@ class DelayedPublisher:
         outgoing = self._outgoing(plan)
         records = self.streams.records([(plan, outgoing.message)]) if plan.stream else {}
         with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):
-            for name, record in records.items():
-                self._unawaited.send(record, partial(self._recorded, {name: record}))
+            for (stream, _), record in records.items():
+                self._unawaited.send(record, partial(self._recorded, (stream, plan.number), record))
             self._unawaited.send(outgoing, answered)
 
-    def _recorded(self, record: dict[Any, Outgoing], refusal: Exception | None) -> None:
-        """Store a record again that was refused: its stream may be missing."""
-        if refusal is not None:
-            self.streams.store(record)
+    def _recorded(self, name: Any, record: Outgoing, refusal: Exception | None) -> None:
+        """Store a record again that was refused, for its stream may be missing, and then all that were meanwhile."""
+        if refusal is None:
+            return
+        is_storing = bool(self._unrecorded)
+        self._unrecorded[name] = record
+        while self._unrecorded and not is_storing:
+            records = dict(self._unrecorded)
+            self.streams.store(records)  # reads the connection, and so calls this
+            for stored in records:
+                del self._unrecorded[stored]
 
     def void(self, plan: Plan) -> None:
         """Mark the record of a refused message, if it has one, so that it is not listed. Does not wait for the broker.

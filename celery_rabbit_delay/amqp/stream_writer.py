@@ -96,13 +96,16 @@ class StreamWriter:
 
     def store(self, records: Mapping[Any, Outgoing]) -> None:
         """Store records, and create missing streams for them. Log a warning if that fails."""
-        for (stream, number), record in records.items():
+        bodies: dict[Stream, list[bytes]] = {}
+        for (stream, _), record in records.items():
+            bodies.setdefault(stream, []).append(record.message.body)
+        for stream, packs in bodies.items():
             if self._is_paused(stream):
                 continue
             try:
-                self.write(stream, [record.message.body])
+                self.write(stream, packs)
             except (DelayError, AMQPError, OSError) as exc:
-                self.pause([(stream, number)], exc)
+                self.pause([(stream, 0)], exc)
 
     def _is_paused(self, stream: Stream) -> bool:
         return paused_of[self._connection.client].get(stream.name, 0) > time.monotonic()

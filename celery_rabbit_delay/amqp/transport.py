@@ -81,6 +81,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         if msg.headers and (own := headers_.own(msg.headers)) is not msg.headers:
             msg = with_headers(msg, own)
         if not headers_.is_delayed(msg.headers):
+            if msg.headers and (owned := headers_.with_owner(msg.headers)) is not msg.headers:
+                msg = with_headers(msg, owned)
             return publish(msg, exchange, routing_key, *args, **kwargs)
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
@@ -90,8 +92,8 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         if headers is not msg.headers:
             tell_of_naive_eta(msg.headers, headers, options.naive_timezone)
         if delay <= 0:
-            if headers is not msg.headers:
-                msg = with_headers(msg, headers)
+            if (owned := headers_.with_owner(headers)) is not msg.headers:
+                msg = with_headers(msg, owned)
             return publish(msg, exchange, routing_key, *args, **kwargs)
         planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
         timeout, confirm_timeout = kwargs.get("timeout"), kwargs.get("confirm_timeout")

@@ -77,17 +77,18 @@ def scheduled(
     `kombu.exceptions.OperationalError` if RabbitMQ cannot be reached, after as many tries as publishing has.
     """
     with _connected(app) as connection:
-        return schedule.scheduled(connection, task, queue, until, limit, _names(app, any_queue))
+        names = QueueNames(queues_of(app), only=not any_queue)
+        return schedule.scheduled(connection, task, queue, until, limit, names)
 
 
-def find(app: Celery, id: str | UUID, *, any_queue: bool = False) -> Scheduled | None:  # noqa: A002
-    """Return the waiting task with an id, if it is in the journal: as `scheduled`, which has the errors.
+def find(app: Celery, id: str | UUID) -> Scheduled | None:  # noqa: A002
+    """Return the waiting task with an id, for any queue, if it is in the journal: as `scheduled`, which has the errors.
 
-    Of several with the same id, return the soonest. With `any_queue`, it may wait for a queue that is not the app's.
+    Of several with the same id, return the soonest.
     """
-    text = _text_of(id)
+    text, any_queue = _text_of(id), QueueNames(queues_of(app))
     with _connected(app) as connection:
-        return next(schedule.scheduled(connection, limit=1, queues=_names(app, any_queue), id_=text), None)
+        return next(schedule.scheduled(connection, limit=1, queues=any_queue, id_=text), None)
 
 
 def cancel(app: Celery, *ids: str | UUID) -> None:
@@ -140,10 +141,6 @@ def _connected(app: Celery) -> Iterator[kombu.Connection]:
         _check(connection)
         ensure_connection(connection, retry=publish_retry(app))
         yield connection
-
-
-def _names(app: Celery, any_queue: bool) -> QueueNames:
-    return QueueNames(queues_of(app), only=not any_queue)
 
 
 def _text_of(id_: object) -> str:

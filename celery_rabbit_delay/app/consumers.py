@@ -88,6 +88,10 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         super().cancel_by_queue(queue)
         upstream.cancel_also(self, queue)
 
+    def consume(self, no_ack: bool | None = None) -> None:
+        self.handing_on.is_over = False
+        super().consume(no_ack)
+
     def cancel(self) -> None:
         super().cancel()
         self.handing_on.finish()

@@ -66,6 +66,8 @@ class HandingOn:
         self.keep: Callable[[Any], Any] | None = None
         self._refused: set[str] = set()  # names of queues
         self._warned: set[type] = set()
+        #: The consumer is cancelled: what still reaches it comes again after the connection is closed.
+        self.is_over = False
         self._unanswered = 0
         self._unrouted: list[_HandedOn] = []
         self._stored = 0
@@ -90,6 +92,8 @@ class HandingOn:
         destination = own_destination(queue)
         if destination is None:
             return False
+        if self.is_over:
+            return True
         info = message.delivery_info
         received = Delivery(info["exchange"], info["routing_key"], message.headers)
         try:
@@ -105,6 +109,7 @@ class HandingOn:
 
     def finish(self) -> None:
         """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""
+        self.is_over = True
         until = time.monotonic() + PATIENCE
         try:
             # Without a connection, all originals come again.

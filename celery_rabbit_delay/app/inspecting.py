@@ -60,7 +60,7 @@ class InspectedNode(Node):  # type: ignore[misc]
             return super().dispatch(method, arguments, reply_to, ticket, **kwargs)  # which answers with the error
         try:
             ids = set(map(str, maybe_list((arguments or {}).get("ids")) or ()))
-            of_app = QueueNames(queues_of(self.state.app), only=True)
+            any_queue = QueueNames(queues_of(self.state.app))
             of_worker = QueueNames(consumer.task_consumer.queues, only=True)
         except Exception as exc:
             logger.warning("`celery inspect` does not show the tasks that wait in RabbitMQ: %s", exc)
@@ -68,7 +68,7 @@ class InspectedNode(Node):  # type: ignore[misc]
 
         def answer(outlook: Outlook | None) -> None:
             if outlook is not None and method == "query_task":
-                found = {one.id: ("scheduled", _info(one, priority)) for one, priority in outlook.find(ids, of_app)}
+                found = {one.id: ("scheduled", _info(one, priority)) for one, priority in outlook.find(ids, any_queue)}
                 reply: Any = {**found, **held}
             elif outlook is not None:
                 reply = held + [

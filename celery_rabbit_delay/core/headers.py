@@ -112,11 +112,18 @@ def own(headers: Headers) -> Headers:
     stale = set()
     if of.get("id") != headers.get("id"):
         stale |= {X_DELAY_OF, X_DELAY_SENT}
-    if X_DELAY_NUMBER in headers and (stale or _count(of.get("retries")) > _count(headers.get("retries"))):
+    if stale or _count(of.get("retries")) > _count(headers.get("retries")):
         stale |= {X_DELAY_NUMBER} if X_DELAY_SENT in headers else {X_DELAY_NUMBER, X_DELAY_OF}
         if of.get("key", headers.get(X_DELAY_KEY)) == headers.get(X_DELAY_KEY):
             stale |= {X_DELAY_KEY}
     return {name: value for name, value in headers.items() if name not in stale} if stale else headers
+
+
+def with_owner(headers: Headers) -> Headers:
+    """Return the headers of a message that is sent without waiting; a task with a key says whose key it is."""
+    if headers.get(X_DELAY_KEY) is None or "id" not in headers:
+        return headers
+    return {**headers, X_DELAY_OF: owner(headers)}
 
 
 def owner(headers: Headers) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import kombu
 from amqp import Message
-from amqp.exceptions import PreconditionFailed
 
 from ..amqp import declare
 from ..amqp.connecting import own_channel
@@ -78,7 +77,7 @@ def delete_beat_queues(connection: kombu.Connection, names: Iterable[str]) -> No
     """Delete the queues of beats, with what they know of the last runs. Raises `DelayError` while a beat is active."""
     with declare.translate_errors(connection.transport.delay_options.cascade):
         for name in names:
-            try:
-                connection.default_channel.queue_delete(name, if_unused=True)
-            except PreconditionFailed:
-                raise DelayError(f"the beat of {name!r} is active: stop all its processes first") from None
+            # Quorum queues refuse if-unused.
+            if declare.passive_declare_queue(connection.default_channel, name).consumer_count:
+                raise DelayError(f"the beat of {name!r} is active: stop all its processes first")
+            connection.default_channel.queue_delete(name)

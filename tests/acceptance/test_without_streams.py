@@ -28,26 +28,14 @@ def discarded(worker: Worker, id_: str) -> bool:
     return any(f"[{id_}]" in line and "Discarding revoked task" in line for line in worker.output().splitlines())
 
 
-def test_a_worker_creates_the_stream_of_changes_with_the_first_task_that_may_be_cancelled(make_shop: MakeShop) -> None:
+def test_a_publisher_needs_no_stream_and_a_worker_the_one_of_changes_alone(make_shop: MakeShop) -> None:
     shop = make_shop({**QUICK, "journal": None})
-    worker = shop.worker()
-    shop.send("note", "undelayed")
-    shop.wait_for(1, "undelayed")
-    assert streams_of(shop.vhost) == []
     shop.send("note", "delayed", countdown=0.5)
-    shop.wait_for(1, "delayed")
-    assert streams_of(shop.vhost) == ["celery-rabbit-delay.v3.10ms.changes"]
-    cancelled = shop.send("note", "cancelled", countdown=4)
-    celery_rabbit_delay.cancel(shop.app, cancelled)
-    wait_until(lambda: discarded(worker, cancelled), "it is discarded")
-    assert not shop.runs("cancelled")
-
-
-def test_a_worker_that_has_found_no_stream_knows_of_the_first_cancellation_of_all(make_shop: MakeShop) -> None:
-    shop = make_shop({**QUICK, "journal": None})
-    worker = shop.worker()
-    cancelled = shop.send("note", "cancelled", countdown=3)
     assert streams_of(shop.vhost) == []
+    worker = shop.worker()
+    shop.wait_for(1, "delayed")
+    cancelled = shop.send("note", "cancelled", countdown=4)
+    assert streams_of(shop.vhost) == ["celery-rabbit-delay.v3.10ms.changes"]
     celery_rabbit_delay.cancel(shop.app, cancelled)
     wait_until(lambda: discarded(worker, cancelled), "it is discarded")
     assert not shop.runs("cancelled")

@@ -280,7 +280,8 @@ def prefetch_counts(shop: Shop) -> dict[str, Counter[str]]:
     """Return how many tasks of each queue RabbitMQ sends ahead on a connection, by the connections' names."""
     counts: dict[str, Counter[str]] = {}
     for one in shop.vhost.broker.api("GET", f"/consumers/{shop.vhost.name}"):
-        if one["queue"]["name"] in ("celery", "mail"):
+        # Of a consumer that has just come or gone, the details of its channel are [].
+        if one["queue"]["name"] in ("celery", "mail") and one["channel_details"]:
             of_connection = counts.setdefault(one["channel_details"]["connection_name"], Counter())
             of_connection[one["queue"]["name"]] += one["prefetch_count"]
     return counts

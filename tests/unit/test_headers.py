@@ -419,6 +419,19 @@ def test_headers_with_nothing_of_another_message_stay_as_they_are(headers: dict[
     assert headers_.own(headers) is headers
 
 
+def test_a_task_with_a_key_that_does_not_wait_passes_the_key_to_none_but_its_retries() -> None:
+    sent = {"task": "t", "id": "parent", "retries": 0, X_DELAY_KEY: "cart-7"}
+    custom = {name: value for name, value in headers_.with_owner(sent).items() if name.startswith("x-")}
+    assert headers_.own({"task": "t", "id": "child", "retries": 0, **custom}).keys().isdisjoint(custom)
+    assert headers_.own({**sent, **custom}).keys().isdisjoint(custom), "a task that replaces it"
+    assert headers_.own({**sent, **custom, "retries": 1})[X_DELAY_KEY] == "cart-7"
+
+
+@pytest.mark.parametrize("headers", [{"task": "t", "id": "1"}, {X_DELAY_KEY: "k"}], ids=str)
+def test_what_is_no_task_or_has_no_key_goes_as_it_is_without_a_delay(headers: dict[str, Any]) -> None:
+    assert headers_.with_owner(headers) is headers
+
+
 @given(
     st.dictionaries(
         st.sampled_from(["task", "id", "retries", X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_SENT, X_DELAY_OF]),
