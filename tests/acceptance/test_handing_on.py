@@ -230,6 +230,7 @@ def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on
     assert handed_on < 3000, "a long queue kept it from stopping"
     assert handed_on + shop.vhost.count("celery") == 3000
     assert f"{handed_on} tasks came before they were due: they were handed on" in worker.output()
+    assert len(list(celery_rabbit_delay.scheduled(shop.app))) == handed_on
 
 
 @pytest.mark.long

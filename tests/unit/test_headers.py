@@ -142,6 +142,12 @@ def test_a_message_without_a_queue_of_its_own_is_sent_again_as_it_was_sent() -> 
     assert resent(Delivery("p.exit", "@.^1", headers)) == ("orders", "new", {"a": 1})
 
 
+def test_what_is_sent_again_was_sent_when_it_was_sent_first() -> None:
+    """So that a cancellation counts for what is moved or migrated as well."""
+    headers = addressed(headers_.wrap({X_DELAY_SENT: "5@here"}, "p", "orders", "new", NOW), Destination("orders"))
+    assert resent(Delivery("p.exit", "@.^1", headers)).headers == {X_DELAY_SENT: "5@here"}
+
+
 def test_a_senders_own_cc_comes_back() -> None:
     destination = Destination("", ("new", "copy"))
     on_the_way = addressed(headers_.wrap({"CC": ["copy"]}, "p", "", "new", NOW), destination)

@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -296,6 +297,22 @@ def test_an_id_that_is_cancelled_once_more_is_told_once_more() -> None:
     first, second = (next(changes.cancelled(["id"], Sent(at, "here"))) for at in (1, 2))
     assert [known.apply(message) for message in (first, second, first, second)] == [["id"], ["id"], [], []]
     assert known.cancelled_at("id") == Sent(2, "here")
+
+
+def test_what_was_known_before_a_moment_leaves_out_what_was_cancelled_from_then_on() -> None:
+    known = Changes(time.time, Sent(2, "here"))
+    for at in (1, 2, 3):
+        for cancelled in changes.cancelled([f"id {at}"], Sent(at, "elsewhere")):
+            known.apply(cancelled)
+    assert [bool(known.cancelled_at(f"id {at}")) for at in (1, 2, 3)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "messages", [changes.cancelled(["id", UUID], SENT), [changes.cancelled_stamps({"a": "1"}, SENT)]]
+)
+def test_it_is_known_whether_anything_was_cancelled(messages: Iterable[bytes]) -> None:
+    assert not read(changes.void(1, SOON)).has_cancelled
+    assert read(*messages).has_cancelled
 
 
 @given(st.integers(0, 2**64 - 1), st.text("0123456789abcdef", max_size=8))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options, UnsupportedConfiguration
 from celery_rabbit_delay.core import plan, streams
+from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.destination import Declarations, Destination
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_NUMBER, Delivery, State, read_state
 from celery_rabbit_delay.core.plan import Now, Plan
@@ -124,6 +125,15 @@ def test_without_streams_nothing_is_recorded_and_a_key_is_an_error_before_anythi
     with pytest.raises(UnsupportedConfiguration, match="x-delay-key"):
         new({"x-delay-key": "report"}, options=without)
     assert new({"x-delay-key": "report", "retries": 1}, options=without).key is None, "a retry is not lost"
+
+
+def test_the_record_of_a_copy_that_is_not_stored_can_be_made_void_unless_others_share_its_number() -> None:
+    recorded = new({"task": "t"})
+    known = Changes(lambda: 0.0)
+    known.apply(recorded.void or b"")
+    assert known.voids(recorded.number)
+    assert new({"task": "t"}, SECOND).void is None, "it has no record"
+    assert new({"x-delay-key": "report"}).void is None
 
 
 RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7", "CC": ["copy"]})
