@@ -253,6 +253,7 @@ def test_a_policy_of_their_own_keeps_others_away_from_the_levels(vhost: Vhost) -
     assert run(url, "verify", *management(vhost)).code == 0
 
 
+@pytest.mark.own_vhost
 def test_status_counts_what_waits(vhost: Vhost) -> None:
     vhost.declare("q")
     vhost.publish("q", 100, 100, 100, 50)
@@ -445,6 +446,7 @@ def test_status_watches_until_interrupted(vhost: Vhost) -> None:
 
 
 @pytest.mark.more
+@pytest.mark.own_vhost
 def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost: Vhost, tmp_path: Path) -> None:
     exported = run(vhost.url("amqp"), "export", "--priorities")
     assert exported.code == 0
