@@ -48,8 +48,11 @@ def chrome(tmp_path: Path) -> Iterator[Any]:
 
 @contextmanager
 def looking(chrome: Any, directory: Path, *arguments: str, **environment: str) -> Iterator[Site]:
-    """Serve the page to a browser, which stops asking for what is new before the page is gone."""
-    command = ["celery", "-A", "tests.acceptance.shop", "delay", "web", *arguments]
+    """Serve the page to a browser, which stops asking for what is new before the page is gone.
+
+    The queues of these tasks are chosen where they are sent.
+    """
+    command = ["celery", "-A", "tests.acceptance.shop", "delay", "web", "--any-queue", *arguments]
     with serving(command, directory, **environment) as site:
         yield site
         chrome.get("about:blank")

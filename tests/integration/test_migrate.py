@@ -67,6 +67,7 @@ def test_what_waits_moves_and_is_due_when_it_was_due_anyway(vhost: Vhost) -> Non
         for message in messages:
             expected = ["q"] if message.payload == "exchange" else None
             assert message.headers.pop("x-delay-sent")
+            assert message.headers.pop("x-delay-of")["id"] == "1"
             assert message.headers == {
                 "task": "t",
                 "id": "1",
@@ -235,6 +236,7 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
 
 
 @pytest.mark.long
+@pytest.mark.own_vhost
 def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     vhost.declare("q", exchange="e")
     url = vhost.url("amqp")
