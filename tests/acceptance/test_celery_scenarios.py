@@ -82,11 +82,11 @@ def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -
         try:
             shop.worker()
             shop.send("sleeps_once", countdown=0.3)
-            shop.send("note", "waits", countdown=20)
+            shop.send("note", "waits", countdown=15)
             shop.wait_for(1, "sleeps once")
             # RabbitMQ may forget what was created last: docs/operations.md, Restarts.
             node = vhost.broker.node
-            wait_until(lambda: node.has_registered(".out.20s.+celery"), "the node has written down what it has")
+            wait_until(lambda: node.has_registered(".out.15s.+celery"), "the node has written down what it has")
             node.kill()
             node.start()
             first, again = shop.wait_for(2, "sleeps once", timeout=120)
