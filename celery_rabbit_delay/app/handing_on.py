@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone, tzinfo
@@ -26,6 +27,7 @@ from ..amqp.destinations import own_destination
 from ..amqp.publisher import DelayedPublisher
 from ..amqp.transport import DeliveredMessage
 from ..core import plan
+from ..core.destination import Destination
 from ..core.due import eta_in_utc, parse_eta
 from ..core.errors import DelayError, InvalidDelay, NotRouted
 from ..core.headers import Delivery
@@ -35,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 #: In ticks: a task that is due sooner stays in the worker, because the cascade would keep it about as long.
 MOMENT = 2
+
+#: Without a prefetch limit RabbitMQ sends all at once. So many copies are on their way at a time: the worker goes on
+#: with what is behind such tasks in its socket, such as other tasks and `celery inspect`.
+MOST_UNANSWERED = 200
 
 #: Is sent with `amount`, the number of tasks that this worker has handed on since it was sent last.
 handed_on = Signal(name="handed_on", providing_args={"amount"})
@@ -70,6 +76,9 @@ class HandingOn:
         self.is_over = False
         self._unanswered = 0
         self._unrouted: list[_HandedOn] = []
+        #: What came while too many were unanswered, as `_hand_on` takes it.
+        self._later: deque[tuple[DeliveredMessage, kombu.Queue, Destination, datetime]] = deque()
+        self._is_resuming = False
         self._stored = 0
         #: Calls a function after some seconds; None outside of a worker.
         self.call_after: Callable[[float, Callable[[], None]], Any] | None = None
@@ -94,10 +103,18 @@ class HandingOn:
             return False
         if self.is_over:
             return True
-        info = message.delivery_info
+        if self._unanswered < MOST_UNANSWERED:
+            return self._hand_on(message, queue, destination, due)
+        self._later.append((message, queue, destination, due))
+        return True
+
+    def _hand_on(self, message: DeliveredMessage, queue: kombu.Queue, destination: Destination, due: datetime) -> bool:
+        """Send a copy of a message; return whether that could be done."""
+        connection, info = self._consumer.channel.connection, message.delivery_info
         received = Delivery(info["exchange"], info["routing_key"], message.headers)
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         try:
-            planned = plan.of_received(message.amqp_message, received, destination, due, now, options)
+            planned = plan.of_received(message.amqp_message, received, destination, due, now, connection.delay_options)
             publisher = connection.publisher_for(planned.priority)
             publisher.prepare(planned)
         except (DelayError, NotStored) as exc:
@@ -106,6 +123,21 @@ class HandingOn:
         self._unanswered += 1
         self._submit(_HandedOn(message, queue, publisher, planned), again=False)
         return True
+
+    def _hand_on_later(self) -> None:
+        """Hand on tasks that came while too many others were unanswered, or keep those that cannot be handed on."""
+        # Creating an outbox reads the connection, and so calls this. Without a connection, all originals come again.
+        if self._is_resuming or self._consumer.channel.connection is None:
+            return
+        self._is_resuming = True
+        try:
+            while self._later and self._unanswered < MOST_UNANSWERED and not self.is_over:
+                message, queue, destination, due = self._later.popleft()
+                may = due > datetime.now(timezone.utc) and queue.name not in self._refused
+                if not (may and self._hand_on(message, queue, destination, due)) and self.keep is not None:
+                    self.keep(message)
+        finally:
+            self._is_resuming = False
 
     def finish(self) -> None:
         """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""
@@ -166,6 +198,7 @@ class HandingOn:
             self._warn(task.queue, refusal)
             if self.keep is not None:
                 self.keep(task.message)
+        self._hand_on_later()
 
     def _warn(self, queue: kombu.Queue, refusal: Exception) -> None:
         """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.

@@ -10,10 +10,18 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from celery_rabbit_delay.app.handing_on import HandingOn, Report, due_of, has_waited, make_eta_aware
+from celery_rabbit_delay.app.handing_on import (
+    MOST_UNANSWERED,
+    HandingOn,
+    Report,
+    due_of,
+    has_waited,
+    make_eta_aware,
+)
 from celery_rabbit_delay.core.headers import delay_of
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
+CONNECTED: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamespace()))
 
 
 def message(headers: dict[str, Any], payload: Any = None, delayed_until: datetime | None = None) -> Any:
@@ -101,7 +109,7 @@ def test_a_worker_reports_once_for_all_tasks_that_it_hands_on_and_needs_no_timer
         timers.append(SimpleNamespace(fire=report, cancel=lambda: None))
         return timers[-1]
 
-    handing_on = HandingOn(SimpleNamespace())
+    handing_on = HandingOn(CONNECTED)
     worker = SimpleNamespace(
         task_consumer=SimpleNamespace(handing_on=handing_on), timer=SimpleNamespace(call_after=call_after)
     )
@@ -123,3 +131,44 @@ def test_a_consumer_whose_connection_is_lost_waits_for_no_answers() -> None:
     handing_on = HandingOn(consumer)
     handing_on._unanswered = 1
     handing_on.finish()
+
+
+def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_hand_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handing_on = HandingOn(CONNECTED)
+    handed: list[int] = []
+    kept: list[int] = []
+    handing_on.keep = kept.append
+
+    def hand_on(number: Any, queue: Any, *_: Any) -> bool:
+        if queue.name == "forbidden":
+            return False
+        handed.append(number)
+        handing_on._unanswered += 1
+        handing_on._hand_on_later()  # as an answer does that comes meanwhile
+        return True
+
+    monkeypatch.setattr(handing_on, "_hand_on", hand_on)
+    names = ["q", "forbidden"] * MOST_UNANSWERED + ["late"]
+    due = {"late": datetime.now(timezone.utc)}
+    later: list[Any] = [
+        (number, SimpleNamespace(name=name), None, due.get(name, DUE)) for number, name in enumerate(names)
+    ]
+    handing_on._unanswered = MOST_UNANSWERED
+    for one in later:
+        handing_on._later.append(one)
+    answered: Any = SimpleNamespace(message=SimpleNamespace(ack=lambda: None))
+    while handing_on._unanswered:
+        handing_on._settle(answered, None)
+        assert handing_on._unanswered <= MOST_UNANSWERED
+    assert handed == [number for number, name in enumerate(names) if name == "q"]
+    assert kept == [number for number, name in enumerate(names) if name != "q"]
+
+
+def test_a_consumer_that_is_cancelled_hands_nothing_on_any_more() -> None:
+    handing_on = HandingOn(CONNECTED)
+    handing_on._later.append((message({}), SimpleNamespace(name="q"), None, DUE))  # type: ignore[arg-type]
+    handing_on.finish()
+    handing_on._hand_on_later()
+    assert len(handing_on._later) == 1
