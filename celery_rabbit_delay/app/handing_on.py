@@ -76,9 +76,9 @@ class HandingOn:
         self.is_over = False
         self._unanswered = 0
         self._unrouted: list[_HandedOn] = []
-        #: What came while too many were unanswered, as `_hand_on` takes it.
-        self._later: deque[tuple[DeliveredMessage, kombu.Queue, Destination, datetime]] = deque()
-        self._is_resuming = False
+        #: What is not handed on yet, as `_hand_on` takes it.
+        self._taken: deque[tuple[DeliveredMessage, kombu.Queue, Destination, datetime]] = deque()
+        self._is_going_on = False
         self._stored = 0
         #: Calls a function after some seconds; None outside of a worker.
         self.call_after: Callable[[float, Callable[[], None]], Any] | None = None
@@ -86,14 +86,13 @@ class HandingOn:
 
     def offer(self, message: DeliveredMessage) -> bool:
         """Take a message if it can be handed on; return whether it was taken."""
-        connection = self._consumer.channel.connection
-        options = connection.delay_options
+        options = self._consumer.channel.connection.delay_options
         make_eta_aware(message, options.naive_timezone)
         due = due_of(message) if options.hand_on else None
         if due is None or has_waited(message, due):
             return False
-        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
-        if due - now.utc <= timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
+        soon = datetime.now(timezone.utc) + timedelta(seconds=MOMENT * options.tick)
+        if due <= soon or not self._may_send(message):
             return False
         queue = self._queue_of(message)
         if queue is None or queue.no_ack or queue.name in self._refused:
@@ -101,11 +100,8 @@ class HandingOn:
         destination = own_destination(queue)
         if destination is None:
             return False
-        if self.is_over:
-            return True
-        if self._unanswered < MOST_UNANSWERED:
-            return self._hand_on(message, queue, destination, due)
-        self._later.append((message, queue, destination, due))
+        self._taken.append((message, queue, destination, due))
+        self._go_on()
         return True
 
     def _hand_on(self, message: DeliveredMessage, queue: kombu.Queue, destination: Destination, due: datetime) -> bool:
@@ -124,20 +120,20 @@ class HandingOn:
         self._submit(_HandedOn(message, queue, publisher, planned), again=False)
         return True
 
-    def _hand_on_later(self) -> None:
-        """Hand on tasks that came while too many others were unanswered, or keep those that cannot be handed on."""
+    def _go_on(self) -> None:
+        """Hand on what is taken, unless too many copies are unanswered, and keep what cannot be handed on."""
         # Creating an outbox reads the connection, and so calls this. Without a connection, all originals come again.
-        if self._is_resuming or self._consumer.channel.connection is None:
+        if self._is_going_on or self._consumer.channel.connection is None:
             return
-        self._is_resuming = True
+        self._is_going_on = True
         try:
-            while self._later and self._unanswered < MOST_UNANSWERED and not self.is_over:
-                message, queue, destination, due = self._later.popleft()
+            while self._taken and self._unanswered < MOST_UNANSWERED and not self.is_over:
+                message, queue, destination, due = self._taken.popleft()
                 may = due > datetime.now(timezone.utc) and queue.name not in self._refused
                 if not (may and self._hand_on(message, queue, destination, due)) and self.keep is not None:
                     self.keep(message)
         finally:
-            self._is_resuming = False
+            self._is_going_on = False
 
     def finish(self) -> None:
         """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""
@@ -198,7 +194,7 @@ class HandingOn:
             self._warn(task.queue, refusal)
             if self.keep is not None:
                 self.keep(task.message)
-        self._hand_on_later()
+        self._go_on()
 
     def _warn(self, queue: kombu.Queue, refusal: Exception) -> None:
         """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.

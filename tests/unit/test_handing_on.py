@@ -146,7 +146,7 @@ def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_han
             return False
         handed.append(number)
         handing_on._unanswered += 1
-        handing_on._hand_on_later()  # as an answer does that comes meanwhile
+        handing_on._go_on()  # as an answer does that comes meanwhile
         return True
 
     monkeypatch.setattr(handing_on, "_hand_on", hand_on)
@@ -157,7 +157,7 @@ def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_han
     ]
     handing_on._unanswered = MOST_UNANSWERED
     for one in later:
-        handing_on._later.append(one)
+        handing_on._taken.append(one)
     answered: Any = SimpleNamespace(message=SimpleNamespace(ack=lambda: None))
     while handing_on._unanswered:
         handing_on._settle(answered, None)
@@ -168,7 +168,7 @@ def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_han
 
 def test_a_consumer_that_is_cancelled_hands_nothing_on_any_more() -> None:
     handing_on = HandingOn(CONNECTED)
-    handing_on._later.append((message({}), SimpleNamespace(name="q"), None, DUE))  # type: ignore[arg-type]
+    handing_on._taken.append((message({}), SimpleNamespace(name="q"), None, DUE))  # type: ignore[arg-type]
     handing_on.finish()
-    handing_on._hand_on_later()
-    assert len(handing_on._later) == 1
+    handing_on._go_on()
+    assert len(handing_on._taken) == 1
