@@ -238,7 +238,7 @@ class DelayedPublisher:
             if not isinstance(exc, TimeoutError) or not records or plans.keys() & unsent.keys():
                 with self._translate_refusals(), self.streams.recording(records):
                     raise
-            self.streams.pause(unsent, exc)  # only answers of streams are missing
+            self.streams.pause({stream for stream, _ in unsent}, exc)  # only answers of streams are missing
             unsent.clear()
         finally:
             for name in outgoing:

@@ -91,7 +91,7 @@ class StreamWriter:
         except (ResourceError, InternalError) as exc:
             if not records:
                 raise
-            self.pause(records, exc)
+            self.pause({stream for stream, _ in records}, exc)
             raise RecoverableConnectionError(str(exc)) from exc
 
     def store(self, records: Mapping[Any, Outgoing]) -> None:
@@ -105,15 +105,15 @@ class StreamWriter:
             try:
                 self.write(stream, packs)
             except (DelayError, AMQPError, OSError) as exc:
-                self.pause([(stream, 0)], exc)
+                self.pause([stream], exc)
 
     def _is_paused(self, stream: Stream) -> bool:
         return paused_of[self._connection.client].get(stream.name, 0) > time.monotonic()
 
-    def pause(self, records: Iterable[Any], reason: Exception) -> None:
-        """Stop writing to the streams of some records for a while; log a warning if it is the first one."""
+    def pause(self, unusable: Iterable[Stream], reason: Exception) -> None:
+        """Stop writing to some streams for a while; log a warning if it is the first one."""
         paused = paused_of[self._connection.client]
-        for stream in {stream for stream, _ in records}:
+        for stream in unusable:
             name = stream.name
             if not paused:
                 logger.warning(
@@ -139,7 +139,7 @@ class StreamWriter:
                 self.ensure(stream)
                 self._created.add(stream)
             except (DelayError, AMQPError, OSError) as exc:
-                self.pause([(stream, 0)], exc)
+                self.pause([stream], exc)
 
     def write_keys(self, plans: Iterable[Plan]) -> None:
         """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""

@@ -78,23 +78,18 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
     def _publish(
         self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
     ) -> Any:
-        if msg.headers and (own := headers_.own(msg.headers)) is not msg.headers:
-            msg = with_headers(msg, own)
-        if not headers_.is_delayed(msg.headers):
-            if msg.headers and (owned := headers_.with_owner(msg.headers)) is not msg.headers:
-                msg = with_headers(msg, owned)
-            return publish(msg, exchange, routing_key, *args, **kwargs)
+        asked = headers_.own(msg.headers) if msg.headers else msg.headers
+        if not headers_.is_delayed(asked):
+            return publish(_without_waiting(msg, asked), exchange, routing_key, *args, **kwargs)
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
         options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
-        delay, headers = headers_.delay_of(msg.headers, now.utc, options.naive_timezone)
-        if headers is not msg.headers:
-            tell_of_naive_eta(msg.headers, headers, options.naive_timezone)
+        delay, headers = headers_.delay_of(asked, now.utc, options.naive_timezone)
+        if headers is not asked:
+            tell_of_naive_eta(asked, headers, options.naive_timezone)
         if delay <= 0:
-            if (owned := headers_.with_owner(headers)) is not msg.headers:
-                msg = with_headers(msg, owned)
-            return publish(msg, exchange, routing_key, *args, **kwargs)
+            return publish(_without_waiting(msg, headers), exchange, routing_key, *args, **kwargs)
         planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
         timeout, confirm_timeout = kwargs.get("timeout"), kwargs.get("confirm_timeout")
         return self._delay(planned._replace(timeout=timeout, confirm_timeout=confirm_timeout))
@@ -287,6 +282,12 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
 class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
     pass
+
+
+def _without_waiting(message: Any, headers: headers_.Headers | None) -> Any:
+    """Return what to publish of an `amqp.Message` that has these headers and does not wait; itself if it fits."""
+    sent = headers_.with_owner(headers) if headers else headers
+    return message if sent is message.headers else with_headers(message, sent or {})
 
 
 def _void_elsewhere(client: Any, planned: Plan) -> None:

@@ -60,7 +60,7 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
     stream = streams.journal_for(options.cascade, 60)
     attempts = []
     for _ in range(3):
-        journal.pause([(stream, 0)], StreamUnavailable("it has no leader"))
+        journal.pause([stream], StreamUnavailable("it has no leader"))
         attempts.append(paused_of[client][stream.name])
     assert attempts == [1, 60, 60]
     assert len(caplog.records) == 1
