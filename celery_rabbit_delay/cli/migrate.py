@@ -58,14 +58,13 @@ def migrate(
         operate.require(source)
         known, management = origin.destinations(), management_of(management_url, source)
 
-        def waiting() -> int:
-            snapshot = management.snapshot() if management else None
-            return operate.status(source, known, snapshot).waiting
+        def counts() -> operate.Status:
+            return operate.status(source, known, management.snapshot() if management else None)
 
         with operate.connected(elsewhere) as target:
             if operate.is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
-            before = waiting()
+            before = counts().ready
             moving = operate.migrate(source, target, origin.allowed(any_queue), known, management)
             moved, refused, is_interrupted = _progress(moving, before)
             for reason, count in refused.items():
@@ -73,7 +72,7 @@ def migrate(
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
             least = refused.total()
             deadline = time.monotonic() + (_STALE if management and not is_interrupted else 0)
-            while (left := max(waiting(), least)) > least and time.monotonic() < deadline:
+            while (left := max(counts().waiting, least)) > least and time.monotonic() < deadline:
                 time.sleep(0.5)
     # A message whose delay ends goes on to its queue, and those that must not be delivered are dropped when taken.
     gone = before - moved - left

@@ -72,6 +72,13 @@ class Status(NamedTuple):
         return sum(level.held for level in self.levels) + sum(outbox.ready for outbox in self.outboxes)
 
     @property
+    def ready(self) -> int:
+        """The number of messages that are not due yet and in a queue, each counted once: what a snapshot says is older,
+        and a message that was between two queues then may be in one now.
+        """
+        return sum(level.ready or 0 for level in self.levels) + sum(outbox.ready for outbox in self.outboxes)
+
+    @property
     def stuck(self) -> int:
         """The number of due messages that their destinations have not accepted, as far as known."""
         return sum(one.stuck for one in self.held_up or ())

@@ -22,7 +22,7 @@ from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade
-from celery_rabbit_delay.operate import Management
+from celery_rabbit_delay.operate import Management, Snapshot
 from celery_rabbit_delay.operate.cascades import outbox_named
 from tests.kit.broker import QUICK, Vhost, lead, publish, take
 from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
@@ -115,11 +115,31 @@ def test_what_stays_is_left_though_its_queue_does_not_count_it_yet(
 ) -> None:
     vhost.declare("q")
     vhost.publish("q", 100)
-    monkeypatch.setattr(operate, "status", lambda *args: SimpleNamespace(waiting=0))
+    monkeypatch.setattr(operate, "status", lambda *args: SimpleNamespace(ready=0, waiting=0))
     command = ["--broker", vhost.url("amqp"), *QUICKLY, "migrate", "--any-queue", "--to-prefix", "new"]
     result = CliRunner().invoke(standalone, [*command, "--to-max-delay", "10"])
     assert "0 moved, 1 left\n" in result.output
     assert result.exit_code == 3
+
+
+def test_what_the_management_api_counts_where_it_no_longer_is_has_not_vanished(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vhost.declare("q")
+    vhost.publish("q", 100)
+    snapshot, taken = Management.snapshot, []
+
+    def old(self: Management) -> Snapshot:
+        """Say until the move that there is a message between a level and its next queue, where it was before."""
+        found = snapshot(self)
+        taken.append(found)
+        level = {**found.queues.get(CASCADE.levels[-1].queue, {}), "messages_dlx": 1} if len(taken) == 1 else {}
+        return found._replace(queues={**found.queues, CASCADE.levels[-1].queue: level})
+
+    monkeypatch.setattr(Management, "snapshot", old)
+    command = ["--broker", vhost.url("amqp"), *QUICKLY, "migrate", "--any-queue", "--to-prefix", "new"]
+    result = CliRunner().invoke(standalone, [*command, *management(vhost)])
+    assert (result.exit_code, result.stdout) == (0, "1 moved, 0 left\n")
 
 
 def test_it_says_what_became_of_those_that_neither_move_nor_stay(vhost: Vhost) -> None:
