@@ -247,10 +247,11 @@ def test_a_policy_of_their_own_keeps_others_away_from_the_levels(vhost: Vhost) -
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0
     vhost.policy("everything", {"expires": 60_000, "max-length": 10})
-    assert run(url, "verify", *management(vhost)).code == 3
+    # RabbitMQ applies a policy to one queue after the other.
+    wait_until(lambda: run(url, "verify", *management(vhost)).code == 3, "a level has the policy")
     # As in docs/operations.md.
     vhost.policy("delays", {"delivery-limit": 1_000_000}, pattern=r"^celery-rabbit-delay\.", priority=100)
-    assert run(url, "verify", *management(vhost)).code == 0
+    wait_until(lambda: run(url, "verify", *management(vhost)).code == 0, "all levels have the policy")
 
 
 @pytest.mark.own_vhost
