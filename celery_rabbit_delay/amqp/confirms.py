@@ -6,7 +6,6 @@ must not close the user's channel.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,8 +23,6 @@ Answered = Callable[[Exception | None], None]
 
 #: Does not wait for a confirm: a connection with `confirm_publish` has another method of this name on its channels.
 publish = Channel.basic_publish
-
-logger = logging.getLogger(__name__)
 
 
 class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
@@ -52,15 +49,10 @@ def with_headers(message: Any, headers: Mapping[str, Any]) -> Message:
 
 
 class ConfirmedChannel:
-    """A channel, opened when needed, on which each message is mandatory and, with `confirm`, confirmed."""
+    """A channel, opened when needed, on which each message is mandatory and confirmed."""
 
-    def __init__(
-        self, connection: Any, confirm: bool = True, send_again: Callable[[Outgoing], bool] = lambda returned: False
-    ) -> None:
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._confirm = confirm
-        #: Without `confirm`, is called with each returned message; returns whether it was sent again.
-        self._send_again = send_again
         self._channel: Any = None
         self._confirming: int | None = None  # the revivals of the channel when it was told to confirm
         self._delivery_tag = 0  # of the last published message; the broker counts in the same way
@@ -152,17 +144,14 @@ class ConfirmedChannel:
 
     def _publish(self, channel: Any, outgoing: Outgoing, answered: Answered) -> None:
         message, exchange, key = outgoing
-        if self._confirm:
-            self._delivery_tag += 1
-            self._unanswered[self._delivery_tag] = (exchange, key), answered
+        self._delivery_tag += 1
+        self._unanswered[self._delivery_tag] = (exchange, key), answered
         publish(channel, message, exchange, key, mandatory=True)
-        if not self._confirm:
-            answered(None)
 
     def _confirming_channel(self) -> Any:
         channel = self._channel or self.get_channel()
         # Only now, because a declaration may close the channel, which py-amqp then reopens without confirms.
-        if self._confirm and self._confirming != channel.revivals:
+        if self._confirming != channel.revivals:
             channel.confirm_select(nowait=True)
             self._confirming = channel.revivals
             self._delivery_tag = 0
@@ -208,9 +197,6 @@ class ConfirmedChannel:
 
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[exchange, key] = str(exc.reply_text)
-        if not self._confirm and not self._send_again(Outgoing(message, exchange, key)):  # no caller waits for it
-            what = "a delayed message" if message.headers else "the record of a delayed message"
-            logger.error("RabbitMQ returned %s, which is lost: %s, %r", what, exc.reply_text, message.headers)
 
 
 def _forget_stored(messages: dict[Any, Any], name: Any, refusal: Exception | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -10,18 +9,17 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound
+from amqp.exceptions import AccessRefused, AMQPError, NotFound
 
-from ..core import changes, routing_key, streams
+from ..core import changes, streams
 from ..core import headers as headers_
-from ..core.destination import Destination, without_delay
+from ..core.destination import Destination
 from ..core.due import to_ticks
 from ..core.errors import CascadeMissing, NotRouted
 from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade
 from . import declare
-from .clocks import utc_ms
 from .confirms import Answered, ConfirmedChannel, NotStored, Outgoing, with_headers
 from .routes import Routes
 from .stream_writer import StreamWriter
@@ -30,11 +28,6 @@ from .stream_writer import StreamWriter
 #: further one. RabbitMQ refuses at once what comes before the leader of a queue is up (rabbit_fifo_client, `enqueue`):
 #: another process may just be creating the queue, or its node may just have started.
 PATIENCE, PAUSE = 3, 0.1
-
-#: The number of frames to read before a message that is not confirmed.
-_MAX_READ = 100
-
-logger = logging.getLogger(__name__)
 
 
 class Way(NamedTuple):
@@ -54,7 +47,7 @@ class DelayedPublisher:
         self.cascade = cascade
         self.streams = StreamWriter(connection, cascade, options)
         self._connection = connection
-        self._channel = ConfirmedChannel(connection, options.confirm, self._send_again)
+        self._channel = ConfirmedChannel(connection)
         self._exclusively: Callable[[], AbstractContextManager[None]] = partial(
             connection.exclusively, self._channel, options.confirm_timeout
         )
@@ -64,7 +57,7 @@ class DelayedPublisher:
         self._ways = lru_cache(maxsize=1024)(self._find_way)
 
     def publish(self, plan: Plan) -> None:
-        """Send a message into the cascade; with `confirm`, return once the broker has stored it.
+        """Send a message into the cascade; return once the broker has stored it.
 
         Raises `DelayError` if the broker refuses it, `NotStored` if the broker cannot store it now, and py-amqp's
         connection errors and time-outs. After an error, the next publish uses a new channel.
@@ -73,11 +66,10 @@ class DelayedPublisher:
         replace an earlier one. So the message is stored even if writing the key raises `CascadeConflict`,
         `CascadeMissing`, `NotPermitted` or `StreamUnavailable`.
         """
-        if plan.stream or plan.key:
+        if plan.key:
             self.streams.prepare([plan])
         deadline, pause, is_repaired = time.monotonic() + PATIENCE, PAUSE, False
         with self._exclusively():
-            self._read_refusals()
             while True:
                 try:
                     self._ensure(plan)
@@ -132,7 +124,7 @@ class DelayedPublisher:
         """Send a message that was prepared, without waiting for the broker's answer.
 
         A later read of the connection calls `answered`: with None if the message is stored, or else with the error that
-        `publish` would raise. The message is confirmed even without the option `confirm`.
+        `publish` would raise.
         """
         with self._connection.exclusively(self._unawaited, self.options.confirm_timeout):
             self._unawaited.send(self._outgoing(plan), answered)
@@ -172,7 +164,6 @@ class DelayedPublisher:
         With `declare="passive"`, look for that outbox, and do without it if it is missing.
         """
         with self._exclusively():
-            self._read_refusals()
             self._ensure(plan)
 
     def lead_back(self, destination: Destination) -> None:
@@ -236,51 +227,6 @@ class DelayedPublisher:
                 if name not in unsent:
                     del plans[name]
         return unsent
-
-    def _send_again(self, returned: Outgoing) -> bool:
-        """Send a message through levels whose outbox was deleted, without waiting; return whether it was for an outbox.
-
-        Without `confirm` nobody waits for a message to be returned. The next one creates the outbox again.
-        """
-        state = headers_.read_state(returned.message.headers)
-        if returned.exchange != self.cascade.outbox_ingest or state is None:
-            return False
-        self.routes.known.clear()
-        milliseconds = headers_.milliseconds(state.due) + 1 - utc_ms()  # this clock counts whole ones
-        ticks = max(1, to_ticks(milliseconds * 1_000_000, self._tick))
-        route = self.options.route(self.cascade, ticks, outboxes=())
-        headers = headers_.addressed(returned.message.headers, [without_delay(returned.key)])
-        message = with_headers(returned.message, headers)
-        message.body = message.body or b""  # py-amqp leaves a text there, and the encoding may be that of no text
-        with self._exclusively():
-            self._channel.publish_all({None: Outgoing(message, self.cascade.ingest, routing_key.key(route.levels))})
-        return True
-
-    def _read_refusals(self) -> None:
-        """Read what the broker has sent since the last message, if no publish waits for it: without `confirm`.
-
-        Otherwise nobody would notice that the connection is lost, or that the broker has closed the channel and drops
-        everything that is sent through it. Declares a deleted cascade again. Raises `NotPermitted`, with
-        `declare="passive"` `CascadeMissing`, and the errors of a lost connection.
-        """
-        if self.options.confirm:
-            return
-        try:
-            with suppress(TimeoutError):
-                for _ in range(_MAX_READ):
-                    self._connection.blocking_read(0)
-        except ChannelError as exc:
-            channel = getattr(exc, "channel", None)
-            if channel is None or not self._channel.owns(channel):
-                self._connection.raise_later(exc)
-                return
-            logger.error("RabbitMQ has refused a delayed message, and those sent after it are lost: %s", exc)
-            self.routes.reset()
-            if isinstance(exc, NotFound) and self.options.declare == "auto":
-                self.routes.repair()
-            elif isinstance(exc, (AccessRefused, NotFound)):  # others concern that message alone
-                with self._translate_refusals():
-                    raise
 
     @contextmanager
     def _translate_refusals(self) -> Iterator[None]:

@@ -78,10 +78,8 @@ class Routes:
     def _create(self, destination: Destination, outboxes: list[int]) -> None:
         """Lead to a destination, and create what is missing."""
         channel, cascade = self._channel.get_channel(), self._cascade
-        # A check that fails closes the channel, and with it what quorum queues were sent without a confirm may be lost.
-        check = self._options.confirm or not self.has_cascade
         try:
-            declare.bind_destination(channel, cascade, destination, outboxes, check)
+            declare.bind_destination(channel, cascade, destination, outboxes, check=True)
         except CascadeMissing:
             create_cascade(self._channel, cascade)
             declare.bind_destination(channel, cascade, destination, outboxes)

@@ -50,7 +50,6 @@ class StreamWriter:
         self._options = options
         self._channel = ConfirmedChannel(connection)
         self._has_keys = False
-        self._created: set[Stream] = set()
 
     def records(self, messages: Iterable[tuple[Plan, Any]]) -> dict[Any, Outgoing]:
         """Return the records to publish before some messages. Each `amqp.Message` comes with its plan.
@@ -122,19 +121,11 @@ class StreamWriter:
             paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else pause)
 
     def prepare(self, plans: Iterable[Plan]) -> None:
-        """Create the streams that some messages need, once. Raises the same errors as `write` for a key."""
+        """Create the stream of keys if some messages have one, once. Raises the same errors as `write` for a key."""
         for plan in plans:
             if plan.key is not None and not self._has_keys:
                 self.write(streams.keys(self._cascade), [streams.marker()])
                 self._has_keys = True
-            stream = plan.stream
-            if stream is None or self._options.confirm or stream in self._created or self._is_paused(stream):
-                continue  # the answer to the first record shows whether the stream exists
-            try:
-                self.ensure(stream)
-                self._created.add(stream)
-            except (DelayError, AMQPError, OSError) as exc:
-                self.pause([(stream, 0)], exc)
 
     def write_keys(self, plans: Iterable[Plan]) -> None:
         """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache, partial
 from typing import Any
@@ -121,7 +120,7 @@ def replay(
     """
     channel = connection.channel()
     confirmed = ConfirmedChannel(connection)
-    options = replace(connection.delay_options, confirm=True)  # whatever that says
+    options = connection.delay_options
     publisher_of = cache(partial(DelayedPublisher, connection, options=options))
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:

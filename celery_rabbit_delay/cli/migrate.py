@@ -94,7 +94,7 @@ def migrate(
 def _connection_elsewhere(source: kombu.Connection, to_broker: str | None, changed: dict[str, Any]) -> kombu.Connection:
     """Return a connection to the broker of `source`, or another one, with changed options."""
     current = source.transport.delay_options
-    options = replace(current, declare="auto", confirm=True, **changed)
+    options = replace(current, declare="auto", **changed)
     transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
     if to_broker:
         return connection_to(to_broker, transport_options)

@@ -61,8 +61,6 @@ class Options:
     outboxes: Sequence[float] = DEFAULT_OUTBOXES
     #: "quorum" loses nothing when a node crashes; "classic" may lose messages; on 3.10 it costs less.
     queue_type: QueueType = "quorum"
-    #: Wait until the broker has stored each delayed message.
-    confirm: bool = True
     #: Seconds that publishing a delayed message may wait for the broker, then `TimeoutError`; None waits for ever.
     confirm_timeout: float | None = 60.0
     #: "auto" creates missing parts on the broker; "passive" never creates anything, and names missing parts.
@@ -100,9 +98,8 @@ class Options:
         for name, values in (("queue_type", get_args(QueueType)), ("declare", get_args(Declare))):
             if getattr(self, name) not in values:
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use one of {', '.join(values)}")
-        for name in ("confirm", "hand_on"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
+        if not isinstance(self.hand_on, bool):
+            raise InvalidOption(f"hand_on={self.hand_on!r}: use True or False")
         seconds = self.confirm_timeout
         if seconds is not None and not (_is_number(seconds) and 0 < seconds <= _LONGEST_TIMEOUT):
             raise InvalidOption(f"confirm_timeout={seconds!r}: use seconds, above 0 up to a day, or None for no limit")

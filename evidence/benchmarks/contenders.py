@@ -85,7 +85,7 @@ class Ours(Contender):
     scheme = "rabbit-delay"
 
     def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
-        return {"rabbit_delay": {"queue_type": self.queue_type, "confirm": confirm, "journal": None, **options}}
+        return {"rabbit_delay": {"queue_type": self.queue_type, "journal": None, **options}}
 
     def prepare(self) -> None:
         self.publish(0.001, body="warm-up")

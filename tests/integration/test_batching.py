@@ -262,14 +262,6 @@ def test_a_batch_needs_install() -> None:
         pass
 
 
-def test_unconfirmed_messages_may_share_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app({"confirm": False})
-    with celery_rabbit_delay.batch(app) as producer:
-        for n in range(10):
-            app.send_task("t", (n,), countdown=0.2, producer=producer)
-    assert sorted(names(vhost.take("celery", 10))) == list(range(10))
-
-
 def test_a_producer_of_kombu_may_be_a_batch(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection, celery_rabbit_delay.batch(connection.Producer()) as producer:

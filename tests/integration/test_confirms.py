@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import kombu
@@ -10,12 +9,9 @@ import pytest
 from amqp import Message
 from amqp.exceptions import ChannelError, MessageNacked, NotFound
 
-import celery_rabbit_delay
-from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import confirms, publisher
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit.broker import QUICK, Vhost, lead, take
-from tests.kit.frames import has_input
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -105,75 +101,6 @@ def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends
     wait_until(lambda: vhost.count("q") >= 3, "all that was confirmed arrived")
     messages = {message.payload for message in vhost.take("q", vhost.count("q"))}
     assert {"before", "fragile 2"} <= messages <= {"before", "fragile 1", "fragile 2"}
-
-
-def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    vhost.declare("q")
-    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
-        producer = connection.Producer()
-        producer.publish("x", routing_key="q", headers=DELAY)
-        take(connection, "q", 1)
-        vhost.delete_queue(vhost.cascade.levels[0].queue)
-        vhost.delete_queue(vhost.cascade.levels[1].queue)
-        producer.publish("lost", routing_key="q", headers=DELAY)
-        wait_until(lambda: connection.drain_events(timeout=5) or caplog.records, "the broker returned it")
-    assert "RabbitMQ returned a delayed message, which is lost: NO_ROUTE" in caplog.text
-
-
-def test_without_confirm_a_publisher_goes_on_after_the_cascade_was_deleted(
-    vhost: Vhost, caplog: pytest.LogCaptureFixture
-) -> None:
-    vhost.declare("q")
-    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
-        producer = connection.Producer()
-        producer.publish("first", routing_key="q", headers=DELAY)
-        take(connection, "q", 1)
-        vhost.delete_exchange(vhost.cascade.ingest)
-
-        def arrives() -> bool:
-            producer.publish("again", routing_key="q", headers=DELAY)
-            return vhost.count("q") > 0
-
-        wait_until(arrives, "the cascade is declared again")
-    assert "RabbitMQ has refused a delayed message" in caplog.text
-
-
-def test_without_confirm_a_batch_leads_to_its_destination_again(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(confirm=False) as connection:
-        producer = connection.Producer()
-        producer.publish("first", routing_key="q", headers=DELAY)
-        take(connection, "q", 1)
-        operate.teardown(connection, [Destination("", ("q",))], delete_messages=True)
-        producer.publish("lost", routing_key="q", headers=DELAY)
-        wait_until(lambda: has_input(connection), "RabbitMQ has refused it")
-        with celery_rabbit_delay.batch(producer):
-            producer.publish("second", routing_key="q", headers=DELAY)
-        assert [message.payload for message in take(connection, "q", 1)] == ["second"]
-
-
-def test_a_message_after_one_that_was_refused_is_sent(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    vhost.declare("q")
-    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
-        producer = connection.Producer()
-        producer.publish("wrong", routing_key="q", headers=DELAY, user_id="somebody else")
-        wait_until(lambda: has_input(connection), "RabbitMQ has refused it")
-        producer.publish("second", routing_key="q", headers=DELAY)
-        assert [message.payload for message in take(connection, "q", 1)] == ["second"]
-    assert "user_id" in caplog.text
-
-
-def test_without_confirm_a_lost_connection_is_an_error(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with proxy(vhost.broker.node.port) as between:
-        options = {"rabbit_delay": QUICK | {"confirm": False}}
-        with kombu.Connection(between.url(vhost.url()), transport_options=options) as connection:
-            producer = connection.Producer()
-            producer.publish("first", routing_key="q", headers=DELAY)
-            between.cut()
-            wait_until(lambda: has_input(connection), "the end of the connection is here")
-            with pytest.raises(connection.recoverable_connection_errors):
-                producer.publish("second", routing_key="q", headers=DELAY)
 
 
 @pytest.mark.leaves_orphans

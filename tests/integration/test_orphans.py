@@ -162,10 +162,10 @@ def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
     vhost: Vhost, by: str, declared: str
 ) -> None:
     vhost.declare("q")
-    with vhost.connection(confirm=False, journal=0, **BY_ONE_LEVEL) as connection:
+    with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
         sent = time.time()
         led_into_nothing(vhost, connection, 12.56, 5, id="x")
-    with vhost.connection(confirm=False, declare=declared) as connection:
+    with vhost.connection(declare=declared) as connection:
         [*listed] = operate.orphans(connection, 10)
         assert {one.due.timestamp() >= sent + 12.55 for one in listed if one.due} == {True}
         if by == "the command":

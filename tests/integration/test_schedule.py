@@ -386,7 +386,7 @@ def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost)
     vhost.declare("q")
     mine = {"mine": [1, {"a": None}], "CC": ["other"], "BCC": ["third"]}
     vhost.declare("other", "third")
-    with vhost.connection(**RECORDED, confirm=False) as connection:
+    with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, headers=mine, correlation_id="early", priority=9, message_id="m")
         publish(connection, 10, correlation_id="late")
         later = datetime.now(timezone.utc) + timedelta(seconds=14)

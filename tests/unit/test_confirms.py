@@ -13,7 +13,7 @@ from typing import Any
 import amqp
 import pytest
 from amqp import spec
-from amqp.exceptions import AMQPError, MessageNacked, RecoverableChannelError, RecoverableConnectionError
+from amqp.exceptions import AMQPError, MessageNacked, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from celery_rabbit_delay import Options
@@ -135,22 +135,6 @@ def test_the_shorter_of_two_limits_counts(broker: Broker, connection: Any) -> No
     with connection.exclusively(confirmed, 50), pytest.raises(TimeoutError):
         publish(confirmed, confirm_timeout=3)
     assert broker.now == 5
-
-
-@pytest.mark.parametrize("timeouts", [{"timeout": 3, "confirm_timeout": 50}, {"confirm_timeout": 3}])
-@pytest.mark.parametrize("size", [1, 1_000_000])
-def test_a_broker_that_does_not_read_ends_the_connection(
-    broker: Broker, connection: Any, timeouts: dict[str, Any], size: int
-) -> None:
-    confirmed = ConfirmedChannel(connection, confirm=False)
-    confirmed.get_channel()
-    broker.reads = False
-    # Before 5.4, py-amqp says that the channel has failed; the next attempt finds the connection closed.
-    kind = RecoverableConnectionError if amqp.VERSION >= (5, 4) else RecoverableChannelError
-    with pytest.raises(kind, match="timed out"):
-        publish(confirmed, "x" * size, **timeouts)
-    assert (broker.now, connection.connected) == (3, False)
-    confirmed.reset()
 
 
 def test_what_waits_without_a_limit_does_so_as_py_amqp_does(broker: Broker, connection: Any) -> None:

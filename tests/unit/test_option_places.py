@@ -30,7 +30,6 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "slack": (0.5, -1),
     "outboxes": ([60.0, 3600.0], 60),
     "queue_type": ("classic", "stream"),
-    "confirm": (False, 1),
     "confirm_timeout": (None, 0),
     "declare": ("passive", "never"),
     "hand_on": (False, "no"),

@@ -57,7 +57,6 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"outboxes": range(1, 99)}, "outboxes=range(1, 99)"),
         ({"outboxes": list(range(1, 66))}, "65 are too many; use at most 64"),
         ({"queue_type": "stream"}, "queue_type='stream': use one of quorum, classic"),
-        ({"confirm": 1}, "confirm=1"),
         ({"hand_on": "no"}, "hand_on='no'"),
         ({"confirm_timeout": 0}, "confirm_timeout=0: use seconds, above 0 up to a day, or None for no limit"),
         ({"confirm_timeout": float("inf")}, "confirm_timeout=inf"),
