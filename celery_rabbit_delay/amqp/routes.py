@@ -30,7 +30,7 @@ class Outboxes(NamedTuple):
 
 
 class Routes:
-    """The routes from one cascade that a connection has made. For blocks of `Connection.exclusively`."""
+    """The routes from one cascade that a connection has made. For blocks of `Sender.turn`."""
 
     def __init__(self, channel: ConfirmedChannel, cascade: Cascade, options: Options) -> None:
         self._channel = channel
@@ -117,16 +117,20 @@ class Routes:
             create_cascade(self._channel, self._cascade)
         return True
 
+    def note(self, destination: Destination) -> None:
+        """Take note that a destination was bound to the cascade, which has no outboxes for it."""
+        self.has_cascade = True
+        self.known[destination] = Outboxes((), ())
+
     def forget(self, name: str) -> None:
         """Lead to a queue or exchange again before the next message for it: a new one of that name has no bindings."""
-        for destination in [one for one in self.known if name == one.exchange or name in one.queues]:
+        for destination in [one for one in list(self.known) if name == one.exchange or name in one.queues]:
             del self.known[destination]
 
     def reset(self) -> None:
-        """Forget everything, and close the channel."""
+        """Forget everything."""
         self.has_cascade = False
         self.known.clear()
-        self._channel.reset()
 
     @contextmanager
     def _reset_on_error(self) -> Iterator[None]:

@@ -226,7 +226,11 @@ def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tu
     write_changes(connection, [*changes.cancelled(ids), *(changes.void(*copy) for copy in copies)])
 
 
+def try_to_write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:
+    """Add to the stream of changes, unless an alarm blocks publishers: then raise `TimeoutError` at once."""
+    connection.connection.sender.write(streams.changes(connection.transport.delay_options.cascade), messages, True)
+
+
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes]) -> None:
     """Add to the stream of changes. Raises as `cancel`."""
-    publisher = connection.connection.publisher_for()
-    publisher.streams.write(streams.changes(publisher.cascade), messages)
+    connection.connection.sender.write(streams.changes(connection.transport.delay_options.cascade), messages)

@@ -26,7 +26,7 @@ from . import declare
 from .confirms import ConfirmedChannel
 from .connecting import abandon, copy_of
 from .create import ensure_stream
-from .deliveries import take_anything
+from .unreadable import take_anything
 
 #: The prefetch count.
 _PREFETCH = 2000
@@ -97,7 +97,7 @@ class StreamReader:
 
     def _connect(self) -> Any:
         if self._connection is None:
-            self._connection = copy_of(self._client)
+            self._connection = copy_of(self._client, "reader")
             self._connection.connect()
         return self._connection.connection
 

@@ -9,26 +9,23 @@ import contextlib
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
-from amqp import spec
-from amqp.exceptions import ChannelError, InternalError, PreconditionFailed, RecoverableConnectionError
+from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
-from .. import upstream
 from ..core import headers as headers_
 from ..core import plan
-from ..core.errors import NotRouted, UnsupportedConfiguration
+from ..core.errors import UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now, Plan
 from ..core.unwrap import unwrap
+from . import event_loop
 from .batch import PublishBatch
-from .blocks import GivingUp
 from .clients import PerClient
-from .confirms import NotStored, with_headers
-from .connection import ANSWERING, CLOSING, Connection
+from .confirms import with_headers
+from .connection import Connection
 from .destinations import is_lasting
 from .receiving import is_dropped, state_of
 
@@ -49,7 +46,7 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
     delayed_until: datetime | None = None
 
 
-class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
+class Channel(pyamqp.Channel):  # type: ignore[misc]
     """Delays published messages that ask for a delay, and unwraps received ones."""
 
     Message = DeliveredMessage
@@ -85,34 +82,14 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         return self._delay(planned._replace(timeout=timeout, confirm_timeout=confirm_timeout))
 
     def _delay(self, planned: Plan) -> None:
-        """Send a message into the cascade, or put it into the batch that is being collected."""
-        connection = self.connection
-        publisher = connection.publisher_for(planned.message.properties.get("priority"))
+        """Send a message on our own connection, or with the batch that is being collected."""
+        connection: Connection = self.connection
         if connection.batches:
-            publisher.prepare(planned)
-            connection.batches[-1].add(connection, planned)
-            return
-        try:
-            publisher.publish(planned)
-        except (NotStored, NotRouted, ChannelError):  # nothing is stored
-            publisher.void(planned)
-            raise
-
-    def wait(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.connection is None:
-            raise RecoverableConnectionError("connection already closed")
-        is_confirm = isinstance(method, list) and spec.Basic.Ack in method  # its limit is the caller's
-        # If a wait is interrupted, its answer would count as the one to the next question.
-        with GivingUp(self.connection), self.connection.within(None if is_confirm else ANSWERING):
-            return super().wait(method, *args, **kwargs)
-
-    def close(self, *args: Any, **kwargs: Any) -> Any:
-        if self.connection is None:
-            return None
-        if self.connection.is_silent:
-            return upstream.close_without_waiting(self)
-        with self.connection.within(CLOSING):
-            return super().close(*args, **kwargs)
+            connection.batches[-1].add(connection.sender, planned)
+        elif loop := event_loop.current():
+            loop.publish(connection.sender, planned)
+        else:
+            connection.sender.publish(planned)
 
     def collect(self) -> None:
         with contextlib.suppress(AttributeError):  # of a channel that was interrupted while it was made
@@ -251,7 +228,6 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
-        connection.deliveries.on_left = partial(loop.call_soon, _drain_once, connection)
         # Celery's event loop does this only for the driver type "amqp": it reads the data that arrived together with
         # the answer to basic.consume, because a TLS socket is not reported as readable for data that it has buffered.
         loop.call_soon(_drain_once, connection)

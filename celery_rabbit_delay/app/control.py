@@ -13,11 +13,12 @@ from celery import Celery, bootsteps
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
+from ..amqp import event_loop
 from ..amqp.clocks import utc_ms
 from ..amqp.confirms import NotStored
 from ..amqp.connection import advice_on_release
-from ..amqp.receiving import catch_up, known_to
-from ..amqp.schedule import write_changes
+from ..amqp.receiving import known_to
+from ..amqp.schedule import try_to_write_changes
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError, StreamUnavailable
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a starting worker waits for the stream of changes, if it exists but cannot be read.
 PATIENCE = 30
+
+#: Seconds between two looks at the changes while no task comes: one that a worker holds already may be cancelled.
+POLL = 1.0
 
 #: Seconds for which a write to the stream is retried while the stream has no leader.
 STREAM_PATIENCE = 15
@@ -83,15 +87,16 @@ class DelayedControl:
 
     def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Send a command to workers; also store a `revoke` for all workers, for those that start later."""
+        answer = super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
         if destination is None and not kwargs.get("pattern"):
             self._keep(changes_in(command, {**(arguments or {}), **kwargs}))
-        return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
+        return answer
 
     def _keep(self, messages: Iterable[bytes]) -> None:
         if not messages or self.app.connection_for_write().transport.driver_type != DRIVER_TYPE:
             return
         try:
-            with_connection(self.app, lambda connection: write_changes(connection, messages))
+            with_connection(self.app, lambda connection: try_to_write_changes(connection, messages))
         except (DelayError, AMQPError, OperationalError, OSError) as exc:
             logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
 
@@ -109,6 +114,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         self.changes = WorkerChanges(time.time)
         self._warned = False
         self._has_begun = False
+        self._timer: Any = None
 
     def start(self, consumer: Any) -> None:
         connection = consumer.connection
@@ -123,8 +129,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
                 logger.info("%s", advice)
         self._has_begun = True
         stream = streams.changes(connection.transport.delay_options.cascade)
+        following = connection.connection.following
         try:
-            catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
+            following.catch_up(stream, self.changes.apply, PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
@@ -134,6 +141,14 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
                 )
             self._warned = True
         self.changes.running = True
+        if consumer.hub or getattr(consumer.pool, "is_green", False):  # otherwise timers run in another thread
+            event_loop.enter(consumer.timer.call_after)
+            self._timer = consumer.timer.call_repeatedly(POLL, following.poll)
+
+    def stop(self, consumer: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class WorkerChanges(Changes):

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, NamedTuple
 
 import kombu
+from amqp.exceptions import AMQPError
 from celery import bootsteps
 from celery.utils.dispatch import Signal
 from celery.worker import state as worker_state
 
 from .. import upstream
+from ..amqp import event_loop
 from ..amqp.confirms import NotStored
+from ..amqp.connection import Connection
 from ..amqp.destinations import own_destination
-from ..amqp.publisher import DelayedPublisher
+from ..amqp.event_loop import EventLoop
 from ..amqp.transport import DeliveredMessage
 from ..core import plan
 from ..core.due import eta_in_utc
-from ..core.errors import DelayError, InvalidDelay, NotRouted
+from ..core.errors import DelayError, InvalidDelay, MessageRefused
 from ..core.headers import Delivery
 from ..core.plan import Now, Plan
 
@@ -40,21 +45,27 @@ handed_on = Signal(name="handed_on", providing_args={"amount"})
 #: Seconds between two log entries, and seconds that a stopping worker waits for the broker's last answers.
 REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 
+#: The most tasks that are sent and not answered, seconds without any answer after which Celery holds the others, and
+#: seconds for which it holds all after the connection has failed.
+MOST, SILENCE, PAUSE = 200, 5.0, 10.0
 
-class _HandedOn(NamedTuple):
-    """A task, the queue that it came from, and the copy that is sent in its place."""
+#: Seconds until a worker looks for answers, and for which it may wait where a route has to be made first.
+LOOK, PATIENCE_IN_LOOP = 0.05, 2.0
+
+
+class _Task(NamedTuple):
+    """A task that is handed on, and the queue that it came from."""
 
     message: DeliveredMessage
     queue: kombu.Queue
-    publisher: DelayedPublisher
     plan: Plan
 
 
 class HandingOn:
-    """Sends a consumer's tasks that are not due yet into the cascade.
+    """Sends a consumer's tasks that are not due yet into the cascade, and acknowledges each once its copy is stored.
 
-    The worker goes on while the broker stores a copy, and acknowledges the original afterwards. If the worker is killed
-    in between, the broker delivers the original again.
+    If the worker is killed in between, the broker delivers the original again. In a worker's event loop nothing waits
+    for the broker: a timer looks for its answers while some are missing. Another consumer waits for each of them.
     """
 
     def __init__(self, consumer: kombu.Consumer) -> None:
@@ -63,13 +74,17 @@ class HandingOn:
         self.keep: Callable[[Any], Any] | None = None
         self._refused: set[str] = set()  # names of queues
         self._warned: set[type] = set()
+        self._waiting: deque[_Task] = deque()  # not sent yet
+        self._answers: deque[tuple[_Task, Exception | None]] = deque()  # of the broker, not followed yet
         self._unanswered = 0
-        self._unrouted: list[_HandedOn] = []
+        self._paused_until = 0.0
+        self._heard = 0.0  # when the broker has last answered, or was first asked, by `time.monotonic`
+        self._is_looking = False
         self._stored = 0
 
     def offer(self, message: DeliveredMessage) -> bool:
         """Take a message if it can be handed on; return whether it was taken."""
-        connection = self._consumer.channel.connection
+        connection: Connection = self._consumer.channel.connection
         options = connection.delay_options
         due = due_of(message) if options.hand_on else None
         if due is None or has_waited(message, due):
@@ -78,7 +93,7 @@ class HandingOn:
         if due - now.utc <= timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
             return False
         queue = self._queue_of(message)
-        if queue is None or queue.no_ack or queue.name in self._refused:
+        if queue is None or queue.no_ack or queue.name in self._refused or self._is_silent:
             return False
         destination = own_destination(queue)
         if destination is None:
@@ -87,14 +102,16 @@ class HandingOn:
         received = Delivery(info["exchange"], info["routing_key"], message.headers)
         try:
             planned = plan.of_received(message.amqp_message, received, destination, due, now, options)
-            publisher = connection.publisher_for(planned.priority)
-            publisher.prepare(planned)
-            publisher.record(planned)
-        except (DelayError, NotStored) as exc:
+        except DelayError as exc:
             self._warn(queue, exc)
             return False
-        self._unanswered += 1
-        self._submit(_HandedOn(message, queue, publisher, planned), again=False)
+        task = _Task(message, queue, planned)
+        loop = event_loop.current()
+        if loop is None:
+            self._publish(task, None)
+        else:
+            self._waiting.append(task)
+            self._go_on(loop)
         return True
 
     def finish(self) -> None:
@@ -103,8 +120,11 @@ class HandingOn:
         try:
             # Without a connection, all originals come again.
             while self._unanswered and time.monotonic() < until and (connection := self._consumer.channel.connection):
-                connection.drain_events(timeout=PATIENCE)
+                with suppress(AMQPError, OSError):
+                    connection.sender.read(1)
+                self._follow()
         finally:
+            self._waiting.clear()  # they are not acknowledged, so they come again
             self.report()
 
     def report(self) -> None:
@@ -114,49 +134,82 @@ class HandingOn:
             logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
             handed_on.send(sender=self, amount=stored)
 
-    def _submit(self, task: _HandedOn, again: bool) -> None:
-        task.publisher.submit(task.plan, partial(self._answered, task, again))
+    @property
+    def _is_silent(self) -> bool:
+        """Whether the broker does not answer, as during an alarm."""
+        now = time.monotonic()
+        return now < self._paused_until or (bool(self._unanswered) and now > self._heard + SILENCE)
 
-    def _answered(self, task: _HandedOn, again: bool, refusal: Exception | None) -> None:
-        if isinstance(refusal, NotRouted) and not again:
-            self._unrouted.append(task)
-        else:
-            self._settle(task, refusal)
-        # Wait for all answers first: a late answer for the same route would count as the answer to a repeated message.
-        if self._unrouted and len(self._unrouted) == self._unanswered:
-            self._repair()
+    def _go_on(self, loop: EventLoop) -> None:
+        """Send what waits, as long as not too many answers are missing, and let a timer look for them."""
+        sender = self._consumer.channel.connection.sender
+        while self._waiting and self._unanswered < MOST and not self._is_silent:
+            task = self._waiting.popleft()
+            if not self._unanswered:
+                self._heard = time.monotonic()
+            try:
+                sender.submit(task.plan, partial(self._answered, task), PATIENCE_IN_LOOP)
+                self._unanswered += 1
+            except (DelayError, AMQPError, OSError) as exc:
+                self._give_back(task, exc)
+        if self._is_silent or sender.is_blocked:
+            while self._waiting:
+                self._give_back(self._waiting.popleft(), TimeoutError("RabbitMQ does not confirm what is sent"))
+        if self._unanswered and not self._is_looking:
+            self._is_looking = True
+            loop.call_later(LOOK, partial(self._look, loop))
 
-    def _repair(self) -> None:
-        """Declare deleted parts of the cascade again, or do without, and repeat the messages that no queue took."""
-        unrouted, self._unrouted = self._unrouted, []
+    def _answered(self, task: _Task, refusal: Exception | None) -> None:
+        """Note an answer, to follow it when this thread has ended its turn with the sender."""
+        self._answers.append((task, refusal))
+
+    def _look(self, loop: EventLoop) -> None:
+        """Read the broker's answers, and send more."""
+        self._is_looking = False
+        connection = self._consumer.channel.connection
+        if connection is None:  # all originals come again
+            return
+        with suppress(AMQPError, OSError):  # it is closed then, and the messages are refused
+            connection.sender.read()
+        self._follow()
+        self._go_on(loop)
+
+    def _follow(self) -> None:
+        while self._answers:
+            task, refusal = self._answers.popleft()
+            self._unanswered -= 1
+            self._heard = time.monotonic()
+            if refusal is None:
+                task.message.ack()
+                self._stored += 1
+            else:  # a part of the cascade may be gone, or the connection was lost
+                self._publish(task, PATIENCE_IN_LOOP)
+
+    def _publish(self, task: _Task, seconds: float | None) -> None:
+        """Send a copy of a task, and wait for the answer."""
         try:
-            for publisher in {task.publisher for task in unrouted}:
-                publisher.repair(*{task.plan.destination for task in unrouted if task.publisher is publisher})
-            for task in unrouted:
-                task.publisher.prepare(task.plan)
-        except (DelayError, NotStored) as exc:
-            for task in unrouted:
-                self._settle(task, exc)
+            self._consumer.channel.connection.sender.publish(task.plan, seconds)
+        except (DelayError, AMQPError, OSError) as exc:
+            self._give_back(task, exc)
         else:
-            for task in unrouted:
-                self._submit(task, again=True)
-
-    def _settle(self, task: _HandedOn, refusal: Exception | None) -> None:
-        self._unanswered -= 1
-        if refusal is None:
             task.message.ack()
             self._stored += 1
-        else:
-            self._warn(task.queue, refusal)
-            if self.keep is not None:
-                self.keep(task.message)
+
+    def _give_back(self, task: _Task, reason: Exception) -> None:
+        """Let Celery hold a task that cannot be handed on."""
+        self._warn(task.queue, reason)
+        if not isinstance(reason, (DelayError, NotStored)):
+            self._paused_until = time.monotonic() + PAUSE
+        if self.keep is not None:
+            self.keep(task.message)
 
     def _warn(self, queue: kombu.Queue, refusal: Exception) -> None:
         """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.
 
-        An invalid delay concerns only this task, so other tasks of the queue are still handed on.
+        An invalid delay or size concerns only this task, and a lost connection or a broker that does not answer this
+        moment, so other tasks of the queue are still handed on.
         """
-        if not isinstance(refusal, InvalidDelay):
+        if isinstance(refusal, (DelayError, NotStored)) and not isinstance(refusal, (InvalidDelay, MessageRefused)):
             self._refused.add(queue.name)
         if type(refusal) not in self._warned:
             self._warned.add(type(refusal))

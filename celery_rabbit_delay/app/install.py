@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,13 +33,6 @@ from .signals import connect
 logger = logging.getLogger(__name__)
 
 _told: WeakSet[Celery] = WeakSet()
-
-#: Threads that are the first to ask for an app's pool: Celery would make one for each, and close only the last.
-_first = threading.RLock()
-
-# A child would wait for ever for a lock that another thread of its parent holds.
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_first.acquire, after_in_parent=_first.release, after_in_child=_first.release)
 
 
 def install(app: Celery, **options: Any) -> None:
@@ -119,17 +111,6 @@ class DelayedAMQP:
     app: Celery
     queues: Any
     delay_options: Options
-
-    @property
-    def producer_pool(self) -> Any:
-        """The app's pool of producers; an interrupt, such as a soft time limit, takes nothing out of it for good."""
-        pool = upstream.pool_of(self)
-        if not isinstance(pool, upstream.RestoresLosses):
-            with _first:
-                pool = super().producer_pool  # type: ignore[misc]
-                for one in (pool.connections, pool):
-                    upstream.restore_losses(one)
-        return pool
 
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
         """Return a `kombu.Connection` with our transport, or a plain one where there is no broker.

@@ -18,7 +18,7 @@ from celery_rabbit_delay.amqp import stream_reader
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
-from tests.kit.broker import QUICK, Vhost, lead, own_node, take
+from tests.kit.broker import QUICK, Vhost, lead, own_node, publishing, take
 from tests.kit.commands import run
 from tests.kit.node import alarm
 from tests.kit.wait import wait_until
@@ -102,7 +102,8 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
             connection, other, reading = (stack.enter_context(connect(vhost)) for _ in range(3))
             for one in (connection, other):
                 one.default_channel  # noqa: B018
-                one.connection.publisher_for()
+                with publishing(one):
+                    pass
             for body in ("small", "again"):
                 with soon(), pytest.raises(TimeoutError, match="does an alarm block publishers"):
                     publish(connection, body)

@@ -11,7 +11,7 @@ from amqp.exceptions import ChannelError, MessageNacked, NotFound
 
 from celery_rabbit_delay.amqp import confirms, publisher
 from celery_rabbit_delay.core.destination import Destination
-from tests.kit.broker import QUICK, Vhost, lead, take
+from tests.kit.broker import QUICK, Vhost, ensure, lead, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -64,7 +64,7 @@ def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vho
             kombu.Connection(between.url(vhost.url()), transport_options=options) as connection,
         ):
             channel = connection.default_channel  # opened while the broker answers
-            connection.connection.publisher_for().routes.ensure(Destination("", ("q",)))
+            ensure(connection, Destination("", ("q",)))
 
             def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
                 message = Message(body, application_headers={"x-delay": 60_000})

@@ -22,7 +22,7 @@ from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.options import Options
 from celery_rabbit_delay.core.topology import Topology
-from tests.kit.broker import DECLARED_TWICE, QUICK, Vhost, lead, take
+from tests.kit.broker import DECLARED_TWICE, QUICK, Vhost, lead, publishing, take
 from tests.kit.frames import frames, routing_keys
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
@@ -395,8 +395,10 @@ def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
             return found if found.keys() == set(queues) and all(found.values()) else {}
 
         url = nodes[0].url().replace("amqp", "rabbit-delay", 1)
-        with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as client:
-            publisher = client.connection.publisher_for()
+        with (
+            kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as client,
+            publishing(client) as publisher,
+        ):
             cascade, options = publisher.cascade, publisher.options
             ticks = [int(delay / options.tick) for delay in delays]
             for destination in destinations:

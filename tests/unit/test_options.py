@@ -68,7 +68,7 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"timezone": 5}, "timezone=5"),
         (
             {"ticks": 1},
-            "unknown option ticks: use any of confirm, confirm_timeout, declare, hand_on, journal, max_delay",
+            "unknown option ticks: use any of confirm_timeout, declare, hand_on, journal, max_delay",
         ),
         ({"lanes": (1, 2)}, "unknown option lanes: use any of"),
         (5, "rabbit_delay=5"),

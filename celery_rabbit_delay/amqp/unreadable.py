@@ -1,12 +1,9 @@
-"""Defers deliveries while a connection waits for the broker's answer, and reads those that py-amqp cannot read."""
+"""Messages that py-amqp cannot read: our own channels receive a placeholder in their place."""
 
 from __future__ import annotations
 
 import re
 import struct
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from amqp import Message, spec
@@ -14,9 +11,6 @@ from amqp.exceptions import FrameSyntaxError
 from amqp.serialization import dumps, loads
 
 from .. import upstream
-
-#: channel id, method, payload, content: the arguments of `amqp.Connection.on_inbound_method`.
-Method = tuple[int, Any, Any, Any]
 
 #: What py-amqp raises for text that is not UTF-8, for times that Python cannot represent, and for other properties that
 #: RabbitMQ lets publishers send. Not `Exception`: an interrupt, such as a soft time limit, is one.
@@ -41,69 +35,6 @@ _SIZES = 12
 #: The arguments before exchange and routing key of the methods that bring a message; basic.get-ok has a number after.
 _ARGUMENTS = {spec.Basic.Deliver: "sLb", spec.Basic.GetOk: "Lb"}
 _NUMBER = bytes(4)
-
-
-class DeferredDeliveries:
-    """Holds deliveries back, and passes them on one by one.
-
-    While py-amqp waits for the broker's answer, it calls consumers for incoming messages. A consumer that publishes
-    with a delay would also wait, and so on: the recursion could be as deep as the consumer's prefetch count.
-
-    `on_left` is called when some are left: the next read of the connection passes them on, and no new message may come
-    that would make an event loop read.
-    """
-
-    def __init__(self, deliver: Callable[[Method], None]) -> None:
-        self._deliver = deliver
-        self.waiting: deque[Method] = deque()
-        #: The number of blocks in which deliveries are being held.
-        self.holds = 0
-        #: The channel whose deliveries are passed on all the same.
-        self.passed: int | None = None
-        self.on_left: Callable[[], object] = lambda: None
-        self._delivering = False
-
-    def hold(self) -> DeferredDeliveries:
-        """Hold deliveries until the `with` block ends. Blocks may be nested."""
-        return self
-
-    def __enter__(self) -> None:
-        self.holds += 1
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.holds -= 1
-        self.flush()
-
-    @contextmanager
-    def passing(self, channel_id: int) -> Iterator[None]:
-        """Pass on the deliveries of a channel of ours until the block ends, whatever is held."""
-        self.passed = channel_id
-        try:
-            yield
-        finally:
-            self.passed = None
-
-    def add(self, delivery: Method) -> None:
-        """Take a delivery while deliveries are being held."""
-        self.waiting.append(delivery)
-
-    def flush(self) -> bool:
-        """Pass on the held deliveries, unless they are still being held; return whether there were any.
-
-        What comes in meanwhile is left for the next call, or a worker with a long queue would do nothing else until it
-        is empty. If a consumer raises an error, the rest is left as well.
-        """
-        if self.holds or self._delivering or not self.waiting:
-            return False
-        try:
-            self._delivering = True  # a consumer called from here must not call the next one
-            for _ in range(len(self.waiting)):
-                self._deliver(self.waiting.popleft())
-        finally:
-            self._delivering = False
-            if self.waiting:
-                self.on_left()
-        return True
 
 
 def take_anything(channel: Any) -> None:
