@@ -31,6 +31,11 @@ def queues_routed_to(app: Any) -> set[str]:
     return {str(getattr(queue, "name", queue)) for queue in queues if queue}
 
 
+def pool_of(amqp: Any) -> Any:
+    """Return the pool of producers that a Celery app's AMQP object has made; None before it is first asked for."""
+    return amqp._producer_pool
+
+
 def forget_connections(app: Any) -> None:
     """Make a Celery app open new connections. Connections of its pools that are in use stay open."""
     app.amqp._producer_pool = None

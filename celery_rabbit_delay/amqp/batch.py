@@ -63,8 +63,10 @@ class Batch:
     The connection may be lost and made again in between: messages that are not known to be stored are sent again.
     """
 
-    def __init__(self, max_size: int = MAX_SIZE) -> None:
+    def __init__(self, max_size: int = MAX_SIZE, holds: bool = False) -> None:
+        """With `holds`, keep messages until there are `max_size` of them, or until `flush`."""
         self.max_size = max_size
+        self._holds = holds
         self._serial = itertools.count()
         self._plans: dict[int, Plan] = {}  # what is not stored yet, or its key is not
         self._sent: set[int] = set()  # those of them that the broker has not answered
@@ -85,7 +87,10 @@ class Batch:
         self._plans[name] = plan
         try:
             with sender.turn(sender.options.confirm_timeout):
-                self._send(sender, name, plan)
+                if self._holds:
+                    sender.publisher_for(plan.priority).ensure(plan)
+                else:
+                    self._send(sender, name, plan)
         except Exception:
             self._forget(name)
             raise
@@ -206,7 +211,7 @@ class PublishBatch:
 
     def __init__(self, channel: Any, max_size: int) -> None:
         self.channel = channel
-        self._batch = Batch(max_size)
+        self._batch = Batch(max_size, holds=True)
 
     def publish(self, message: Any, **kwargs: Any) -> Any:
         with self._batch.collecting(self.channel.connection.client):

@@ -106,6 +106,11 @@ def enter(call_later: Callable[[float, Callable[[], Any]], Any]) -> None:
         _this_thread.loop = EventLoop(call_later)
 
 
+def leave() -> None:
+    """Take note that the event loop of this thread has ended."""
+    _this_thread.loop = None
+
+
 def current() -> EventLoop | None:
     """Return the event loop of this thread; None if it has none. A forked process does not inherit it."""
     loop = _this_thread.loop

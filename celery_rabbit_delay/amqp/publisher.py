@@ -106,6 +106,8 @@ class DelayedPublisher:
             except (CascadeMissing, NotRouted) as exc:  # a part of the cascade, or an outbox, was deleted meanwhile
                 self.routes.reset()
                 if is_repaired or not self.routes.repair(plan.destination):
+                    if isinstance(exc, CascadeMissing):
+                        raise
                     self.void(plan)
                     raise NotRouted(f"no level of the cascade accepted the message: {exc}") from exc
                 is_repaired = True

@@ -146,6 +146,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             self._timer = consumer.timer.call_repeatedly(POLL, following.poll)
 
     def stop(self, consumer: Any) -> None:
+        event_loop.leave()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +34,14 @@ from .signals import connect
 logger = logging.getLogger(__name__)
 
 _told: WeakSet[Celery] = WeakSet()
+
+
+#: Threads that are the first to ask for an app's pool: Celery would make one for each, and close only the last.
+_first = threading.RLock()
+
+# A child would wait for ever for a lock that another thread of its parent holds.
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_first.acquire, after_in_parent=_first.release, after_in_child=_first.release)
 
 
 def install(app: Celery, **options: Any) -> None:
@@ -111,6 +120,15 @@ class DelayedAMQP:
     app: Celery
     queues: Any
     delay_options: Options
+
+    @property
+    def producer_pool(self) -> Any:
+        """The app's pool of producers."""
+        pool = upstream.pool_of(self)
+        if pool is None:
+            with _first:
+                pool = super().producer_pool  # type: ignore[misc]
+        return pool
 
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
         """Return a `kombu.Connection` with our transport, or a plain one where there is no broker.

@@ -7,11 +7,10 @@ from typing import Any
 import kombu
 import pytest
 from amqp import Message
-from amqp.exceptions import ChannelError, MessageNacked, NotFound
+from amqp.exceptions import ChannelError, MessageNacked
 
-from celery_rabbit_delay.amqp import confirms, publisher
-from celery_rabbit_delay.core.destination import Destination
-from tests.kit.broker import QUICK, Vhost, ensure, lead, take
+from celery_rabbit_delay.amqp import publisher
+from tests.kit.broker import QUICK, Vhost, lead, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -54,34 +53,44 @@ def test_a_message_that_the_broker_cannot_store_is_an_error(
         wait_until(lambda: not refusal(producer), "the same connection publishes again")
 
 
-def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vhost: Vhost) -> None:
+def test_after_a_time_out_the_next_message_opens_another_connection(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection(outboxes=()) as other:
-        other.Producer().publish("declares", routing_key="q", headers={"x-delay": 30})
-        options = {"rabbit_delay": QUICK | {"outboxes": ()}}
-        with (
-            proxy(vhost.broker.node.port) as between,
-            kombu.Connection(between.url(vhost.url()), transport_options=options) as connection,
-        ):
-            channel = connection.default_channel  # opened while the broker answers
-            ensure(connection, Destination("", ("q",)))
+    with (
+        proxy(vhost.broker.node.port) as between,
+        kombu.Connection(between.url(vhost.url()), transport_options={"rabbit_delay": QUICK}) as connection,
+    ):
+        channel = connection.default_channel
 
-            def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
-                message = Message(body, application_headers={"x-delay": 60_000})
-                channel.basic_publish(message, "", "q", **timeouts)
+        def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
+            channel.basic_publish(Message(body, application_headers={"x-delay": 30}), "", "q", **timeouts)
 
-            between.flowing.clear()
-            try:
-                with pytest.raises(TimeoutError):
-                    publish("late", confirm_timeout=0.3)
-            finally:
-                between.flowing.set()
-            levels = [level.queue for level in vhost.cascade.levels]
-            wait_until(lambda: sum(map(vhost.count, levels)) == 1, "the message is stored after all")
-            fill(vhost)
-            wait_until(lambda: refusal(other.Producer(), {"x-delay": 60_000}), "the policy is in force")
-            with pytest.raises(MessageNacked):
-                publish("refused")
+        publish("before")
+        between.flowing.clear()
+        try:
+            with pytest.raises(TimeoutError, match="RabbitMQ has not answered in time"):
+                publish("late", confirm_timeout=0.3)
+        finally:
+            between.flowing.set()
+        publish("after")
+        assert channel.is_open  # the user's connection is as it was
+    arrived = {"before", "after"} - {message.payload for message in vhost.take("q", 2)}
+    assert not arrived or vhost.take("q", 1)
+
+
+def test_what_the_broker_has_closed_meanwhile_is_opened_again_and_nothing_is_sent_twice(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish(1, routing_key="q", headers=DELAY)
+        channel = producer.channel
+        rabbitmqctl = vhost.broker.node.ctl
+        lines = rabbitmqctl("list_connections", "pid", "vhost", "client_properties").splitlines()
+        [pid] = [line.split()[0] for line in lines if vhost.name in line and "celery-rabbit-delay publisher" in line]
+        rabbitmqctl("close_connection", pid, "maintenance")
+        producer.publish(2, routing_key="q", headers=DELAY)
+        assert producer.channel is channel  # Kombu has noticed nothing
+        assert sorted(message.payload for message in vhost.take("q", 2)) == [1, 2]
+    assert vhost.count("q") == 0
 
 
 def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends_again(vhost: Vhost) -> None:
@@ -126,14 +135,3 @@ def test_a_message_of_the_user_that_is_returned_is_no_error_of_a_delayed_one(vho
         with pytest.raises(ChannelError, match="NO_ROUTE"):
             take(connection, "q", 2)
         assert len(take(connection, "q", 2)) == 2
-
-
-def test_an_error_of_an_inner_block_is_raised_at_once(vhost: Vhost) -> None:
-    """As when a publish waits for its confirm, and the answer to another message makes it declare something."""
-    with vhost.connection() as connection:
-        amqp = connection.connection
-        outer, inner = confirms.ConfirmedChannel(amqp), confirms.ConfirmedChannel(amqp)
-        with amqp.exclusively(outer, 30), amqp.exclusively(inner, 30), pytest.raises(NotFound):
-            inner.get_channel().queue_declare("missing", passive=True)
-        with amqp.exclusively(outer, 30), pytest.raises(NotFound):
-            outer.get_channel().queue_declare("missing", passive=True)
