@@ -7,11 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from amqp.exceptions import RecoverableConnectionError
-from kombu.utils.text import version_string_as_tuple
 
 from ..core import faults
 from ..core.destination import Declarations
-from ..core.options import Options
 from .batch import Batch, batches_of
 from .limited import LimitedConnection
 from .receiving import Following, Known, known_to
@@ -64,23 +62,12 @@ class Connection(LimitedConnection):
         return known_to[self.client]
 
     @cached_property
-    def delay_options(self) -> Options:
-        options: Options = self.client.transport.delay_options
-        return options
-
-    @cached_property
-    def server_version(self) -> tuple[Any, ...]:
-        """The broker's version."""
-        version: tuple[Any, ...] = version_string_as_tuple(self.server_properties.get("version") or "0")
-        return version
-
-    @cached_property
     def batches(self) -> list[Batch]:
         """The batches that collect what is published, the innermost last; those of all connections of a client."""
         return batches_of[self.client]
 
 
-def advice_on_release(connection: Connection) -> str | None:
+def advice_on_release(connection: LimitedConnection) -> str | None:
     """Return what to say of the broker's release; None for nothing."""
     if connection.delay_options.queue_type != "quorum":  # classic levels use no at-least-once dead lettering
         return None

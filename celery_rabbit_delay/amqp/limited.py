@@ -9,13 +9,16 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
 from typing import Any
 
 from amqp import spec
 from amqp.exceptions import AMQPError, ChannelError
 from kombu.transport import pyamqp
+from kombu.utils.text import version_string_as_tuple
 
 from .. import upstream
+from ..core.options import Options
 from .unreadable import MALFORMED, with_text, without_properties
 
 #: The type of a frame with the properties of a message.
@@ -36,6 +39,17 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         #: Whether waiting ends with `TimeoutError` when the broker says so.
         self.raises_if_blocked = False
         self._is_parsing = False  # a frame, and has not passed it on
+
+    @cached_property
+    def delay_options(self) -> Options:
+        options: Options = self.client.transport.delay_options
+        return options
+
+    @cached_property
+    def server_version(self) -> tuple[Any, ...]:
+        """The broker's version."""
+        version: tuple[Any, ...] = version_string_as_tuple(self.server_properties.get("version") or "0")
+        return version
 
     def limit(self, seconds: float | None) -> None:
         """Limit all waits from now on, until the next call, also those for room in the socket's buffer."""

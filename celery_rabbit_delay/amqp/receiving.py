@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import kombu
 from amqp.exceptions import AMQPError, ChannelError
@@ -26,11 +26,9 @@ from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
 from .connecting import abandon, connect, copy_of
+from .limited import LimitedConnection
 from .stream_reader import StreamMessage, StreamReader
 from .subscription import Subscription
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +67,19 @@ class Known:
 known_to: PerClient[Known] = PerClient(Known)
 
 
+class Receiver(Protocol):
+    """The connection of a user who receives."""
+
+    @property
+    def known(self) -> Known: ...
+
+    @property
+    def following(self) -> Following: ...
+
+    @property
+    def delay_options(self) -> Options: ...
+
+
 def state_of(message: Any) -> State | None:
     """Return what the package's header of an `amqp.Message` says; None if there is none, or if it is malformed."""
     known = vars(message)
@@ -78,7 +89,7 @@ def state_of(message: Any) -> State | None:
     return state
 
 
-def is_dropped(connection: Connection, message: Any) -> bool:
+def is_dropped(connection: Receiver, message: Any) -> bool:
     """Return whether a message must be acknowledged instead of delivered.
 
     This is so if a later message with its key, or a copy with another due time, has replaced it, or if it was
@@ -125,12 +136,12 @@ def _is_cancelled(known: Known, message: Any) -> bool:
     return known.on_cancelled is None or "task" not in message.headers or not known.on_cancelled(id_)
 
 
-def _follow_changes(connection: Connection, known: Known, other: Options | None) -> None:
+def _follow_changes(connection: Receiver, known: Known, other: Options | None) -> None:
     for options in filter(None, (connection.delay_options, other)):
         _follow_once(connection, options, streams.changes(options.cascade), known.changes.apply)
 
 
-def _follow_once(connection: Connection, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
+def _follow_once(connection: Receiver, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
     """Read a stream and follow it, once per `amqp.Connection`, and renew the subscription now and then.
 
     Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no
@@ -303,7 +314,7 @@ class Following:
         try:
             with self._closing():
                 connect(self._own)
-                connection: Connection = self._own.connection
+                connection: LimitedConnection = self._own.connection
                 with connection.within(PATIENCE):
                     return Subscription(connection, stream, last, callback, on_end)
         except (AMQPConnectionError, OSError) as exc:

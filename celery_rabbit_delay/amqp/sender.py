@@ -18,9 +18,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amqp import Message
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
@@ -32,13 +32,9 @@ from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
 from .connecting import connect, copy_of
+from .limited import LimitedConnection
 from .publisher import Answered, DelayedPublisher
 from .stream_writer import paused_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .connection import Connection
 
 #: What the broker answers. After anything else nobody knows what was sent, and what will come.
 ANSWERS = (ChannelError, MessageNacked, DelayError)
@@ -47,7 +43,7 @@ ANSWERS = (ChannelError, MessageNacked, DelayError)
 class Sender:
     """Sends what one connection of the user delays. One thread has its turn at a time."""
 
-    def __init__(self, user: Connection) -> None:
+    def __init__(self, user: LimitedConnection) -> None:
         self.options: Options = user.delay_options
         self._user = weakref.ref(user)
         self._process = os.getpid()
@@ -103,7 +99,7 @@ class Sender:
         known = self._by_priority.get(priority)
         if known is not None:
             return known
-        connection: Connection = self._client.connection
+        connection: LimitedConnection = self._client.connection
         cascade = self.options.cascade_for(priority, connection.server_version)
         if cascade.queue_type == "quorum" and connection.server_version < (3, 10):
             raise UnsupportedConfiguration(
@@ -161,10 +157,10 @@ class Sender:
         """Leave the connection to the process that has forked this one."""
         self._client.collect()
 
-    def _ready(self, seconds: float | None) -> Connection:
+    def _ready(self, seconds: float | None) -> LimitedConnection:
         """Return the connection once it is open. The broker may have closed it since the last turn."""
         if self._client.connected:
-            connection: Connection = self._client.connection
+            connection: LimitedConnection = self._client.connection
             try:
                 connection.read_all()
                 return connection
@@ -173,7 +169,7 @@ class Sender:
         else:
             self.close()  # forgets what was known through the last one
         connect(self._client)
-        opened: Connection = self._client.connection
+        opened: LimitedConnection = self._client.connection
         return opened
 
     def _bind_for_user(self, cascade: Cascade, destination: Destination) -> None:

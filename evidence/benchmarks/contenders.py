@@ -166,7 +166,7 @@ class OursHurried(Ours):
     """Ours, with levels and outboxes of a second at most."""
 
     def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
-        return {"rabbit_delay": HurriedOptions(confirm=confirm, journal=None)}
+        return {"rabbit_delay": HurriedOptions(journal=None)}
 
 
 class Native(Contender):

@@ -108,7 +108,7 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
             for body in ("small", "again"):
                 with soon(), pytest.raises(TimeoutError, match="does an alarm block publishers"):
                     publish(connection, body)
-            with soon(), pytest.raises(TimeoutError):
+            with soon(), pytest.raises(OSError):  # noqa: PT011
                 publish(other, "x" * 50_000_000)  # more than any socket takes
             monkeypatch.setattr(stream_reader, "SILENCE", 2)
             unavailable = pytest.raises(StreamUnavailable, match="does an alarm block publishers")
@@ -162,12 +162,12 @@ def test_a_revoke_is_as_quick_as_celerys_own(vhost: Vhost, make_app: MakeApp) ->
 def test_what_an_alarm_keeps_out_is_not_listed(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app({"journal": 0, "confirm_timeout": 1}, task_publish_retry_policy={"max_retries": 2})
     quick = make_app({"journal": 0})
-    quick.send_task("t", task_id="first", countdown=600)
+    quick.send_task("t", task_id="first", countdown=100)
     raised = set()
     with alarm(vhost.broker.node):
         for n in range(4):
             try:
-                app.send_task("t", task_id=str(n), countdown=600)
+                app.send_task("t", task_id=str(n), countdown=100)
             except (OperationalError, OSError):
                 raised.add(str(n))
     listed = {one.id for one in celery_rabbit_delay.scheduled(quick)}

@@ -204,20 +204,22 @@ def lost(*args: Any) -> None:
     raise RecoverableConnectionError("lost")
 
 
-def test_an_error_names_the_tasks_that_are_not_stored(
-    vhost: Vhost, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = make_app(task_publish_retry=False)
-    app.send_task("t", (-1,), countdown=2)
-    ids: list[str] = []
+def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: MakeApp) -> None:
+    with proxy(vhost.broker.node.port) as between:
+        app = make_app({"confirm_timeout": 3}, task_publish_retry=False, broker_url=between.url(vhost.url("amqp")))
+        app.send_task("t", (-1,), countdown=2)
+        ids: list[str] = []
 
-    def send() -> None:
-        with celery_rabbit_delay.batch(app) as producer:
-            ids.extend(app.send_task("t", (n,), countdown=0.5, producer=producer).id for n in range(2))
-            monkeypatch.setattr(Sender, "wait_until", lost)
+        def send() -> None:
+            with celery_rabbit_delay.batch(app) as producer:
+                between.flowing.clear()
+                ids.extend(app.send_task("t", (n,), countdown=0.5, producer=producer).id for n in range(2))
 
-    with pytest.raises(BatchFailed) as failed:
-        send()
+        try:
+            with pytest.raises(BatchFailed) as failed:
+                send()
+        finally:
+            between.flowing.set()
     assert failed.value.ids == ids
     assert "2 delayed messages are not stored" in str(failed.value)
 
