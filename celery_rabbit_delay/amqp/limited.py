@@ -78,17 +78,19 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
     def drain_events(self, timeout: float | None = None) -> Any:
         if self._end is None:
             return super().drain_events(timeout)
-        with self.within(timeout):
-            while True:
-                left = self.seconds_left()
-                if self.is_blocked and self.raises_if_blocked:
-                    raise TimeoutError("an alarm of RabbitMQ blocks publishers")
-                try:
-                    if self.blocking_read(left):  # a heartbeat is not an answer
-                        return None
-                except TimeoutError:
-                    self.seconds_left()  # raises an error that names possible causes
-                    raise
+        if timeout is not None:
+            with self.within(timeout):
+                return self.drain_events()
+        while True:
+            left = self.seconds_left()
+            if self.is_blocked and self.raises_if_blocked:
+                raise TimeoutError("an alarm of RabbitMQ blocks publishers")
+            try:
+                if self.blocking_read(left):  # a heartbeat is not an answer
+                    return None
+            except TimeoutError:
+                self.seconds_left()  # raises an error that names possible causes
+                raise
 
     def read_all(self) -> None:
         """Read what has come, and wait for nothing. Raises the error with which the broker closed the connection."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from amqp import Message
 from amqp.exceptions import AccessRefused, ChannelError, FrameError, NotFound
@@ -94,8 +93,7 @@ class DelayedPublisher:
                 outgoing = self._outgoing(plan)
                 sent = self.channel.send(outgoing)
                 record = self.streams.send(plan, outgoing.message) if plan.stream else None
-                with self._translate_refusals():
-                    self.channel.wait(sent)
+                self._wait(sent)
                 return outgoing.message, record
             except NotStored:
                 if time.monotonic() >= deadline:
@@ -111,6 +109,12 @@ class DelayedPublisher:
                     self.void(plan)
                     raise NotRouted(f"no level of the cascade accepted the message: {exc}") from exc
                 is_repaired = True
+
+    def _wait(self, sent: Sent) -> None:
+        try:
+            self.channel.wait(sent)
+        except (ChannelError, FrameError) as exc:
+            self._raise_translated(exc)
 
     def submit(self, plan: Plan, answered: Answered) -> Record | None:
         """Send a message without waiting for the broker's answer: a later turn calls `answered`. Return its record.
@@ -171,20 +175,16 @@ class DelayedPublisher:
     def _translated(self, refusal: Exception | None) -> Exception | None:
         """Return a refusal as `publish` would raise it."""
         try:
-            with self._translate_refusals():
-                if refusal is not None:
-                    raise refusal
+            if isinstance(refusal, (ChannelError, FrameError)):
+                self._raise_translated(refusal)
         except Exception as exc:
             return exc
-        return None
+        return refusal
 
-    @contextmanager
-    def _translate_refusals(self) -> Iterator[None]:
-        """Translate refusals to publish into errors that say what to do; Kombu would try again after its own kinds."""
-        try:
-            yield
-        except (AccessRefused, NotFound):
+    def _raise_translated(self, refusal: Exception) -> NoReturn:
+        """Raise an error that says what to do after a refusal to publish."""
+        if isinstance(refusal, (AccessRefused, NotFound)):
             with declare.translate_errors(self.cascade):
-                raise
-        except (ChannelError, FrameError) as exc:  # they concern the message itself, such as its size or its user_id
-            raise MessageRefused(f"RabbitMQ refuses this message: {exc}") from exc
+                raise refusal
+        # It concerns the message itself, such as its size or its user_id.
+        raise MessageRefused(f"RabbitMQ refuses this message: {refusal}") from refusal

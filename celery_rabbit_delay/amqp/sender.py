@@ -55,7 +55,8 @@ class Sender:
 
     def publish(self, plan: Plan, seconds: float | None = None) -> None:
         """Send a message into the cascade; return once the broker has stored it. See `DelayedPublisher.publish`."""
-        with self.turn(_least(seconds, plan.confirm_timeout or plan.timeout, self.options.confirm_timeout)):
+        limits = seconds, plan.confirm_timeout or plan.timeout, self.options.confirm_timeout
+        with Turn(self, min(filter(None, limits), default=None)):
             self.publisher_for(plan.priority).publish(plan)
 
     def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
@@ -215,7 +216,3 @@ class Turn:
                 self._sender.close(exc if isinstance(exc, Exception) else None)
         finally:
             self._lock.release()
-
-
-def _least(*limits: float | None) -> float | None:
-    return min((limit for limit in limits if limit is not None), default=None)
