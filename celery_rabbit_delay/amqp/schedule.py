@@ -305,12 +305,4 @@ def write_changes(connection: kombu.Connection, messages: Iterable[bytes], secon
     With a limit in seconds it does not wait for the end of an alarm: `TimeoutError`. RabbitMQ has the messages then, in
     the buffers of its socket, and takes them when the alarm ends.
     """
-    publisher = connection.connection.publisher_for()
-    if seconds is not None:
-        connection.connection.on_blocked = _refuse_to_wait
-    with connection.connection.within(seconds):
-        publisher.streams.write(streams.changes(publisher.cascade), messages)
-
-
-def _refuse_to_wait(reason: str) -> None:
-    raise TimeoutError("an alarm blocks publishers")
+    connection.connection.sender.write(streams.changes(connection.transport.delay_options.cascade), messages, seconds)

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _told: WeakSet[Celery] = WeakSet()
 
+
 #: Threads that are the first to ask for an app's pool: Celery would make one for each, and close only the last.
 _first = threading.RLock()
 
@@ -142,13 +143,11 @@ class DelayedAMQP:
 
     @property
     def producer_pool(self) -> Any:
-        """The app's pool of producers; an interrupt, such as a soft time limit, takes nothing out of it for good."""
+        """The app's pool of producers."""
         pool = upstream.pool_of(self)
-        if not isinstance(pool, upstream.RestoresLosses):
+        if pool is None:
             with _first:
                 pool = super().producer_pool  # type: ignore[misc]
-                for one in (pool.connections, pool):
-                    upstream.restore_losses(one)
         return pool
 
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802

@@ -18,11 +18,10 @@ from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
 from celery_rabbit_delay import BatchFailed, DestinationNotFound, batch
-from celery_rabbit_delay.amqp.deliveries import is_unreadable, take_anything
 from celery_rabbit_delay.amqp.following import Follower, message_at
-from celery_rabbit_delay.amqp.receiving import catch_up
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage, StreamReader
+from celery_rabbit_delay.amqp.unreadable import is_unreadable, take_anything
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
@@ -255,7 +254,7 @@ def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
     running, starting = Changes(time.time), Changes(time.time)
     with vhost.connection() as connection, vhost.connection() as worker, Follower(connection) as follower:
         cancel(connection, ["before"])
-        catch_up(worker.connection, stream, running.apply, patience=5)
+        worker.connection.following.catch_up(stream, running.apply, patience=5)
         followed: list[StreamMessage] = []
         follower.follow({stream: None}, lambda name, entry: followed.append(entry))
         amount = put_unreadable(vhost, vhost.cascade.ingest, stream.routing_key)
@@ -269,7 +268,7 @@ def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
         with StreamReader(connection, patience=0) as reader:
             read = list(reader.read(stream))
         assert read[: len(followed)] == followed
-        catch_up(connection.connection, stream, starting.apply, patience=0)
+        connection.connection.following.catch_up(stream, starting.apply, patience=0)
         assert starting.cancels("after")
         assert message_at(connection, stream, followed[-2].offset) == followed[-2]
 

@@ -15,7 +15,7 @@ from celery_rabbit_delay import DestinationNotFound, InvalidDestination
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost, lead, take
+from tests.kit.broker import QUICK, Vhost, ensure, lead, take
 from tests.kit.commands import management, run
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
@@ -47,7 +47,7 @@ def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhos
     with vhost.connection() as connection:
         for destination in destinations:
             for priority in (0, 9):
-                connection.connection.publisher_for(priority).routes.ensure(destination)
+                ensure(connection, destination, priority=priority)
         for queue in ("q", long):
             lead(connection, queue, delays=[1, 60])
     verified = run(vhost.url("amqp"), "verify", *management(vhost))

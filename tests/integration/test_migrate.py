@@ -24,7 +24,7 @@ from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade
 from celery_rabbit_delay.operate import Management, Snapshot
 from celery_rabbit_delay.operate.cascades import outbox_named
-from tests.kit.broker import QUICK, Vhost, lead, publish, take
+from tests.kit.broker import QUICK, Vhost, ensure, lead, publish, take
 from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from tests.kit.wait import wait_until
 
@@ -377,7 +377,7 @@ def test_what_passes_from_a_level_into_an_outbox_while_others_are_moved_moves_to
     vhost.declare("q")
     with vhost.connection() as source, vhost.connection(prefix="new") as target:
         lead(source, "q")
-        source.connection.publisher_for().routes.ensure(Q, 1000)
+        ensure(source, Q, 1000)
         for _ in range(5):
             publish(source, 12.56)  # a level of 2.56 s, then the outbox of 10 s
         publish(source, 100)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from celery_rabbit_delay import DelayError, NotPermitted, Options, operate
-from celery_rabbit_delay.amqp.receiving import catch_up, known_to, learn
+from celery_rabbit_delay.amqp.receiving import known_to, learn
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
@@ -140,7 +140,7 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
     vhost.delete_queue(stream.name)
     told: list[bytes] = []
     with vhost.connection(vhost.user(**documented("worker"))) as connection:
-        catch_up(connection.connection, stream, told.append, patience=5)
+        connection.connection.following.catch_up(stream, told.append, patience=5)
         operate.cancel(connection, ["later"])
         while len(told) < 2:  # the mark comes first
             connection.drain_events(timeout=60)

@@ -139,11 +139,10 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
-        publisher = connection.connection.publisher_for()
         stream = streams.journal_for(vhost.cascade, 60)
         with StreamReader(connection) as reader:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
-        publisher.streams.write(stream, [journal.pack_records([record], 0)])
+        connection.connection.sender.write(stream, [journal.pack_records([record], 0)])
     assert ids(vhost) == ids(vhost, limit=5) == ["a"]
 
 
@@ -268,7 +267,7 @@ def test_a_made_up_record_leads_no_command_to_another_queue(vhost: Vhost) -> Non
             properties, body = upstream.serialize(Message("forged", application_headers={HEADER: ours, **keys}))
             forged = Record(due, streams.new_number(), name, "", properties, body)
             stream = streams.journal_for(vhost.cascade, 60)
-            connection.connection.publisher_for().streams.write(stream, [journal.pack_records([forged], due - 60_000)])
+            connection.connection.sender.write(stream, [journal.pack_records([forged], due - 60_000)])
             refused = run(vhost.url("amqp"), "--queue", "q", "run-now", name)
             assert refused.code == 1
             assert "is not allowed" in refused.err or "is not one of the allowed queues" in refused.err
@@ -393,7 +392,7 @@ def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
         due = int(time.time() * 1000) + 3000
         never = record._replace(due=due, number=streams.new_number(), id="never")
-        connection.connection.publisher_for().streams.write(stream, [journal.pack_records([never], due - 3000)])
+        connection.connection.sender.write(stream, [journal.pack_records([never], due - 3000)])
         assert ids(vhost) == ["never", "sent"] or time.time() * 1000 > due
         wait_until(lambda: ids(vhost) == ["sent"], "it is not listed once it is due")
 
@@ -402,7 +401,7 @@ def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost)
     vhost.declare("q")
     mine = {"mine": [1, {"a": None}], "CC": ["other"], "BCC": ["third"]}
     vhost.declare("other", "third")
-    with vhost.connection(**RECORDED, confirm=False) as connection:
+    with vhost.connection(**RECORDED) as connection:
         publish(connection, 115, headers=mine, correlation_id="early", priority=9, message_id="m")
         publish(connection, 20, correlation_id="late")
         later = datetime.now(timezone.utc) + timedelta(seconds=24)

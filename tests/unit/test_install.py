@@ -346,7 +346,7 @@ def test_a_failed_install_changes_nothing() -> None:
     app = Celery("shop", broker="redis://", set_as_current=False)
     with pytest.raises(UnsupportedConfiguration):
         install(app)
-    with pytest.raises(InvalidOption, match="unknown option tock: did you mean tick\\? use any of confirm,"):
+    with pytest.raises(InvalidOption, match="unknown option tock: did you mean tick\\? use any of confirm_timeout,"):
         install(app, tock=1)
     app.conf.broker_url = "memory://"
     assert type(app.amqp) is AMQP
