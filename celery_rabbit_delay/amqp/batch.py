@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from amqp.exceptions import AMQPError, FrameError, RecoverableConnectionError
 from kombu.exceptions import KombuError
 
-from ..core.errors import DelayError, MessageRefused, UnsupportedConfiguration
+from ..core.errors import DelayError, MessageRefused, StreamUnavailable, UnsupportedConfiguration
 from .clients import PerClient
 from .stream_writer import is_full
 
@@ -132,13 +132,14 @@ class Batch:
             sender.wait_until(lambda: not sender.unanswered)
         refused = {self._plans[name].key for name in self._refused}  # sent again, they would become the last ones
         told = [name for name in sorted(self._stored) if self._plans[name].key not in refused]
-        by_priority: dict[int | None, list[Plan]] = {}
+        by_priority: dict[int | None, list[int]] = {}
         for name in told:
-            by_priority.setdefault(self._plans[name].priority, []).append(self._plans[name])
-        for priority, plans in by_priority.items():
-            sender.publisher_for(priority).streams.write_keys(plans)
-        for name in told:
-            self._forget(name)
+            by_priority.setdefault(self._plans[name].priority, []).append(name)
+        for priority, names in by_priority.items():
+            with suppress(StreamUnavailable):  # what is sent again alone tries it again
+                sender.publisher_for(priority).streams.write_keys(map(self._plans.__getitem__, names))
+                for name in names:
+                    self._forget(name)
         self._stored.clear()  # the others are sent again, in their order
         for publisher in sender.publishers:
             publisher.streams.repeat()

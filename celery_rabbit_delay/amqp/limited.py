@@ -6,6 +6,7 @@ On a connection of the user none of this is in use: it does what Kombu's does.
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -24,6 +25,17 @@ from .unreadable import MALFORMED, with_text, without_properties
 
 #: The type of a frame with the properties of a message.
 _HEADER = 2
+
+#: The message of errors.
+NO_ANSWER = "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
+
+#: Seconds to wait for the answer when a connection or a channel closes. After an error Kombu's pools close connections,
+#: so that a call would never raise its own error while nobody answers.
+CLOSING = 10
+
+#: The frame with the method `connection.close`, without a reason (AMQP 0-9-1, clause 1.4.2.10). py-amqp would write it
+#: under a lock, which an interrupt may have left taken.
+_CLOSE = struct.pack(">BHIHHHBHHB", 1, 0, 11, *spec.Connection.Close, 0, 0, 0, 0, 0xCE)
 
 
 class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
@@ -71,9 +83,7 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
             return None
         left = self._end - time.monotonic()
         if left <= 0:
-            raise TimeoutError(
-                "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
-            )
+            raise TimeoutError(NO_ANSWER)
         return left
 
     def drain_events(self, timeout: float | None = None) -> Any:
@@ -92,6 +102,11 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
             except TimeoutError:
                 self.seconds_left()  # raises an error that names possible causes
                 raise
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """Close. A broker that does not answer is left alone after `CLOSING` seconds, also by Kombu's pools."""
+        with self.within(CLOSING):
+            super().close(*args, **kwargs)
 
     def read_all(self) -> None:
         """Read what has come, and wait for nothing. Raises the error with which the broker closed the connection."""
@@ -147,7 +162,7 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         if self.connected and self._process == os.getpid():
             with suppress(OSError, AMQPError):
                 upstream.stop_waiting(self)
-                self.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
+                self.transport.write(_CLOSE)
         self.collect()
 
 

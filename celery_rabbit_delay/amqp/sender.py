@@ -32,7 +32,7 @@ from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
 from .connecting import connect, copy_of
-from .limited import LimitedConnection
+from .limited import NO_ANSWER, LimitedConnection
 from .publisher import Answered, DelayedPublisher
 from .stream_writer import paused_of
 
@@ -48,6 +48,7 @@ class Sender:
         self._user = weakref.ref(user)
         self._process = os.getpid()
         self._client = copy_of(user.client, "publisher")
+        self._connect_timeout: float | None = self._client.connect_timeout
         paused_of[self._client] = paused_of[user.client]
         self._lock = threading.Lock()
         self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
@@ -168,7 +169,11 @@ class Sender:
                 self.close(exc)
         else:
             self.close()  # forgets what was known through the last one
-        connect(self._client)
+        self._client.connect_timeout = min(filter(None, (self._connect_timeout, seconds)), default=None)
+        try:
+            connect(self._client)
+        except TimeoutError as exc:
+            raise TimeoutError(NO_ANSWER) from exc
         opened: LimitedConnection = self._client.connection
         return opened
 

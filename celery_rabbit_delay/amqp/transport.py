@@ -32,6 +32,7 @@ from .confirms import with_headers
 from .connecting import connected, copy_of
 from .connection import Connection
 from .destinations import is_lasting
+from .limited import CLOSING
 from .receiving import is_dropped, state_of
 from .schedule import write_changes
 from .schemes import tls_of
@@ -109,6 +110,10 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
             except (AMQPError, OSError):  # it may be stored with its record, and the caller learns of an error
                 _void_elsewhere(client, planned)
                 raise
+
+    def close(self, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.nullcontext() if self.connection is None else self.connection.within(CLOSING):
+            return super().close(*args, **kwargs)
 
     def collect(self) -> None:
         with contextlib.suppress(AttributeError):  # of a channel that was interrupted while it was made

@@ -25,7 +25,7 @@ from celery_rabbit_delay.amqp.unreadable import is_unreadable, take_anything
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
-from tests.kit.broker import QUICK, Vhost, publish, take
+from tests.kit.broker import QUICK, Vhost, publish, take, wait_to_learn
 from tests.kit.commands import CASCADE, celery, make_orphans, management, run
 from tests.kit.frames import has_input
 from tests.kit.wait import wait_until
@@ -259,8 +259,7 @@ def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
         follower.follow({stream: None}, lambda name, entry: followed.append(entry))
         amount = put_unreadable(vhost, vhost.cascade.ingest, stream.routing_key)
         cancel(connection, ["after"])
-        while not running.cancels("after"):
-            worker.drain_events(timeout=60)
+        wait_to_learn(worker, lambda: running.cancels("after"))
         while not followed or b"after" not in followed[-1].body:
             assert follower.read(10)
         assert [entry.offset for entry in followed] == list(range(len(followed)))

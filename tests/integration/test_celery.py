@@ -20,7 +20,7 @@ from freezegun import freeze_time
 from celery_rabbit_delay import DestinationNotFound, InvalidDelay, NotPermitted
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.confirms import NotStored
-from celery_rabbit_delay.amqp.publisher import DelayedPublisher
+from celery_rabbit_delay.amqp.sender import Sender
 from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.core.destination import read
 from celery_rabbit_delay.core.headers import HEADER
@@ -255,10 +255,10 @@ def test_a_consumer_goes_on_where_it_cannot_create_the_cascade(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
-    def refuse(publisher: DelayedPublisher, destination: Any) -> None:
+    def refuse(sender: Sender, destination: Any) -> None:
         raise error
 
-    monkeypatch.setattr(DelayedPublisher, "lead_back", refuse)
+    monkeypatch.setattr(Sender, "lead_back", refuse)
     monkeypatch.setattr(consumers, "_refused", set())
     app = make_app()
     with app.connection_for_read() as connection, caplog.at_level(logging.WARNING):

@@ -61,14 +61,14 @@ def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as consumer:
         publish(publisher, 0.1, correlation_id="begin")
         assert take(consumer, "q", 1)
-        [subscription] = consumer.connection.subscriptions.values()
+        [subscription] = consumer.connection.following.subscriptions.values()
         callbacks = subscription._channel.callbacks
         callbacks.update(dict.fromkeys(callbacks, lambda message: None))
         publish(publisher, 3, correlation_id="victim")
         operate.cancel(publisher, ["victim"])
         publish(publisher, 3.5, correlation_id="end")
         assert [message.properties["correlation_id"] for message in take(consumer, "q", 1)] == ["end"]
-        assert list(consumer.connection.subscriptions.values()) == [subscription]
+        assert list(consumer.connection.following.subscriptions.values()) == [subscription]
 
 
 @pytest.mark.long
@@ -150,7 +150,7 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
                 )
         take(consumer, "q", 3 * len(roots))
         names = vhost.names("queues") + vhost.names("exchanges")
-        assert len(consumer.connection.followed) <= MOST_UNKNOWN + 1
+        assert len(consumer.connection.following.until) <= MOST_UNKNOWN + 1
     assert not [name for name in names if name.startswith(("made", "amq"))]
     looked_for = [name for name in read if name.startswith("made-up")]
     assert 0 < len(looked_for) < 3 * MOST_UNKNOWN

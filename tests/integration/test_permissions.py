@@ -13,7 +13,7 @@ from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
 from tests.kit.abilities import Ability
-from tests.kit.broker import Vhost, publish
+from tests.kit.broker import Vhost, publish, wait_to_learn
 from tests.kit.commands import documented_permissions as documented
 from tests.kit.commands import make_orphans, run
 from tests.kit.wait import wait_until
@@ -142,8 +142,7 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
     with vhost.connection(vhost.user(**documented("worker"))) as connection:
         connection.connection.following.catch_up(stream, told.append, patience=5)
         operate.cancel(connection, ["later"])
-        while len(told) < 2:  # the mark comes first
-            connection.drain_events(timeout=60)
+        wait_to_learn(connection, lambda: len(told) == 2)  # the mark comes first
 
 
 def test_a_passive_publisher_records_cancels_and_replaces(vhost: Vhost) -> None:

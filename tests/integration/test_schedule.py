@@ -14,7 +14,6 @@ from typing import Any
 import kombu.pools
 import pytest
 from amqp import Message, spec
-from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Exchange, Queue
 
@@ -22,6 +21,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import (
     DelayError,
     InvalidDelay,
+    MessageRefused,
     NotWaiting,
     Scheduled,
     TooLate,
@@ -694,7 +694,7 @@ def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="stays")
         operate.cancel(connection, ["nobody"])  # the stream exists
-        with pytest.raises(PreconditionFailed):
+        with pytest.raises(MessageRefused):
             publish(connection, 60, correlation_id="refused", user_id="somebody else")
         wait_until(lambda: ids(vhost) == ["stays"], "the record of the refused one is void")
 

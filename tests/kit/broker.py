@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -258,6 +258,16 @@ def publishing(connection: kombu.Connection, priority: int | None = None) -> Ite
     sender = connection.connection.sender
     with sender.turn(60):
         yield sender.publisher_for(priority)
+
+
+def wait_to_learn(connection: kombu.Connection, is_known: Callable[[], bool]) -> None:
+    """Wait until something is known from the streams that a connection follows."""
+
+    def has_learned() -> bool:
+        connection.connection.following.poll()
+        return is_known()
+
+    wait_until(has_learned, "it is learned from the stream")
 
 
 def ensure(connection: kombu.Connection, destination: Destination, *outboxes: int, priority: int | None = None) -> None:
