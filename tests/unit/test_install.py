@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import kombu
 import pytest
 from celery import Celery
@@ -28,6 +29,7 @@ from freezegun import freeze_time
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
 from celery_rabbit_delay.amqp.transport import SSLTransport, Transport
+from celery_rabbit_delay.cli.target import AppTarget
 from tests.kit.node import free_port
 
 AMQP_URL = "amqp://shop:p%40ss@rabbit.example:5673/orders"
@@ -354,6 +356,8 @@ def test_the_switch_leaves_an_app_as_it_is_and_says_so(
         assert producer.connection.transport.driver_type == "amqp"
     with pytest.raises(UnsupportedConfiguration, match="unset CELERY_RABBIT_DELAY, which is off"):
         celery_rabbit_delay.find(app, "an id")
+    with pytest.raises(click.ClickException, match="unset CELERY_RABBIT_DELAY, which is off"):
+        AppTarget(app).connection()
     with pytest.raises(InvalidOption, match="unknown option tock"):
         install(app, tock=1)
 
