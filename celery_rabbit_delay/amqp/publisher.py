@@ -96,7 +96,7 @@ class DelayedPublisher:
                 self._wait(sent)
                 return outgoing.message, record
             except NotStored:
-                # To a channel a full queue may seem full after it has room again (rabbit_fifo_client, `reject_publish`).
+                # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:
                     self.channel.reset()
                 if time.monotonic() >= deadline:
