@@ -96,6 +96,9 @@ class DelayedPublisher:
                 self._wait(sent)
                 return outgoing.message, record
             except NotStored:
+                # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
+                if not self.channel.unanswered:
+                    self.channel.reset()
                 if time.monotonic() >= deadline:
                     self.void(plan)
                     raise

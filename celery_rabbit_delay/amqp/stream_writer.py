@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from amqp import Message
-from amqp.exceptions import AMQPError, ChannelError, InternalError, MessageNacked, ResourceError
+from amqp.exceptions import AMQPError, ChannelError, InternalError, MessageNacked, NotFound, ResourceError
 
 from .. import upstream
 from ..core import journal, streams
@@ -79,7 +79,7 @@ class StreamWriter:
             if sent is not None:
                 try:
                     return self._channel.wait(sent)
-                except NotRouted:
+                except (NotRouted, NotFound):
                     self._known.discard(stream)
             if record := record_of(plan, message):
                 self.write(stream, [journal.pack_records([record], utc_ms())])
