@@ -578,6 +578,47 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     assert "no waiting message with the id 'a'" in run(url, "run-now", "a").err
 
 
+def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
+    vhost.declare("q", exchange="orders", kind="topic")
+    with vhost.connection(**RECORDED) as connection:
+        headers = {"task": "shop.ask", "id": "a", "retries": 2, "argsrepr": "(42,)", "kwargsrepr": "{'b': 1}"}
+        headers |= {"x-delay": 110_000, "x-delay-key": "cart-7"}
+        connection.Producer().publish((), exchange="orders", routing_key="q", headers=headers)
+        publish(connection, 100, correlation_id="message")
+    url = vhost.url("amqp")
+    shown = run(url, "show", "a")
+    lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines())
+    assert re.search(r"Z, in 1\.\d+ min$", lines.pop("due"))
+    assert lines == {
+        "id": "a",
+        "state": "waits",
+        "task": "shop.ask",
+        "arguments": "(42,) {'b': 1}",
+        "queue": "q",
+        "sent": "to    exchange 'orders', routing key 'q'",
+        "retries": "2",
+        "key": "cart-7",
+    }
+    with vhost.connection() as connection:
+        operate.cancel(connection, ["a", "due"])
+    shown = run(url, "show", "a", "due", "message", "nobody")
+    assert shown.code == 3
+    states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
+    unknown = "not in the journal: it is due, is below the option `journal`, or was never sent"
+    assert [re.sub(r"\d{4}-.*?Z", "then", state) for state in states] == [
+        "cancelled then",
+        f"cancelled then, and {unknown}",
+        "waits",
+        unknown,
+    ]
+    assert "task " not in shown.out.partition("message")[2], "it is no task"
+    found = [json.loads(line) for line in run(url, "show", "a", "due", "message", "nobody", "--json").out.splitlines()]
+    assert [one["state"] for one in found] == ["cancelled", "cancelled", "waiting", "unknown"]
+    assert [bool(one["cancelled"]) for one in found] == [True, True, False, False]
+    assert found[0]["args"] == "(42,)"
+    assert run(url, "show").code == 2
+
+
 def test_the_commands_move_several_messages(vhost: Vhost) -> None:
     vhost.declare("q", "r")
     with vhost.connection(**RECORDED) as connection:
