@@ -154,10 +154,6 @@ class Sender:
         for publisher in publishers:
             publisher.channel.refuse_all(reason or RecoverableConnectionError("the connection was closed"))
 
-    def forget(self) -> None:
-        """Leave the connection to the process that has forked this one."""
-        self._client.collect()
-
     def _ready(self, seconds: float | None) -> LimitedConnection:
         """Return the connection once it is open. The broker may have closed it since the last turn."""
         if self._client.connected:
