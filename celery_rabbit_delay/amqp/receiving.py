@@ -206,6 +206,17 @@ class Following:
             finally:
                 self._lock.release()
 
+    def keep_up(self, stream: Stream, apply: Callable[[bytes], Any]) -> None:
+        """Call back for what has come; read a stream again that was followed until it ended, or its connection."""
+        self.poll()
+        until = self.until.get(stream.name)
+        if until is None or until > time.monotonic() or stream.name in self.subscriptions:
+            return
+        try:
+            self.catch_up(stream, apply, patience=0, silence=SILENCE, create=False)
+        except DelayError as exc:
+            logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
+
     @contextmanager
     def _closing(self) -> Iterator[None]:
         """Close the connection on whatever is not an answer of the broker."""
@@ -273,8 +284,10 @@ class Following:
                 self.until[stream.name] = time.monotonic() + (self._pause(stream, began) if comes_back else MUCH_LATER)
                 raise
             self.failing.pop(stream.name, None)
-            if found or of_others:  # else the first message that the stream may concern asks again, and creates it
+            if found or of_others:
                 self.until[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
+            else:  # the first message that the stream may concern asks again, and creates it
+                self.until.pop(stream.name, None)
             return found
 
     def _pause(self, stream: Stream, began: float) -> float:

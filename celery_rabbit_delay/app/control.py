@@ -174,10 +174,10 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
                 logger.info("%s", advice)
         self._has_begun = True
         options = connection.transport.delay_options
-        following = connection.connection.following
+        following, stream = connection.connection.following, streams.changes(options.cascade)
         try:
             if options.streams:
-                following.catch_up(streams.changes(options.cascade), self.changes.apply, PATIENCE, create=False)
+                following.catch_up(stream, self.changes.apply, PATIENCE, create=False)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
@@ -190,7 +190,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         if consumer.hub or getattr(consumer.pool, "is_green", False):  # otherwise timers run in another thread
             event_loop.enter(consumer.timer.call_after)
             if options.streams:
-                self._timer = consumer.timer.call_repeatedly(POLL, following.poll)
+                self._timer = consumer.timer.call_repeatedly(POLL, following.keep_up, (stream, self.changes.apply))
 
     def stop(self, consumer: Any) -> None:
         event_loop.leave()
