@@ -6,6 +6,7 @@ imports nothing of the package, so that every other one may use it.
 
 from __future__ import annotations
 
+import select
 from contextlib import suppress
 from heapq import heappush
 from typing import Any
@@ -125,6 +126,21 @@ def stop_waiting(connection: Any) -> None:
     if connection._transport is not None and connection._transport.sock is not None:
         with suppress(OSError):
             connection._transport.sock.settimeout(0)
+
+
+def is_ended(connection: Any) -> bool:
+    """Return whether the other side has closed the socket of an `amqp.Connection`, whatever was not read yet.
+
+    False where that cannot be seen: on Windows, and with eventlet, which takes `poll` away.
+    """
+    transport = connection._transport
+    if transport is None or transport.sock is None or transport.sock.fileno() < 0:
+        return True
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(transport.sock, getattr(select, "POLLRDHUP", 0))  # of errors the system always tells
+    return bool(poll.poll(0))
 
 
 def close_socket(connection: Any) -> None:

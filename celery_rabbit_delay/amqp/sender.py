@@ -25,8 +25,9 @@ from typing import Any
 from amqp import Message
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
 
+from .. import upstream
 from ..core.destination import Destination
-from ..core.errors import DelayError, UnsupportedConfiguration
+from ..core.errors import DelayError, DestinationNotFound, UnsupportedConfiguration
 from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
@@ -144,6 +145,14 @@ class Sender:
         """The number of messages that the broker has not answered yet."""
         return sum(publisher.channel.unanswered for publisher in self._publishers.values())
 
+    def has_lost_user(self) -> bool:
+        """Return whether the user's connection was lost, as if his broker had restarted, and nobody has noticed yet.
+
+        What he declared on it may be gone. Kombu connects and declares it again after an error of the connection.
+        """
+        user = self._user()
+        return user is not None and upstream.is_ended(user)
+
     def close(self, reason: Exception | None = None) -> None:
         """Close the connection, and wait for nothing. What the broker has not answered counts as not stored."""
         publishers = list(self._publishers.values())
@@ -216,3 +225,5 @@ class Turn:
                 self._sender.close(exc if isinstance(exc, Exception) else None)
         finally:
             self._lock.release()
+        if isinstance(exc, DestinationNotFound) and self._sender.has_lost_user():
+            raise RecoverableConnectionError("the connection is lost") from exc

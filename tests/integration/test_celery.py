@@ -26,6 +26,7 @@ from celery_rabbit_delay.core.destination import read
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import Vhost, lead, take
 from tests.kit.node import free_port
+from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
@@ -245,6 +246,17 @@ def test_an_app_that_lost_its_connection_publishes_again(vhost: Vhost, make_app:
         vhost.broker.api("DELETE", f"/connections/{kombu.utils.url.quote(name, safe='')}")
     app.send_task("t", countdown=0.05)
     assert len(vhost.take("celery", 2)) == 2
+
+
+def test_an_app_whose_broker_came_back_without_its_queue_declares_it_again(vhost: Vhost, make_app: MakeApp) -> None:
+    with proxy(vhost.broker.node.port) as between:
+        app = make_app(broker_url=between.url(vhost.url("amqp")))
+        app.send_task("t", countdown=0.05)
+        assert vhost.take("celery", 1)
+        between.cut()
+        vhost.delete_queue("celery")
+        app.send_task("t", countdown=0.05)
+        assert vhost.take("celery", 1)
 
 
 @pytest.mark.parametrize("error", [NotStored(), NotPermitted("write access")], ids=["not stored", "not permitted"])

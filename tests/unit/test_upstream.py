@@ -114,6 +114,20 @@ def test_a_channel_that_is_closed_without_waiting_is_closed_once() -> None:
     assert (channel_id, method) == (channel.channel_id, spec.Channel.Close)
 
 
+def test_a_connection_is_ended_once_either_side_has_closed_it_whatever_was_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    connection = SimpleNamespace(_transport=SimpleNamespace(sock=ours))
+    assert not upstream.is_ended(connection)
+    theirs.send(b"not read")
+    assert not upstream.is_ended(connection)
+    theirs.close()
+    assert upstream.is_ended(connection)
+    assert ours.recv(100) == b"not read"
+    ours.close()
+    assert upstream.is_ended(connection)
+    assert upstream.is_ended(SimpleNamespace(_transport=None))
+
+
 def test_a_closed_socket_is_closed_for_this_process_alone() -> None:
     ours, theirs = socket.socketpair()
     child = socket.fromfd(ours.fileno(), ours.family, ours.type)  # another process's copy
