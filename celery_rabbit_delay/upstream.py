@@ -6,15 +6,12 @@ imports nothing of the package, so that every other one may use it.
 
 from __future__ import annotations
 
-import gc
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import select
+from contextlib import suppress
 from heapq import heappush
 from typing import Any
-from weakref import WeakSet
 
-_CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (20, 40), (20, 41)
+_CHANNEL_CLOSE = (20, 40)
 _BASIC = 60
 
 
@@ -97,115 +94,9 @@ def deserialize(message: Any, properties: bytes) -> None:
     message._load_properties(_BASIC, properties, 0)
 
 
-class RestoresLosses:
-    """Make a pool of Kombu replace what an interrupt has lost. A mixin; see `restore_losses`.
-
-    Kombu takes a resource out of a queue, then notes that it is in use; and the other way round. What is interrupted
-    between the two, or before the caller has it, never comes back, and in the end `acquire(block=True)` waits for ever.
-    """
-
-    _resource: Any
-    _dirty: Any
-    limit: Any
-    LimitExceeded: Any
-
-    #: Seconds: the first wait for a resource, which doubles, and the wait for the lock of the queue.
-    patience = 1.0
-
-    def acquire(self, block: bool = False, timeout: float | None = None) -> Any:
-        if not block or timeout is not None or not self.limit:
-            return super().acquire(block, timeout)  # type: ignore[misc]
-        seconds = self.patience
-        while True:
-            self._release_queue()
-            try:
-                return super().acquire(True, seconds)  # type: ignore[misc]
-            except self.LimitExceeded:
-                gc.collect()  # what nobody holds any more leaves the set of what is in use
-                seconds = min(2 * seconds, 60)
-
-    def release(self, resource: Any) -> None:
-        self._release_queue()
-        super().release(resource)  # type: ignore[misc]
-
-    def _release_queue(self) -> None:
-        """Replace the queue if its lock, which is held for microseconds, was lost: Python's has a gap as well."""
-        lost = self._resource
-        mutex = getattr(lost, "mutex", None)  # eventlet's queues have none
-        if mutex is None:
-            return
-        if mutex.acquire(timeout=self.patience):
-            mutex.release()
-            return
-        fresh = type(lost)()
-        fresh.queue = lost.queue
-        self._resource = fresh
-
-
-def restore_losses(pool: Any) -> None:
-    """Give a pool of Kombu the mixin `RestoresLosses`."""
-    if not isinstance(pool, RestoresLosses):
-        pool._dirty = WeakSet(pool._dirty)
-        mix_in(pool, RestoresLosses)
-
-
-class NamesItsErrors:
-    """Set `channel` on the errors that an `amqp.Channel` raises for what the broker sends unasked. A mixin.
-
-    The broker closes the channel, cancels a consumer, or returns a message.
-
-    py-amqp raises the error at the next read of the connection, perhaps while another channel waits for its answer.
-    """
-
-    #: How often py-amqp has opened the channel again after the broker had closed it: without confirms.
-    revivals = 0
-
-    def _do_revive(self) -> None:
-        self.revivals += 1
-        super()._do_revive()  # type: ignore[misc]
-
-    def _on_close(self, *args: Any) -> None:
-        if self.is_closing:  # type: ignore[attr-defined]  # before 5.4, py-amqp would open the channel again
-            self.send_method(_CHANNEL_CLOSE_OK)  # type: ignore[attr-defined]
-            return
-        with self._named():
-            super()._on_close(*args)  # type: ignore[misc]
-
-    def _on_basic_cancel(self, *args: Any) -> None:
-        with self._named():
-            super()._on_basic_cancel(*args)  # type: ignore[misc]
-
-    def _on_basic_return(self, *args: Any) -> None:
-        with self._named():
-            super()._on_basic_return(*args)  # type: ignore[misc]
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as exc:
-            exc.channel = self  # type: ignore[attr-defined]
-            raise
-
-
 def arguments_of(connection: Any) -> dict[str, Any]:
     """Return the arguments that make a copy of a `kombu.Connection`."""
     return dict(connection._info(resolve=False))
-
-
-def open_channel(connection: Any) -> Any:
-    """Return a new channel of an `amqp.Connection`.
-
-    If opening is interrupted, the channel is closed when the broker answers: until then its number is in use.
-    """
-    before = set(connection.channels or ())
-    try:
-        return connection.channel()
-    except BaseException:
-        for number, channel in (connection.channels or {}).items():
-            if number not in before and hasattr(channel, "on_open") and not channel.is_open:  # if it is made at all
-                channel.then(close_without_waiting)
-        raise
 
 
 def close_without_waiting(channel: Any) -> None:
@@ -213,25 +104,6 @@ def close_without_waiting(channel: Any) -> None:
     if channel.is_open and not channel.is_closing:
         channel.is_closing = True
         channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
-
-
-def await_input(transport: Any) -> None:
-    """Wait until an `amqp` transport has something to read, and take nothing of it. Waits as long as its socket does.
-
-    Returns at once where that cannot be told, as for TLS with eventlet. Raises the errors of `read_frame`.
-    """
-    sock = transport.sock
-    if not isinstance(sock, socket.socket) or transport._read_buffer or getattr(sock, "pending", int)():
-        return
-    try:
-        socket.socket.recv(sock, 1, socket.MSG_PEEK)  # not that of TLS, which takes no flags
-    except (BlockingIOError, InterruptedError) as exc:  # the option read_timeout
-        raise TimeoutError(str(exc)) from exc
-    except TimeoutError:
-        raise
-    except OSError:
-        transport.connected = False
-        raise
 
 
 def limit_waits(connection: Any, seconds: float) -> None:
@@ -254,6 +126,21 @@ def stop_waiting(connection: Any) -> None:
     if connection._transport is not None and connection._transport.sock is not None:
         with suppress(OSError):
             connection._transport.sock.settimeout(0)
+
+
+def is_ended(connection: Any) -> bool:
+    """Return whether the other side has closed the socket of an `amqp.Connection`, whatever was not read yet.
+
+    False where that cannot be seen: on Windows, and with eventlet, which takes `poll` away.
+    """
+    transport = connection._transport
+    if transport is None or transport.sock is None or transport.sock.fileno() < 0:
+        return True
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(transport.sock, getattr(select, "POLLRDHUP", 0))  # of errors the system always tells
+    return bool(poll.poll(0))
 
 
 def close_socket(connection: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sends many delayed messages in one round trip: it sends all of them before it waits for the broker's first answer.
+"""Sends many delayed messages without waiting for each of the broker's answers.
 
 Kombu 5.7 has `Producer.batch` for this; `collect` does the same with every Kombu, and also reconnects.
 """
@@ -6,15 +6,17 @@ Kombu 5.7 has `Producer.batch` for this; `collect` does the same with every Komb
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
+from amqp.exceptions import AMQPError, FrameError, RecoverableConnectionError
 from kombu.exceptions import KombuError
 
-from ..core.errors import DelayError, DestinationNotFound, InvalidDestination, NotPermitted, UnsupportedConfiguration
+from ..core.errors import DelayError, MessageRefused, StreamUnavailable, UnsupportedConfiguration
 from .clients import PerClient
+from .stream_writer import is_full
 
 try:
     from kombu.exceptions import BatchPublishError
@@ -24,11 +26,19 @@ except ImportError:  # before Kombu 5.7
 if TYPE_CHECKING:
     import kombu
 
+    from ..core.journal import Record
     from ..core.plan import Plan
-    from .publisher import DelayedPublisher
+    from ..core.topology import Stream
+    from .sender import Sender
 
-#: The number of messages that a batch holds before it sends them.
-MAX_SIZE = 1000
+#: The number of messages that a batch sends before it waits for answers, and how many times as many it holds.
+MAX_SIZE, _MANY = 1000, 10
+
+#: After these, messages may be stored, and are sent again; others were refused, or are in the way of a refused one.
+_LOST = (RecoverableConnectionError, OSError)
+
+#: With these, RabbitMQ closes a channel or the connection because of one message.
+_REFUSALS = (MessageRefused, FrameError)
 
 
 #: The batches that collect what a `kombu.Connection` publishes, the innermost last.
@@ -48,83 +58,133 @@ class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
 
 
 class Batch:
-    """Holds delayed messages of one Kombu connection until they are sent. The connection may reconnect in between."""
+    """Sends delayed messages of one Kombu connection as they come, with at most `max_size` that are unanswered.
 
-    def __init__(self, max_size: int = MAX_SIZE) -> None:
+    The connection may be lost and made again in between: messages that are not known to be stored are sent again.
+    """
+
+    def __init__(self, max_size: int = MAX_SIZE, holds: bool = False) -> None:
+        """With `holds`, keep messages until there are `max_size` of them, or until `flush`."""
         self.max_size = max_size
+        self._holds = holds
         self._serial = itertools.count()
-        self._plans: dict[int, Plan] = {}
-        self._refused: set[int] = set()  # those of them that wait for `flush` to say why
+        self._plans: dict[int, Plan] = {}  # what is not stored yet, or its key is not
+        self._sent: set[int] = set()  # those of them that the broker has not answered
+        self._stored: set[int] = set()  # those of them whose keys are not stored yet
+        self._refused: set[int] = set()  # those of them to send alone, to repair the cascade or to learn why
+        self._records: list[tuple[int | None, Stream, Record]] = []  # with the priority of the message
 
-    def add(self, connection: Any, plan: Plan) -> None:
-        """Add a message; first send the messages of a full batch.
+    def add(self, sender: Sender, plan: Plan) -> None:
+        """Send a message; first wait until there is room for it.
 
-        Raises the same errors as `flush`, except those about single messages; the message is not added then.
+        Raises what keeps it from being sent, and the errors of a lost connection; the message is not added then.
         """
-        if len(self._plans) - len(self._refused) >= self.max_size:
-            self._send(connection, {n: one for n, one in self._plans.items() if n not in self._refused})
-        self._plans[next(self._serial)] = plan
+        if len(self._plans) >= _MANY * self.max_size:  # they have keys, or were refused
+            self._settle(sender, 0)
+        elif len(self._plans) - len(self._stored) - len(self._refused) >= self.max_size:
+            self._settle(sender, self.max_size // 2)
+        name = next(self._serial)
+        self._plans[name] = plan
+        try:
+            with sender.turn(sender.options.confirm_timeout):
+                if self._holds:
+                    sender.publisher_for(plan.priority).ensure(plan)
+                else:
+                    self._send(sender, name, plan)
+        except Exception:
+            self._forget(name)
+            raise
 
-    def flush(self, connection: Any) -> None:
-        """Send all messages, and return once the broker has stored them. After an error, the next call sends the rest.
+    def flush(self, sender: Sender) -> None:
+        """Return once the broker has stored all messages. After an error, the next call sends the rest.
 
         Raises the same errors as publishing one by one.
         """
-        self._refused.clear()
-        if failed := self._send(connection, self._plans):
+        self._settle(sender, 0)
+        failed: Exception | None = None
+        for name, plan in list(self._plans.items()):
+            try:
+                sender.publish(plan)
+            except DelayError as exc:  # it concerns that message alone, such as its destination or its size
+                failed = exc
+            else:
+                self._forget(name)
+        if failed:
             raise failed
 
-    def _send(self, connection: Any, some: Mapping[int, Plan]) -> Exception | None:
-        """Send some of the messages; return why others cannot be sent, if there are any. Raises as `flush`."""
-        if connection is None:
-            raise RecoverableConnectionError("the connection was lost")
-        publishers: dict[DelayedPublisher, dict[int, Plan]] = {}
-        for name, plan in some.items():
-            publishers.setdefault(connection.publisher_for(plan.priority), {})[name] = plan
-        failed: Exception | None = None
-        for publisher, messages in publishers.items():
-            unreachable = set()
-            for plan in messages.values():
-                if plan.destination in unreachable:
-                    continue
-                try:
-                    publisher.prepare(plan)
-                except (DestinationNotFound, InvalidDestination, NotPermitted) as exc:  # send the others
-                    failed = exc
-                    unreachable.add(plan.destination)
-            reachable = {name: plan for name, plan in messages.items() if plan.destination not in unreachable}
-            self._refused |= messages.keys() - reachable.keys()
-            if not reachable:
-                continue
-            unsent = dict(reachable)
-            try:
-                with suppress(DelayError, ChannelError):
-                    publisher.publish_all(unsent)
-            finally:
-                self._forget(reachable.keys() - unsent.keys())
-            for name, plan in unsent.items():  # refused messages and keys: repairs the cascade, or raises the reason
-                try:
-                    publisher.publish(plan)
-                except ChannelError as exc:  # it concerns that message alone, such as its size or its user_id
-                    failed = exc
-                    self._refused.add(name)
-                else:
-                    self._forget([name])
-        return failed
+    def _settle(self, sender: Sender, most: int) -> None:
+        """Send what a lost connection has left, and wait until at most so many messages are unanswered."""
+        try:
+            with sender.turn(sender.options.confirm_timeout):
+                for name, plan in list(self._plans.items()):
+                    if name not in self._sent and name not in self._refused and name not in self._stored:
+                        self._send(sender, name, plan)
+                self._send_records(sender)
+                sender.wait_until(lambda: len(self._sent) <= most)
+                if not most:
+                    self._finish(sender)
+        except _REFUSALS:  # of one message, but of which?
+            pass
+
+    def _finish(self, sender: Sender) -> None:
+        """Wait for the records, and write the keys of stored messages, but not those of refused messages."""
+        with suppress(TimeoutError):
+            sender.wait_until(lambda: not sender.unanswered)
+        refused = {self._plans[name].key for name in self._refused}  # sent again, they would become the last ones
+        told = [name for name in sorted(self._stored) if self._plans[name].key not in refused]
+        by_priority: dict[int | None, list[int]] = {}
+        for name in told:
+            by_priority.setdefault(self._plans[name].priority, []).append(name)
+        for priority, names in by_priority.items():
+            with suppress(StreamUnavailable):  # what is sent again alone tries it again
+                sender.publisher_for(priority).streams.write_keys(map(self._plans.__getitem__, names))
+                for name in names:
+                    self._forget(name)
+        self._stored.clear()  # the others are sent again, in their order
+        for publisher in sender.publishers:
+            publisher.streams.repeat()
+
+    def _send(self, sender: Sender, name: int, plan: Plan) -> None:
+        publisher = sender.publisher_for(plan.priority)
+        if plan.key:
+            publisher.streams.prepare_keys()
+        record = publisher.submit(plan, partial(self._answer, name))
+        self._sent.add(name)
+        if plan.stream and record:
+            self._records.append((plan.priority, plan.stream, record))
+            if is_full(record for _, _, record in self._records):
+                self._send_records(sender)
+
+    def _send_records(self, sender: Sender) -> None:
+        records, self._records = self._records, []
+        for priority, some in itertools.groupby(records, lambda one: one[0]):
+            sender.publisher_for(priority).streams.submit((stream, record) for _, stream, record in some)
+
+    def _answer(self, name: int, refusal: Exception | None) -> None:
+        self._sent.discard(name)
+        if name not in self._plans:  # it was discarded
+            return
+        if refusal is None and self._plans[name].key is None:
+            self._forget(name)
+        elif refusal is None:
+            self._stored.add(name)
+        elif not isinstance(refusal, _LOST):
+            self._refused.add(name)
 
     def discard(self) -> None:
         """Drop all messages that are not sent yet."""
-        self._plans.clear()
-        self._refused.clear()
+        for name in list(self._plans):
+            self._forget(name)
 
     @property
     def ids(self) -> list[str | None]:
         """Celery's task ids of the messages that are not stored yet, or whose keys are not stored yet."""
         return [plan.message.properties.get("correlation_id") for plan in self._plans.values()]
 
-    def _forget(self, names: Any) -> None:
-        for name in names:
-            del self._plans[name]
+    def _forget(self, name: int) -> None:
+        del self._plans[name]
+        for names in (self._sent, self._stored, self._refused):
+            names.discard(name)
 
     @contextmanager
     def collecting(self, client: kombu.Connection) -> Iterator[None]:
@@ -152,7 +212,7 @@ class PublishBatch:
 
     def __init__(self, channel: Any, max_size: int) -> None:
         self.channel = channel
-        self._batch = Batch(max_size)
+        self._batch = Batch(max_size, holds=True)
 
     def publish(self, message: Any, **kwargs: Any) -> Any:
         with self._batch.collecting(self.channel.connection.client):
@@ -161,7 +221,7 @@ class PublishBatch:
     def flush(self) -> None:
         """Send all messages. Raises `BatchFailed`."""
         with self._batch.failing():
-            self._batch.flush(self.channel.connection)
+            self._batch.flush(_sender_of(self.channel))
 
     def discard(self) -> None:
         self._batch.discard()
@@ -170,9 +230,16 @@ class PublishBatch:
         pass
 
 
+def _sender_of(channel: Any) -> Sender:
+    if channel.connection is None:
+        raise RecoverableConnectionError("the connection was lost")
+    sender: Sender = channel.connection.sender
+    return sender
+
+
 @contextmanager
 def collect(producer: kombu.Producer, max_size: int = MAX_SIZE, retry: dict[str, Any] | None = None) -> Iterator[None]:
-    """Let the delayed messages of a Kombu producer share round trips until the block ends.
+    """Let the delayed messages of a Kombu producer wait together for the broker until the block ends.
 
     With `retry`, arguments for `kombu.Connection.ensure`, a lost connection is restored. Raises `BatchFailed`;
     `UnsupportedConfiguration` if the producer's connection does not delay messages.
@@ -183,7 +250,7 @@ def collect(producer: kombu.Producer, max_size: int = MAX_SIZE, retry: dict[str,
     batch = Batch(max_size)
 
     def flush() -> None:
-        batch.flush(producer.channel.connection)
+        batch.flush(_sender_of(producer.channel))
 
     try:
         with batch.collecting(client):

@@ -1,31 +1,24 @@
-"""A separate channel for delayed messages, which are mandatory and confirmed.
+"""Channels of our own for delayed messages, which are mandatory and confirmed.
 
-A task for next week must not vanish in a socket buffer. The broker closes a channel when it refuses a message, and this
-must not close the user's channel.
+A task for next week must not vanish in a socket buffer.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from amqp import Channel, Message
+from amqp import Channel, Message, spec
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
 from .. import upstream
 from ..core.errors import NotRouted
-
-#: Is called with None when the broker has stored a message, or else with the reason.
-Answered = Callable[[Exception | None], None]
+from .limited import LimitedConnection
 
 #: Does not wait for a confirm: a connection with `confirm_publish` has another method of this name on its channels.
 publish = Channel.basic_publish
-
-logger = logging.getLogger(__name__)
 
 
 class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
@@ -39,9 +32,25 @@ class NotStored(MessageNacked, AMQPError):  # type: ignore[misc]
 class Outgoing(NamedTuple):
     """A message, and the exchange and routing key to publish it with."""
 
-    message: Any  # an amqp.Message
+    message: Message
     exchange: str
     key: str
+
+
+class Sent:
+    """A message that was sent, and the broker's answer to it."""
+
+    def __init__(self, target: tuple[str, str], answered: Callable[[Exception | None], None] | None) -> None:
+        self.target = target  # exchange and routing key
+        self.is_answered = False
+        #: Why the message is not stored: `NotRouted`, `NotStored`, or the error with which the channel was closed.
+        self.refusal: Exception | None = None
+        self._answered = answered
+
+    def answer(self, refusal: Exception | None) -> None:
+        self.is_answered, self.refusal = True, refusal
+        if self._answered is not None:
+            self._answered(refusal)
 
 
 def with_headers(message: Any, headers: Mapping[str, Any]) -> Message:
@@ -52,167 +61,113 @@ def with_headers(message: Any, headers: Mapping[str, Any]) -> Message:
 
 
 class ConfirmedChannel:
-    """A channel, opened when needed, on which each message is mandatory and, with `confirm`, confirmed."""
+    """Two channels, opened when needed: one for declarations, and one on which messages are mandatory and confirmed.
 
-    def __init__(
-        self, connection: Any, confirm: bool = True, send_again: Callable[[Outgoing], bool] = lambda returned: False
-    ) -> None:
+    The broker closes a channel when it refuses a declaration, and the answers to messages would be lost with it.
+    """
+
+    def __init__(self, connection: LimitedConnection) -> None:
         self._connection = connection
-        self._confirm = confirm
-        #: Without `confirm`, is called with each returned message; returns whether it was sent again.
-        self._send_again = send_again
-        self._channel: Any = None
-        self._confirming: int | None = None  # the revivals of the channel when it was told to confirm
+        self._declaring: Any = None
+        self._confirming: Any = None
         self._delivery_tag = 0  # of the last published message; the broker counts in the same way
-        #: By delivery tag: exchange and routing key, and the callback.
-        self._unanswered: dict[int, tuple[tuple[str, str], Answered]] = {}
-        #: By exchange and routing key: the reason why no queue took the message.
-        self._returned: dict[tuple[str, str], str] = {}
-        self._others: list[Any] = []
+        self._unanswered: dict[int, Sent] = {}  # by delivery tag
+        #: By exchange and routing key: why no queue took a message, and the last delivery tag for which that is true.
+        self._returned: dict[tuple[str, str], tuple[str, int]] = {}
 
     def get_channel(self) -> Any:
-        """Return the `amqp.Channel`, which also serves for declarations."""
-        if self._channel is None:
-            self._channel = upstream.open_channel(self._connection)
-            self._channel.events["basic_return"].add(self._on_return)
-            self._channel.events["basic_ack"].add(self._on_ack)
-            self._channel.events["basic_nack"].add(self._on_nack)
-        return self._channel
+        """Return the `amqp.Channel` for declarations."""
+        if self._declaring is None:
+            self._declaring = self._connection.channel()
+        return self._declaring
 
     @contextmanager
     def several(self, amount: int) -> Iterator[list[Any]]:
         """Open more channels for the block; yield `amount` channels, including this one, for declarations."""
-        try:
-            while len(self._others) < amount - 1:
-                self._others.append(upstream.open_channel(self._connection))
-            yield [self.get_channel(), *self._others]
-        finally:
-            others, self._others = self._others, []
-            for channel in others:
-                with suppress(AMQPError, OSError):
-                    upstream.close_without_waiting(channel)
+        others = [self._connection.channel() for _ in range(amount - 1)]
+        yield [self.get_channel(), *others]
+        for channel in others:
+            upstream.close_without_waiting(channel)
 
-    def owns(self, channel: Any) -> bool:
-        """Return whether an `amqp.Channel` is this one, or one that `several` has opened."""
-        return channel is self._channel or channel in self._others
+    @property
+    def unanswered(self) -> int:
+        """The number of messages that the broker has not answered yet."""
+        return len(self._unanswered)
 
-    def publish(
-        self,
-        message: Any,
-        exchange: str,
-        key: str,
-        timeout: float | None = None,
-        confirm_timeout: float | None = None,
-    ) -> str | None:
-        """Publish an `amqp.Message`; return None once the broker has stored it, or the reason why no queue took it.
-
-        Raises `NotStored` if the broker cannot store it now, `TimeoutError`, and py-amqp's errors.
-        """
-        refused = {None: Outgoing(message, exchange, key)}
-        with self._connection.exclusively(self, None):
-            self.publish_all(refused, timeout, confirm_timeout)
-        return self.refusal(exchange, key) if refused else None
-
-    def refusal(self, exchange: str, key: str) -> str | None:
-        """Return why no queue took a message that the last `publish_all` left. Raises the same errors as `publish`."""
-        returned = self.returned(exchange, key)
-        if returned is None:
-            raise NotStored()
-        return returned
-
-    def returned(self, exchange: str, key: str) -> str | None:
-        """Return why no queue took a message of the last `publish_all`; None if the broker did not return it."""
-        return self._returned.get((exchange, key))
-
-    def publish_all(
-        self,
-        messages: dict[Any, Outgoing],
-        timeout: float | None = None,
-        confirm_timeout: float | None = None,
-    ) -> None:
-        """Send all messages before waiting for the broker's first answer. For a block of `Connection.exclusively`.
-
-        Removes stored messages from `messages`, also if it raises. The messages that are left were refused.
-        `timeout` limits the sending and `confirm_timeout` the wait for all answers; each is the default of the other.
-        """
-        with self._connection.within(timeout or confirm_timeout):
-            channel = self._confirming_channel()
-            for name, outgoing in list(messages.items()):
-                self._publish(channel, outgoing, partial(_forget_stored, messages, name))
-        with self._connection.within(confirm_timeout or timeout):
-            while self._unanswered:
-                self._connection.drain_events()
-
-    def send(self, outgoing: Outgoing, answered: Answered) -> None:
-        """Send a message without waiting for the broker's answer. For a block of `Connection.exclusively`.
-
-        A later read of the connection calls `answered`, with `NotRouted` or `NotStored` if the message was refused.
-        """
-        self._publish(self._confirming_channel(), outgoing, answered)
-
-    def _publish(self, channel: Any, outgoing: Outgoing, answered: Answered) -> None:
+    def send(self, outgoing: Outgoing, answered: Callable[[Exception | None], None] | None = None) -> Sent:
+        """Send a message. A later read of the connection notes the answer, and calls `answered` with the refusal."""
         message, exchange, key = outgoing
-        if self._confirm:
-            self._delivery_tag += 1
-            self._unanswered[self._delivery_tag] = (exchange, key), answered
-        publish(channel, message, exchange, key, mandatory=True)
-        if not self._confirm:
-            answered(None)
+        channel = self._confirming or self._open()
+        sent = Sent((exchange, key), answered)
+        self._delivery_tag += 1
+        self._unanswered[self._delivery_tag] = sent
+        channel.send_method(spec.Basic.Publish, "Bssbb", (0, exchange, key, True, False), message)
+        return sent
 
-    def _confirming_channel(self) -> Any:
-        channel = self._channel or self.get_channel()
-        # Only now, because a declaration may close the channel, which py-amqp then reopens without confirms.
-        if self._confirm and self._confirming != channel.revivals:
-            channel.confirm_select(nowait=True)
-            self._confirming = channel.revivals
-            self._delivery_tag = 0
-        if not self._unanswered:
-            self._returned.clear()
-        return channel
+    def wait(self, sent: Sent) -> None:
+        """Wait for the answer to a message. Raises `NotRouted`, `NotStored`, `ChannelError`, as the connection does."""
+        while not sent.is_answered:
+            self._connection.drain_events()
+        if sent.refusal is not None:
+            raise sent.refusal
+
+    def publish(self, message: Message, exchange: str, key: str) -> str | None:
+        """Publish a message; return None once the broker has stored it, or the reason why no queue took it.
+
+        Raises `NotStored` if the broker cannot store it now, and the errors of the connection.
+        """
+        try:
+            self.wait(self.send(Outgoing(message, exchange, key)))
+        except NotRouted as exc:
+            return str(exc)
+        return None
 
     def refuse_all(self, exc: Exception) -> None:
-        """Call all waiting callbacks with the error that closed the channel, and reset this object."""
+        """Answer all messages with an error, and close the channels without waiting for the broker."""
         unanswered = list(self._unanswered.values())
-        self.reset()  # py-amqp has reopened the channel
-        for _, answered in unanswered:
-            answered(exc)
+        self.reset()
+        for sent in unanswered:
+            sent.answer(exc)
 
     def reset(self) -> None:
-        """Close the channel; the next message opens a new one. Does not wait, because the broker may not answer."""
-        channel, self._channel = self._channel, None
-        self._confirming = None
+        """Close the channels; the next message opens new ones. Does not wait, because the broker may not answer."""
+        channels, self._declaring, self._confirming = [self._declaring, self._confirming], None, None
         self._unanswered.clear()
-        if channel is not None:
-            channel.events.clear()  # answers after a time-out do not belong to the messages of the next channel
+        for channel in filter(None, channels):
+            self._connection.on_refused.pop(channel.channel_id, None)
             with suppress(AMQPError, OSError):
                 upstream.close_without_waiting(channel)
 
+    def _open(self) -> Any:
+        channel = self._connection.channel()
+        channel.events["basic_return"].add(self._on_return)
+        channel.events["basic_ack"].add(self._on_ack)
+        channel.events["basic_nack"].add(self._on_nack)
+        channel.confirm_select(nowait=True)
+        self._connection.on_refused[channel.channel_id] = self.refuse_all
+        self._delivery_tag = 0
+        self._confirming = channel
+        return channel
+
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
-        # The broker returns a message before it confirms it. Collect all returns first: a callback may publish again,
-        # which clears them.
-        answers = []
-        for tag in self._tags(delivery_tag) if multiple else (delivery_tag,):
-            sent_to, answered = self._unanswered.pop(tag)
-            answers.append((answered, self._returned.get(sent_to)))
-        for answered, reason in answers:
-            answered(None if reason is None else NotRouted(f"no level of the cascade accepted the message: {reason}"))
+        for tag in self._tags(delivery_tag, multiple):
+            sent = self._unanswered.pop(tag)
+            reason, last = self._returned.get(
+                sent.target, ("", 0)
+            )  # the broker returns a message before it confirms it
+            sent.answer(NotRouted(reason) if tag <= last else None)
+        if not self._unanswered:
+            self._returned.clear()
 
     def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
-        refused = [self._unanswered.pop(tag) for tag in (self._tags(delivery_tag) if multiple else [delivery_tag])]
-        for _, answered in refused:
-            answered(NotStored())
+        for tag in self._tags(delivery_tag, multiple):
+            self._unanswered.pop(tag).answer(NotStored())
 
-    def _tags(self, last: int) -> list[int]:
-        """Return the tags of all messages that wait for an answer, up to the last one."""
-        return list(takewhile(last.__ge__, self._unanswered))
+    def _tags(self, last: int, multiple: bool) -> list[int]:
+        """Return the tags of the messages that are answered, also of all before the last one."""
+        if multiple:
+            return list(takewhile(last.__ge__, self._unanswered))
+        return [last] if last in self._unanswered else []
 
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
-        self._returned[exchange, key] = str(exc.reply_text)
-        if not self._confirm and not self._send_again(Outgoing(message, exchange, key)):  # no caller waits for it
-            what = "a delayed message" if message.headers else "the record of a delayed message"
-            logger.error("RabbitMQ returned %s, which is lost: %s, %r", what, exc.reply_text, message.headers)
-
-
-def _forget_stored(messages: dict[Any, Any], name: Any, refusal: Exception | None) -> None:
-    if refusal is None:
-        del messages[name]
+        self._returned[exchange, key] = str(exc.reply_text), self._delivery_tag

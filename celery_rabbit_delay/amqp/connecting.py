@@ -36,9 +36,23 @@ def is_lost(exc: Exception) -> bool:
     return isinstance(exc, (OSError, RecoverableConnectionError)) and not isinstance(exc, TimeoutError)
 
 
-def copy_of(connection: kombu.Connection, **changes: Any) -> kombu.Connection:
-    """Return a copy with other arguments. `Connection.clone` cannot copy a connection of a pool of Kombu 5.7."""
-    return kombu.Connection(**{**upstream.arguments_of(connection), **changes})
+def copy_of(connection: kombu.Connection, purpose: str, **changes: Any) -> kombu.Connection:
+    """Return a copy with other transport options, which the broker shows with its purpose.
+
+    It has no heartbeats: nobody would send them. `Connection.clone` cannot copy a connection of a pool of Kombu 5.7.
+    """
+    arguments = upstream.arguments_of(connection)
+    options = {**(arguments["transport_options"] or {}), **changes}
+    properties = {**(options.get("client_properties") or {}), "connection_name": f"celery-rabbit-delay {purpose}"}
+    options |= {"client_properties": properties, "heartbeat": 0}
+    return kombu.Connection(**{**arguments, "transport_options": options})
+
+
+def connect(connection: kombu.Connection) -> None:
+    """Connect, each host of the URL once, and raise the error of the last one."""
+    connection.ensure_connection(
+        max_retries=len(connection.alt), interval_start=0, interval_step=0, reraise_as_library_errors=False
+    )
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Follower:
     """Follows streams of a `kombu.Connection`'s cascade through a separate AMQP connection."""
 
     def __init__(self, client: kombu.Connection) -> None:
-        self._client = copy_of(client)
+        self._client = copy_of(client, "follower")
         self._ends: dict[str, int] = {}
         self._followed: dict[Stream, tuple[Any, Callable[[str, StreamMessage], None]]] = {}  # channel, callback
         self._reached: dict[Stream, Place | StreamMessage | None] = {}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import kombu
 from amqp.exceptions import AMQPError, ChannelError
+from amqp.exceptions import ConnectionError as AMQPConnectionError
 from kombu.exceptions import OperationalError
 
 from ..core import streams
@@ -23,6 +26,8 @@ from ..core.options import Options, options_of
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
+from .connecting import abandon, connect, copy_of
+from .limited import LimitedConnection
 from .stream_reader import StreamMessage, StreamReader
 from .subscription import Subscription
 
@@ -65,6 +70,19 @@ class Known:
 known_to: PerClient[Known] = PerClient(Known)
 
 
+class Receiver(Protocol):
+    """The connection of a user who receives."""
+
+    @property
+    def known(self) -> Known: ...
+
+    @property
+    def following(self) -> Following: ...
+
+    @property
+    def delay_options(self) -> Options: ...
+
+
 def state_of(message: Any) -> State | None:
     """Return what the package's header of an `amqp.Message` says; None if there is none, or if it is malformed."""
     known = vars(message)
@@ -74,7 +92,7 @@ def state_of(message: Any) -> State | None:
     return state
 
 
-def is_dropped(connection: Any, message: Any) -> bool:
+def is_dropped(connection: Receiver, message: Any) -> bool:
     """Return whether a message must be acknowledged instead of delivered.
 
     This is so if a later message with its key, or a copy with another due time, has replaced it, or if it was
@@ -125,64 +143,227 @@ def _is_cancelled(known: Known, message: Any) -> bool:
     return known.on_cancelled is None or "task" not in message.headers or not known.on_cancelled(id_)
 
 
-def _follow_changes(connection: Any, known: Known, other: Options | None) -> None:
+def _follow_changes(connection: Receiver, known: Known, other: Options | None) -> None:
     for options in filter(None, (connection.delay_options, other)):
         _follow_once(connection, options, streams.changes(options.cascade), known.changes.apply)
 
 
-def _follow_once(connection: Any, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
+def _follow_once(connection: Receiver, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
     """Read a stream and follow it, once per `amqp.Connection`, and renew the subscription now and then.
 
     Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no
     parts of a cascade other than the connection's, because its root may be forged.
     """
-    until = connection.followed.get(stream.name)
+    following = connection.following
+    following.poll()
+    until = following.until.get(stream.name)
     if until is None:
-        if options is not connection.delay_options and not _has_room(connection):
+        if options is not connection.delay_options and not following.has_room():
             return
         try:
-            catch_up(connection, stream, apply, PATIENCE, options=options)
+            following.catch_up(stream, apply, PATIENCE, options=options)
         except DelayError as exc:
             logger.warning(
                 "Messages that were moved, cancelled or replaced may still be delivered, until the next attempt "
                 "to read the changes succeeds: %s",
                 exc,
             )
-    elif until <= time.monotonic() and not _renew(connection, stream):
+    elif until <= time.monotonic() and not following.renew(stream):
         try:
-            if catch_up(connection, stream, apply, patience=0, silence=SILENCE, options=options):
+            if following.catch_up(stream, apply, patience=0, silence=SILENCE, options=options):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
 
 
-def _renew(connection: Any, stream: Stream) -> bool:
-    """Renew the subscription to a stream; return False if there is none, or if nothing comes, so that it has ended."""
-    subscription = connection.subscriptions.get(stream.name)
-    if subscription is None:
-        return False
-    connection.followed[stream.name] = time.monotonic() + RENEWAL  # messages that come meanwhile do not try it as well
-    try:
-        subscription.renew(SILENCE)
-    except (ChannelError, StreamUnavailable, TimeoutError) as exc:
-        logger.info("The stream %r has to be read again: %s", stream.name, exc)
-        subscription.close()
-        connection.subscriptions.pop(stream.name, None)
-        return False
-    return True
+class Following:
+    """The streams that a `kombu.Connection` follows, on an AMQP connection of our own. One thread uses it at a time."""
 
+    def __init__(self, client: kombu.Connection) -> None:
+        self._own = copy_of(client, "follower")
+        self._options: Options = client.transport.delay_options
+        self._lock = threading.RLock()
+        #: Name of a stream -> the time (`time.monotonic`) to try again to read it, or to renew its subscription.
+        self.until: dict[str, float] = {}
+        self.failing: dict[str, float] = {}  # the time at which the first attempt to read it began that failed
+        self.subscriptions: dict[str, Subscription] = {}
 
-def _has_room(connection: Any) -> bool:
-    """Return whether a stream that may be made up can be looked for, after such streams were forgotten in time."""
-    followed = connection.followed
-    unknown = [name for name in followed if name not in connection.subscriptions]
-    if len(unknown) < MOST_UNKNOWN:
-        return True
-    over = [name for name in unknown if followed[name] <= time.monotonic()]
-    for name in over:
-        del followed[name]
-        connection.failing.pop(name, None)
-    return bool(over)
+    def close(self) -> None:
+        """Close the connection, and wait for nothing. What was followed is read again when it is needed."""
+        for name in self.subscriptions:
+            self.until[name] = time.monotonic()
+        self.subscriptions = {}
+        abandon(self._own)
+
+    def poll(self) -> None:
+        """Call back for what has come, and wait for nothing."""
+        if self.subscriptions and self._lock.acquire(blocking=False):
+            try:
+                with self._closing():
+                    self._own.connection.read_all()
+            except (AMQPError, OSError) as exc:
+                logger.info("The streams have to be read again: %s", exc)
+            finally:
+                self._lock.release()
+
+    def keep_up(self, stream: Stream, apply: Callable[[bytes], Any]) -> None:
+        """Call back for what has come; read a stream again that was followed until it ended, or its connection."""
+        self.poll()
+        until = self.until.get(stream.name)
+        if until is None or until > time.monotonic() or stream.name in self.subscriptions:
+            return
+        try:
+            self.catch_up(stream, apply, patience=0, silence=SILENCE, create=False)
+        except DelayError as exc:
+            logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Close the connection on whatever is not an answer of the broker."""
+        try:
+            yield
+        except (ChannelError, DelayError):
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def renew(self, stream: Stream) -> bool:
+        """Renew the subscription to a stream; return False if there is none, or if nothing comes: it has ended."""
+        with self._lock:
+            subscription = self.subscriptions.get(stream.name)
+            if subscription is None:
+                return False
+            self.until[stream.name] = time.monotonic() + RENEWAL
+            try:
+                with self._closing():
+                    subscription.renew(SILENCE)
+            except (AMQPError, StreamUnavailable, OSError) as exc:
+                logger.info("The stream %r has to be read again: %s", stream.name, exc)
+                subscription.close()
+                self.subscriptions.pop(stream.name, None)
+                return False
+            return True
+
+    def has_room(self) -> bool:
+        """Return whether a stream that may be made up can be looked for, after such streams were forgotten in time."""
+        unknown = [name for name in self.until if name not in self.subscriptions]
+        if len(unknown) < MOST_UNKNOWN:
+            return True
+        over = [name for name in unknown if self.until[name] <= time.monotonic()]
+        for name in over:
+            del self.until[name]
+            self.failing.pop(name, None)
+        return bool(over)
+
+    def catch_up(
+        self,
+        stream: Stream,
+        apply: Callable[[bytes], Any],
+        patience: float,
+        silence: float | None = None,
+        options: Options | None = None,
+        create: bool = True,
+    ) -> bool:
+        """Read a stream to its end, through another connection, and then follow it.
+
+        Without `create`, or with the `options` of another cascade than the connection's, return False if the stream is
+        missing; otherwise create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are
+        delivered without the stream for some time, so that not every message waits for it. `silence` is that of
+        `StreamReader`.
+        """
+        of_others = options is not None and options is not self._options
+        with self._lock:
+            began = time.monotonic()
+            try:
+                found = self._catch_up(
+                    stream, apply, patience, silence, options or self._options, create and not of_others
+                )
+            except Exception as exc:
+                comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError))
+                self.until[stream.name] = time.monotonic() + (self._pause(stream, began) if comes_back else MUCH_LATER)
+                raise
+            self.failing.pop(stream.name, None)
+            if found or of_others:
+                self.until[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
+            else:  # the first message that the stream may concern asks again, and creates it
+                self.until.pop(stream.name, None)
+            return found
+
+    def _pause(self, stream: Stream, began: float) -> float:
+        """Return the seconds until the next attempt: more, the longer the last one took and the stream has failed."""
+        now = time.monotonic()
+        failing: float = now - self.failing.setdefault(stream.name, began)
+        return min(AGAIN, max(SOON, (SHARE - 1) * (now - began), failing / SHARE))
+
+    def _catch_up(
+        self,
+        stream: Stream,
+        apply: Callable[[bytes], Any],
+        patience: float,
+        silence: float | None,
+        options: Options,
+        create: bool,
+    ) -> bool:
+        try:
+            last, deadline = self._read(stream, apply, patience, silence, options, create)
+        except OperationalError as exc:  # the consumer has its connection, and goes on
+            raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
+        if last < 0:
+            return False
+        if known := self.subscriptions.pop(stream.name, None):
+            known.close()
+
+        def on_end() -> None:
+            """Let the next message of a consumer read the stream again."""
+            self.subscriptions.pop(stream.name, None)
+            self.until[stream.name] = time.monotonic()
+
+        callback = partial(apply_readable, apply, stream)
+        while True:
+            try:
+                self.subscriptions[stream.name] = self._subscribe(stream, last, callback, on_end)
+                return True
+            except StreamUnavailable:  # the replica on this node has stopped, or the reader was connected to another
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.2)
+
+    def _read(
+        self,
+        stream: Stream,
+        apply: Callable[[bytes], Any],
+        patience: float,
+        silence: float | None,
+        options: Options,
+        create: bool,
+    ) -> tuple[int, float]:
+        """Read a stream to its end; return its last offset, -1 if it is missing, and until when to try to follow it."""
+        last = -1
+        with StreamReader(self._own, patience, silence, options) as reader:
+            deadline = time.monotonic() + reader.patience
+            for _ in range(2):
+                for message in reader.read_exactly(stream):
+                    last = message.offset
+                    apply_readable(apply, stream, message)
+                if last >= 0:
+                    break
+                if not create:
+                    break
+                reader.create(stream)
+        return last, deadline
+
+    def _subscribe(
+        self, stream: Stream, last: int, callback: Callable[[StreamMessage], None], on_end: Callable[[], None]
+    ) -> Subscription:
+        try:
+            with self._closing():
+                connect(self._own)
+                connection: LimitedConnection = self._own.connection
+                with connection.within(PATIENCE):
+                    return Subscription(connection, stream, last, callback, on_end)
+        except (AMQPConnectionError, OSError) as exc:
+            raise StreamUnavailable(f"the stream {stream.name!r} cannot be followed: {exc}") from exc
 
 
 def learn(client: kombu.Connection) -> None:
@@ -203,92 +384,6 @@ def learn(client: kombu.Connection) -> None:
         ):
             for message in reader.read_exactly(stream):
                 apply_readable(apply, stream, message)
-
-
-def catch_up(
-    connection: Any,
-    stream: Stream,
-    apply: Callable[[bytes], Any],
-    patience: float,
-    silence: float | None = None,
-    options: Options | None = None,
-    create: bool = True,
-) -> bool:
-    """Read a stream to its end, through another connection, and then follow it on an `amqp.Connection`.
-
-    Without `create`, or with the `options` of another cascade than the connection's, return False if the stream is
-    missing; otherwise create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are
-    delivered without the stream for some time, so that not every message waits for it. `silence` is that of
-    `StreamReader`.
-    """
-    with connection.deliveries.hold():
-        began = time.monotonic()
-        try:
-            of_others = options is not None and options is not connection.delay_options
-            create = create and not of_others
-            try:
-                found = _catch_up(
-                    connection, stream, apply, patience, silence, options or connection.delay_options, create
-                )
-            except OperationalError as exc:  # the consumer has its connection, and goes on
-                raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
-        except Exception as exc:
-            # While deliveries are held: the next one is not to try it again.
-            comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError))
-            wait = _pause(connection, stream, began) if comes_back else MUCH_LATER
-            connection.followed[stream.name] = time.monotonic() + wait
-            raise
-        connection.failing.pop(stream.name, None)
-        if found or of_others:  # else the first message that the stream may concern asks for it again, and creates it
-            connection.followed[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
-        return found
-
-
-def _pause(connection: Any, stream: Stream, began: float) -> float:
-    """Return the seconds until the next attempt: the more, the longer the last one took and the stream has failed."""
-    now = time.monotonic()
-    failing: float = now - connection.failing.setdefault(stream.name, began)
-    return min(AGAIN, max(SOON, (SHARE - 1) * (now - began), failing / SHARE))
-
-
-def _catch_up(
-    connection: Any,
-    stream: Stream,
-    apply: Callable[[bytes], Any],
-    patience: float,
-    silence: float | None,
-    options: Options,
-    create: bool,
-) -> bool:
-    last = -1
-    with StreamReader(connection.client, patience, silence, options) as reader:
-        deadline = time.monotonic() + reader.patience
-        for _ in range(2):
-            for message in reader.read_exactly(stream):
-                last = message.offset
-                apply_readable(apply, stream, message)
-            if last >= 0:
-                break
-            if not create:
-                return False
-            reader.create(stream)
-    if known := connection.subscriptions.pop(stream.name, None):
-        known.close()
-
-    def on_end() -> None:
-        """Let the next message of a consumer read the stream again."""
-        connection.subscriptions.pop(stream.name, None)
-        connection.followed[stream.name] = time.monotonic()
-
-    callback = partial(apply_readable, apply, stream)
-    while True:
-        try:
-            connection.subscriptions[stream.name] = Subscription(connection, stream, last, callback, on_end)
-            return True
-        except StreamUnavailable:  # the replica on this node has stopped since, or the reader is connected to another
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.2)
 
 
 def apply_readable(apply: Callable[[bytes], object], stream: Stream, message: StreamMessage) -> None:

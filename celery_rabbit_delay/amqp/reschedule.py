@@ -91,12 +91,11 @@ def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterato
     if others do not end their moves. Two moves of one message at the same moment would each leave a copy.
     """
     options: Options = connection.transport.delay_options
-    recording = replace(options, confirm=True, journal=0)
-    transport_options = {**connection.transport_options, OPTIONS: recording.to_dict()}
+    recording = replace(options, journal=0)
     with exclusive_reader(connection.default_channel, streams.changes(options.cascade).name, PATIENCE) as is_alone:
         if not is_alone:
             raise DelayError(f"another move has not ended in {PATIENCE} s: try again")
-        with closing(copy_of(connection, transport_options=transport_options)) as target:
+        with closing(copy_of(connection, "mover", **{OPTIONS: recording.to_dict()})) as target:
             yield partial(_move, target, allowed)
 
 

@@ -52,7 +52,7 @@ process = Process()
 
 
 class Routes:
-    """The routes from one cascade that a connection has made. For blocks of `Connection.exclusively`."""
+    """The routes from one cascade that a connection has made. For blocks of `Sender.turn`."""
 
     def __init__(self, channel: ConfirmedChannel, cascade: Cascade, options: Options) -> None:
         self._channel = channel
@@ -167,12 +167,10 @@ class Routes:
     def _declare(self, destination: Destination, outboxes: Sequence[int]) -> None:
         """Declare outboxes, and the cascade if it is missing."""
         channel, cascade = self._channel.get_channel(), self._cascade
-        # A check that fails closes the channel, and with it what quorum queues were sent without a confirm may be lost.
-        check = self._options.confirm or not self.has_cascade
         # Those that this process takes for old must not be created anew.
-        seen = [ticks for ticks in outboxes if check and self._key(destination, ticks) in process.safe_from]
+        seen = [ticks for ticks in outboxes if self._key(destination, ticks) in process.safe_from]
         try:
-            declare.bind_destination(channel, cascade, destination, outboxes, check, seen)
+            declare.bind_destination(channel, cascade, destination, outboxes, True, seen)
         except CascadeMissing:
             self._forget_outboxes(destination)
             create_cascade(self._channel, cascade)
@@ -227,16 +225,20 @@ class Routes:
             create_cascade(self._channel, self._cascade)
         return True
 
+    def note(self, destination: Destination) -> None:
+        """Take note that a destination was bound to the cascade, which has no outboxes for it."""
+        self.has_cascade = True
+        self.known[destination] = {}
+
     def forget(self, name: str) -> None:
         """Lead to a queue or exchange again before the next message for it: a new one of that name has no bindings."""
-        for destination in [one for one in self.known if name == one.exchange or name in one.queues]:
+        for destination in [one for one in list(self.known) if name == one.exchange or name in one.queues]:
             del self.known[destination]
 
     def reset(self) -> None:
-        """Forget everything, and close the channel."""
+        """Forget everything."""
         self.has_cascade = False
         self.known.clear()
-        self._channel.reset()
 
     @contextmanager
     def _reset_on_error(self) -> Iterator[None]:

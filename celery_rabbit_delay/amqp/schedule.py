@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeVar
 
 import kombu
@@ -271,15 +271,46 @@ class Before(NamedTuple):
     is_cancelled: bool  # that message, or without one the id: cancelling it changes nothing
 
 
-def before(connection: kombu.Connection, ids: Iterable[str], sent: Sent, queues: QueueNames) -> list[Before]:
-    """Return what was known of some ids before they were cancelled at a moment. Raises as `scheduled`."""
-    known = Changes(time.time, sent)
+class About(NamedTuple):
+    """What is known of an id."""
+
+    id: str
+    messages: list[tuple[Scheduled, bool]]  # that wait, the soonest first, each with whether it is cancelled
+    cancelled: datetime | None  # when the id was cancelled last, by the clock of who did it
+
+
+def about(connection: kombu.Connection, ids: Iterable[str], queues: QueueNames) -> list[About]:
+    """Return what is known of some ids. Raises as `scheduled`."""
+    known, answers = Changes(time.time), []
+    for id_, those in _recorded_of(connection, ids, known).items():
+        messages = [
+            (describe(record, to_message(record).headers, queues), is_cancelled)
+            for is_cancelled, *_, record in sorted(those, key=lambda one: one[1:3])
+        ]
+        sent = known.cancelled_at(id_)
+        answers.append(About(id_, messages, datetime.fromtimestamp(sent.at / 1e6, timezone.utc) if sent else None))
+    return answers
+
+
+def _recorded_of(
+    connection: kombu.Connection, ids: Iterable[str], known: Changes
+) -> dict[str, list[tuple[bool, int, int, Record]]]:
+    """Return the records of each id, with whether each is cancelled, its due time and its number.
+
+    Tells `known` of all changes.
+    """
     found: dict[str, list[tuple[bool, int, int, Record]]] = {id_: [] for id_ in ids}
     for record, is_cancelled in recorded(connection, known=known):
         if record.id in found:
             found[record.id].append((is_cancelled, record.due, record.number, record))
+    return found
+
+
+def before(connection: kombu.Connection, ids: Iterable[str], sent: Sent, queues: QueueNames) -> list[Before]:
+    """Return what was known of some ids before they were cancelled at a moment. Raises as `scheduled`."""
+    known = Changes(time.time, sent)
     answers = []
-    for id_, those in found.items():
+    for id_, those in _recorded_of(connection, ids, known).items():
         if those:
             is_cancelled, *_, record = min(those)
             answers.append(Before(id_, describe(record, to_message(record).headers, queues), is_cancelled))
@@ -305,12 +336,4 @@ def write_changes(connection: kombu.Connection, messages: Iterable[bytes], secon
     With a limit in seconds it does not wait for the end of an alarm: `TimeoutError`. RabbitMQ has the messages then, in
     the buffers of its socket, and takes them when the alarm ends.
     """
-    publisher = connection.connection.publisher_for()
-    if seconds is not None:
-        connection.connection.on_blocked = _refuse_to_wait
-    with connection.connection.within(seconds):
-        publisher.streams.write(streams.changes(publisher.cascade), messages)
-
-
-def _refuse_to_wait(reason: str) -> None:
-    raise TimeoutError("an alarm blocks publishers")
+    connection.connection.sender.write(streams.changes(connection.transport.delay_options.cascade), messages, seconds)

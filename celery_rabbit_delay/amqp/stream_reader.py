@@ -27,7 +27,7 @@ from . import declare
 from .confirms import ConfirmedChannel
 from .connecting import abandon, copy_of, ensure_connection, is_lost
 from .create import ensure_stream
-from .deliveries import take_anything
+from .unreadable import take_anything
 
 #: The prefetch count.
 _PREFETCH = 2000
@@ -99,7 +99,7 @@ class StreamReader:
 
     def _connect(self) -> Any:
         if self._connection is None:
-            self._connection = copy_of(self._client)
+            self._connection = copy_of(self._client, "reader")
             ensure_connection(self._connection)
         return self._connection.connection
 

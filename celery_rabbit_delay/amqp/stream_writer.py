@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 from amqp import Message
-from amqp.exceptions import AMQPError, InternalError, RecoverableConnectionError, ResourceError
+from amqp.exceptions import AMQPError, ChannelError, InternalError, MessageNacked, NotFound, ResourceError
 
 from .. import upstream
 from ..core import journal, streams
-from ..core.errors import CascadeMissing, DelayError, StreamUnavailable, UnsupportedConfiguration
+from ..core.errors import CascadeMissing, DelayError, NotRouted, StreamUnavailable, UnsupportedConfiguration
 from ..core.journal import Record
 from ..core.keys import last_of_key
 from ..core.options import Options
@@ -23,8 +22,9 @@ from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import PerClient
 from .clocks import utc_ms
-from .confirms import ConfirmedChannel, NotStored, Outgoing
+from .confirms import ConfirmedChannel, Outgoing, Sent
 from .create import ensure_stream
+from .limited import LimitedConnection
 
 logger = logging.getLogger(__name__)
 
@@ -42,104 +42,104 @@ paused_of: PerClient[dict[str, float]] = PerClient(dict)
 
 
 class StreamWriter:
-    """Writes the streams of a cascade through one AMQP connection."""
+    """Writes the streams of a cascade through one AMQP connection of ours. For blocks of `Sender.turn`."""
 
-    def __init__(self, connection: Any, cascade: Cascade, options: Options) -> None:
+    def __init__(
+        self, connection: LimitedConnection, channel: ConfirmedChannel, cascade: Cascade, options: Options
+    ) -> None:
         self._connection = connection
+        self._channel = channel
         self._cascade = cascade
         self._options = options
-        self._channel = ConfirmedChannel(connection)
-        self._has_keys = False
-        self._created: set[Stream] = set()
+        self._paused = paused_of[connection.client]
+        self._known: set[Stream] = set()  # those that have taken a message of this connection
+        self._refused: list[tuple[Stream, bytes]] = []
 
-    def records(self, messages: Iterable[tuple[Plan, Any]]) -> dict[Any, Outgoing]:
-        """Return the records to publish before some messages. Each `amqp.Message` comes with its plan.
+    def takes(self, stream: Stream) -> bool:
+        """Return whether a record can be sent to a stream without waiting for the answer: it exists, and it works."""
+        return stream in self._known and not self._is_paused(stream)
 
-        A process that stops in between leaves a record without a message, and never a message without a record.
+    def send(self, plan: Plan, message: Message) -> Sent | None:
+        """Send the record of a message behind it, if its stream is known to take it. For `finish`.
+
+        A stream that has lost its data makes RabbitMQ 4.3 close the connection, which must not hit the message. So the
+        first record for a stream waits until its message is stored.
         """
-        packs: dict[Stream, list[list[Record]]] = {}
-        sizes: dict[Stream, int] = {}  # bytes of the last pack
-        for plan, message in messages:
-            stream = plan.stream
-            if stream is None or self._is_paused(stream):
-                continue
-            record = Record(plan.due_ms, plan.number, plan.id, plan.key or "", *upstream.serialize(message))
-            if record.size > _LARGEST:
-                logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
-                continue
-            lists = packs.setdefault(stream, [])
-            if not lists or len(lists[-1]) >= _MAX_RECORDS or sizes[stream] + record.size > _MAX_BYTES:
-                lists.append([])
-                sizes[stream] = 0
-            lists[-1].append(record)
-            sizes[stream] += record.size
-        return {
-            (stream, number): self.outgoing(stream, journal.pack_records(pack, utc_ms()))
-            for stream, lists in packs.items()
-            for number, pack in enumerate(lists)
-        }
+        stream = plan.stream
+        if stream is None or not self.takes(stream) or (record := record_of(plan, message)) is None:
+            return None
+        return self._channel.send(self.outgoing(stream, journal.pack_records([record], utc_ms())))
 
-    @contextmanager
-    def recording(self, records: Mapping[Any, Outgoing]) -> Iterator[None]:
-        """Pause streams if the broker closes the connection because of a record to them.
-
-        RabbitMQ 4.3 does that if a stream has lost its data, which happens when a node is killed just after the stream
-        was created. Delayed messages are not blocked: Kombu reconnects, and publishes them without a record.
-        """
+    def finish(self, plan: Plan, message: Message, sent: Sent | None) -> None:
+        """Wait for the record of a stored message; create a missing stream for it. Log a warning if that fails."""
+        stream = plan.stream
+        if stream is None or self._is_paused(stream):
+            return None
         try:
-            yield
-        except (ResourceError, InternalError) as exc:
-            if not records:
-                raise
-            self.pause({stream for stream, _ in records}, exc)
-            raise RecoverableConnectionError(str(exc)) from exc
+            if sent is not None:
+                try:
+                    return self._channel.wait(sent)
+                except (NotRouted, NotFound):
+                    self._known.discard(stream)
+            if record := record_of(plan, message):
+                self.write(stream, [journal.pack_records([record], utc_ms())])
+        except (DelayError, AMQPError, OSError) as exc:
+            self.pause(stream, exc)
+            if not isinstance(exc, (DelayError, MessageNacked, ChannelError)):
+                self._connection.abandon()  # the message is stored, so this is no error; the next one connects again
 
-    def store(self, records: Mapping[Any, Outgoing]) -> None:
-        """Store records, and create missing streams for them. Log a warning if that fails."""
+    def submit(self, records: Iterable[tuple[Stream, Record]]) -> None:
+        """Send records of messages that were sent, many in one message, and wait for nothing but a missing stream."""
+        for stream, pack in packs(records):
+            try:
+                if not self._is_paused(stream):
+                    if stream not in self._known:
+                        self.ensure(stream)
+                    body = journal.pack_records(pack, utc_ms())
+                    self._channel.send(self.outgoing(stream, body), partial(self._on_answer, stream, body))
+            except (DelayError, AMQPError) as exc:
+                self.pause(stream, exc)
+
+    def _on_answer(self, stream: Stream, body: bytes, refusal: Exception | None) -> None:
+        if refusal is not None:
+            self._known.discard(stream)
+            self._refused.append((stream, body))
+
+    def repeat(self) -> None:
+        """Store the submitted records that were refused, if the stream can be created. Log a warning on failure."""
+        refused, self._refused = self._refused, []
         bodies: dict[Stream, list[bytes]] = {}
-        for (stream, _), record in records.items():
-            bodies.setdefault(stream, []).append(record.message.body)
-        for stream, packs in bodies.items():
+        for stream, body in refused:
+            bodies.setdefault(stream, []).append(body)
+        for stream, packs_ in bodies.items():
             if self._is_paused(stream):
                 continue
             try:
-                self.write(stream, packs)
-            except (DelayError, AMQPError, OSError) as exc:
-                self.pause([stream], exc)
+                self.write(stream, packs_)
+            except (DelayError, AMQPError) as exc:
+                self.pause(stream, exc)
 
     def _is_paused(self, stream: Stream) -> bool:
-        return paused_of[self._connection.client].get(stream.name, 0) > time.monotonic()
+        return self._paused.get(stream.name, 0) > time.monotonic()
 
-    def pause(self, unusable: Iterable[Stream], reason: Exception) -> None:
-        """Stop writing to some streams for a while; log a warning if it is the first one."""
-        paused = paused_of[self._connection.client]
-        for stream in unusable:
-            name = stream.name
-            if not paused:
-                logger.warning(
-                    "Delayed messages are sent without being recorded, so they cannot be listed or moved: "
-                    "the stream %r does not work: %s. To record none, set the option journal=None",
-                    name,
-                    reason,
-                )
-            pause = _PAUSE if name in paused else _FIRST_PAUSE
-            # A broker without streams closes the connection at each attempt.
-            paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else pause)
+    def pause(self, stream: Stream, reason: Exception) -> None:
+        """Stop writing to a stream for a while; log a warning if it is the first one."""
+        name = stream.name
+        if not self._paused:
+            logger.warning(
+                "Delayed messages are sent without being recorded, so they cannot be listed or moved: "
+                "the stream %r does not work: %s. To record none, set the option journal=None",
+                name,
+                reason,
+            )
+        pause = _PAUSE if name in self._paused else _FIRST_PAUSE
+        # A broker without streams closes the connection at each attempt.
+        self._paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else pause)
 
-    def prepare(self, plans: Iterable[Plan]) -> None:
-        """Create the streams that some messages need, once. Raises the same errors as `write` for a key."""
-        for plan in plans:
-            if plan.key is not None and not self._has_keys:
-                self.write(streams.keys(self._cascade), [streams.marker()])
-                self._has_keys = True
-            stream = plan.stream
-            if stream is None or self._options.confirm or stream in self._created or self._is_paused(stream):
-                continue  # the answer to the first record shows whether the stream exists
-            try:
-                self.ensure(stream)
-                self._created.add(stream)
-            except (DelayError, AMQPError, OSError) as exc:
-                self.pause([stream], exc)
+    def prepare_keys(self) -> None:
+        """Create the stream of keys, once. Raises the same errors as `write`."""
+        if streams.keys(self._cascade) not in self._known:
+            self.write(streams.keys(self._cascade), [streams.marker()])
 
     def write_keys(self, plans: Iterable[Plan]) -> None:
         """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""
@@ -161,32 +161,48 @@ class StreamWriter:
             self._write(stream, messages)
 
     def _write(self, stream: Stream, messages: Iterable[Outgoing]) -> None:
-        unsent = dict(enumerate(messages))
-        with self._exclusively(), declare.translate_errors(self._cascade):
+        with declare.translate_errors(self._cascade):
             try:
-                self._channel.publish_all(unsent)
+                for sent in [self._channel.send(one) for one in messages]:
+                    self._channel.wait(sent)
+            except NotRouted as exc:
+                raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down") from exc
             except (InternalError, ResourceError) as exc:  # the stream has no leader, or has lost its data
                 raise StreamUnavailable(f"the stream {stream.name!r} cannot be written now: {exc}") from exc
-            if not unsent:
-                return
-            if self._channel.returned(self._cascade.ingest, stream.routing_key) is None:
-                raise NotStored(f"RabbitMQ could not store a message in the stream {stream.name!r}")
-            raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down")
+        self._known.add(stream)
 
     def ensure(self, stream: Stream) -> None:
         """Create a stream that is missing. Raises the errors of `ensure_stream`."""
-        with self._exclusively():
-            ensure_stream(self._channel, self._options, self._cascade, stream)
+        ensure_stream(self._channel, self._options, self._cascade, stream)
+        self._known.add(stream)
 
     def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
         """Return a message for a stream."""
         return Outgoing(Message(body, delivery_mode=2), self._cascade.ingest, stream.routing_key)
 
-    @contextmanager
-    def _exclusively(self) -> Iterator[None]:
-        with self._connection.exclusively(self._channel, self._options.confirm_timeout):
-            try:
-                yield
-            except BaseException:
-                self._channel.reset()
-                raise
+
+def record_of(plan: Plan, message: Message) -> Record | None:
+    """Return the record of a message as it is sent; None if it is too large, with a warning."""
+    record = Record(plan.due_ms, plan.number, plan.id, plan.key or "", *upstream.serialize(message))
+    if record.size > _LARGEST:
+        logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
+        return None
+    return record
+
+
+def is_full(records: Iterable[Record]) -> bool:
+    """Return whether some records fill a message of a stream."""
+    sizes = [one.size for one in records]
+    return len(sizes) >= _MAX_RECORDS or sum(sizes) > _MAX_BYTES
+
+
+def packs(records: Iterable[tuple[Stream, Record]]) -> Iterator[tuple[Stream, list[Record]]]:
+    """Yield records of the same stream together, as many as one message of it holds."""
+    open_: dict[Stream, list[Record]] = {}
+    for stream, record in records:
+        pack = open_.setdefault(stream, [])
+        if len(pack) >= _MAX_RECORDS or (pack and sum(one.size for one in pack) + record.size > _MAX_BYTES):
+            yield stream, pack
+            pack = open_[stream] = []
+        pack.append(record)
+    yield from open_.items()

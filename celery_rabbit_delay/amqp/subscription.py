@@ -1,4 +1,4 @@
-"""Follows a stream on the connection of a consumer.
+"""Follows a stream on a connection of our own, beside that of a consumer.
 
 RabbitMQ may stop sending a stream without a word, while the connection stays and all else on it goes on: a node that
 was cut off from the others for a moment forgets the consumers of streams on it, as soon as its replica of the stream
@@ -8,13 +8,13 @@ So whoever relies on a stream renews the subscription now and then.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from .. import upstream
 from ..core.topology import Stream
+from .limited import LimitedConnection
 from .stream_reader import StreamMessage, consume, message_of
 
 #: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
@@ -34,7 +34,7 @@ class Subscription:
 
     def __init__(
         self,
-        connection: Any,
+        connection: LimitedConnection,
         stream: Stream,
         last: int,
         callback: Callable[[StreamMessage], None],
@@ -82,15 +82,12 @@ class Subscription:
 
         Raises `StreamUnavailable`, `TimeoutError` if nothing comes for so many seconds, and py-amqp's errors.
         """
-        connection, deliveries = self._connection, self._connection.deliveries
+        connection = self._connection
         self.close()
-        with deliveries.hold():
+        with connection.within(seconds):
             self._begin()
-            with deliveries.passing(self._channel.channel_id):
-                with connection.within(seconds):
-                    while not self._is_sent:
-                        connection.drain_events()
-                deadline = time.monotonic() + _BUSY
-                with suppress(TimeoutError):
-                    while time.monotonic() < deadline:
-                        connection.blocking_read(_QUIET)
+            while not self._is_sent:
+                connection.drain_events()
+        with connection.within(_BUSY), suppress(TimeoutError):
+            while True:
+                connection.drain_events(_QUIET)

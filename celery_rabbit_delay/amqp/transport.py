@@ -13,30 +13,30 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from amqp import spec
-from amqp.exceptions import AMQPError, ChannelError, InternalError, PreconditionFailed, RecoverableConnectionError
+from amqp.exceptions import AMQPError, InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.exceptions import OperationalError
 from kombu.transport import pyamqp
 
-from .. import upstream
 from ..core import headers as headers_
 from ..core import plan, streams
-from ..core.errors import DelayError, NotRouted, UnsupportedConfiguration
+from ..core.errors import DelayError, UnsupportedConfiguration
 from ..core.headers import Delivery
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now, Plan
 from ..core.unwrap import unwrap, without_native_delay
+from . import event_loop
 from .batch import PublishBatch
-from .blocks import GivingUp
 from .clients import PerClient
 from .clocks import CLOCK, tell_of_naive_eta
-from .confirms import NotStored, with_headers
+from .confirms import with_headers
 from .connecting import connected, copy_of
-from .connection import ANSWERING, CLOSING, Connection
+from .connection import Connection
 from .destinations import is_lasting
+from .limited import CLOSING
 from .receiving import is_dropped, state_of
 from .schedule import write_changes
 from .schemes import tls_of
+from .sender import ANSWERS
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
@@ -58,7 +58,7 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
     delayed_until: datetime | None = None
 
 
-class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
+class Channel(pyamqp.Channel):  # type: ignore[misc]
     """Delays published messages that ask for a delay, and unwraps received ones."""
 
     Message = DeliveredMessage
@@ -95,36 +95,24 @@ class Channel(upstream.NamesItsErrors, pyamqp.Channel):  # type: ignore[misc]
         return self._delay(planned._replace(timeout=timeout, confirm_timeout=confirm_timeout))
 
     def _delay(self, planned: Plan) -> None:
-        """Send a message into the cascade, or put it into the batch that is being collected."""
-        connection, client = self.connection, self.connection.client
-        publisher = connection.publisher_for(planned.message.properties.get("priority"))
+        """Send a message on our own connection, or with the batch that is being collected."""
+        connection: Connection = self.connection
+        client = connection.client
         if connection.batches:
-            publisher.prepare(planned)
-            connection.batches[-1].add(connection, planned)
-            return
-        try:
-            publisher.publish(planned)
-        except (NotStored, NotRouted, ChannelError):  # nothing is stored
-            publisher.void(planned)
-            raise
-        except (AMQPError, OSError):  # the record may be stored, or all of it, and the caller learns of an error
-            _void_elsewhere(client, planned)
-            raise
-
-    def wait(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.connection is None:
-            raise RecoverableConnectionError("connection already closed")
-        is_confirm = isinstance(method, list) and spec.Basic.Ack in method  # its limit is the caller's
-        # If a wait is interrupted, its answer would count as the one to the next question.
-        with GivingUp(self.connection), self.connection.within(None if is_confirm else ANSWERING):
-            return super().wait(method, *args, **kwargs)
+            connection.batches[-1].add(connection.sender, planned)
+        elif loop := event_loop.current():
+            loop.publish(connection.sender, planned)
+        else:
+            try:
+                connection.sender.publish(planned)
+            except ANSWERS:
+                raise
+            except (AMQPError, OSError):  # it may be stored with its record, and the caller learns of an error
+                _void_elsewhere(client, planned)
+                raise
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        if self.connection is None:
-            return None
-        if self.connection.is_silent:
-            return upstream.close_without_waiting(self)
-        with self.connection.within(CLOSING):
+        with contextlib.nullcontext() if self.connection is None else self.connection.within(CLOSING):
             return super().close(*args, **kwargs)
 
     def collect(self) -> None:
@@ -274,10 +262,10 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
-        connection.deliveries.on_left = partial(loop.call_soon, _drain_once, connection)
         # Celery's event loop does this only for the driver type "amqp": it reads the data that arrived together with
         # the answer to basic.consume, because a TLS socket is not reported as readable for data that it has buffered.
-        loop.call_soon(_drain_once, connection)
+        connection.read_soon = partial(loop.call_soon, _drain_once, connection)
+        connection.read_soon()
 
 
 class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
@@ -295,7 +283,7 @@ def _void_elsewhere(client: Any, planned: Plan) -> None:
     if (change := planned.void) is None:
         return
     errors = contextlib.suppress(AMQPError, DelayError, OperationalError, OSError)
-    with errors, connected(copy_of(client), pause=0) as connection:
+    with errors, connected(copy_of(client, "publisher"), pause=0) as connection:
         write_changes(connection, [change], VOIDING)
 
 

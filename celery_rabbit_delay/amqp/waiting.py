@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timezone
-from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kombu
 from amqp import Message
@@ -25,12 +23,13 @@ from ..core.plan import Now
 from ..core.topology import Cascade
 from ..core.unwrap import resent
 from . import declare
-from .confirms import ConfirmedChannel
 from .connecting import own_channel
-from .deliveries import is_unreadable, take_anything
 from .destinations import bindings_of
 from .exclusive_reader import wait_for_return
-from .publisher import DelayedPublisher
+from .unreadable import is_unreadable, take_anything
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 #: Headers in which a quorum queue counts its deliveries of a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -107,7 +106,7 @@ ANYWHERE = Allowed(None)
 
 
 def replay(
-    connection: Any,
+    connection: Connection,
     cascade: Cascade,
     allowed: Allowed,
     limit: int | None = None,
@@ -120,19 +119,16 @@ def replay(
     message, and sends at most one twice. Raises `NotPermitted`, and `TimeoutError` after the option `confirm_timeout`.
     """
     channel = connection.channel()
-    confirmed = ConfirmedChannel(connection)
-    options = replace(connection.delay_options, confirm=True)  # whatever that says
-    publisher_of = cache(partial(DelayedPublisher, connection, options=options))
+    options = connection.delay_options
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         delay = microseconds_until(state.due, now.utc) + _ROUNDED
         if delay > 0:
             planned = plan.of_orphan(copy, exchange, routing_key, state, delay, now, options, connection.declarations)
-            publisher_of(options.cascade_for(planned.priority, connection.server_version)).publish(planned)
+            connection.sender.publish(planned)
             return None
-        with connection.exclusively(confirmed, options.confirm_timeout):
-            return confirmed.publish(copy, exchange, routing_key)
+        return connection.sender.publish_now(copy, exchange, routing_key)
 
     try:
         with declare.translate_errors(cascade):
@@ -140,11 +136,8 @@ def replay(
                 refused = send_on(message, allowed, publish)
                 if refused is None:
                     channel.basic_ack(message.delivery_tag)
-                else:
-                    confirmed.reset()
                 yield message, refused
     finally:
-        confirmed.reset()
         with suppress(AMQPError, OSError):
             upstream.close_without_waiting(channel)  # returns unacknowledged messages to the queue
 

@@ -23,7 +23,7 @@ from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
 from .control import publish_retry, with_connection
-from .install import is_installed
+from .install import SWITCH, is_installed, is_switched_off
 from .queues import queues_of
 
 
@@ -49,8 +49,9 @@ def batch(app: Celery | kombu.Producer, max_size: int = MAX_SIZE) -> Iterator[ko
         return
     retry = dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else None
     with app.producer_or_acquire() as producer:
-        if is_installed(app) and producer.connection.transport_cls not in TRANSPORTS.values():
-            yield producer  # a test suite without a broker
+        others = producer.connection.transport_cls not in TRANSPORTS.values()
+        if others and (is_installed(app) or is_switched_off()):
+            yield producer  # a test suite without a broker, or Celery without this package
             return
         with collect(producer, max_size, retry):
             yield producer
@@ -152,4 +153,5 @@ def _text_of(id_: object) -> str:
 
 def _check(connection: kombu.Connection) -> None:
     if connection.transport.driver_type != DRIVER_TYPE:
-        raise UnsupportedConfiguration("this app has no delayed tasks in RabbitMQ: call install(app) first")
+        advice = f"unset {SWITCH}, which is off" if is_switched_off() else "call install(app) first"
+        raise UnsupportedConfiguration(f"this app has no delayed tasks in RabbitMQ: {advice}")

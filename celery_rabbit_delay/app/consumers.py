@@ -16,6 +16,7 @@ from .. import upstream
 from ..amqp import declare
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import copy_of
+from ..amqp.connection import Connection
 from ..amqp.destinations import destinations_of
 from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
 from ..amqp.receiving import known_to
@@ -82,7 +83,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
             if not arguments.get("x-single-active-consumer") and arguments.get("x-queue-type") != "stream":
                 upstream.consume_also(self, queue)
         self.qos(prefetch_count=self.fetches)  # for queues that are added
-        self.channel.connection.deliveries.on_left()  # what came with the answer, as after the first basic.consume
+        self.channel.connection.read_soon()  # what came with the answer, as after the first basic.consume
 
     def cancel_by_queue(self, queue: Any) -> None:
         super().cancel_by_queue(queue)
@@ -113,8 +114,9 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
     def _ensure_routes(self, queues: Iterable[kombu.Queue]) -> None:
         if not self._is_ours:
             return
-        publisher = self.channel.connection.publisher_for()
-        if publisher.options.declare == "passive":
+        connection: Connection = self.channel.connection
+        options = connection.delay_options
+        if options.declare == "passive":
             return
         refused: dict[str, Exception] = {}
         led_to = []
@@ -122,7 +124,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
             try:
                 for destination in destinations_of(queue):
                     with suppress(DestinationNotFound):  # a `no_declare` queue may name an exchange that does not exist
-                        publisher.lead_back(destination)
+                        connection.sender.lead_back(destination)
             except (NotPermitted, NotStored) as exc:  # the worker can still consume
                 refused[queue.name] = exc
             else:
@@ -135,7 +137,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
                 next(iter(refused.values())),
             )
         if led_to:
-            self._replay_orphans(led_to, publisher.cascade)
+            self._replay_orphans(led_to, options.cascade)
 
     def _replay_orphans(self, queues: list[kombu.Queue], cascade: Cascade) -> None:
         """Send orphans that became due while a queue did not exist to the queue.
@@ -170,7 +172,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
         Uses a separate connection: during an alarm RabbitMQ blocks connections that publish, and this one consumes.
         """
-        connection = copy_of(self.connection)
+        connection = copy_of(self.connection, "orphans")
         known_to[connection] = known_to[self.connection]
         sent = 0
         try:

@@ -15,21 +15,26 @@ from celery.utils.collections import LimitedSet
 from celery.worker import state
 
 from .. import upstream
+from ..amqp import event_loop
 from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
-from ..amqp.connecting import closing, ensure_connection
+from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
-from ..amqp.receiving import catch_up, known_to
+from ..amqp.receiving import known_to
 from ..amqp.schedule import write_changes
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.options import DRIVER_TYPE
+from ..core.sent import Sent
 
 logger = logging.getLogger(__name__)
 
 #: Seconds that a starting worker waits for the stream of changes, if it exists but cannot be read.
 PATIENCE = 30
+
+#: Seconds between two looks at the changes while no task comes: one that a worker holds already may be cancelled.
+POLL = 1.0
 
 #: Seconds for which a write to the stream is retried while the stream has no leader; for which `revoke` waits for its
 #: answer.
@@ -71,14 +76,14 @@ def as_text(ids: Any) -> Any:
     return str(ids) if isinstance(ids, uuid.UUID) else ids
 
 
-def changes_in(command: str, arguments: Mapping[str, Any]) -> list[bytes]:
-    """Return the messages for the stream of changes that one of Celery's remote control commands needs."""
+def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent) -> list[bytes]:
+    """Return the messages for the stream of changes that one of Celery's remote control commands needs, sent then."""
     if command in ("revoke", "terminate"):
         ids = as_text(arguments.get("task_id")) or []
-        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids]), sent_now()))
+        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids]), sent))
     if command == "revoke_by_stamped_headers":
         stamps = _stamps_in(arguments.get("headers"))
-        return [changes.cancelled_stamps(stamps, sent_now())] if stamps else []
+        return [changes.cancelled_stamps(stamps, sent)] if stamps else []
     return []
 
 
@@ -101,35 +106,31 @@ class DelayedControl:
     def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Send a command to workers; also store a `revoke` for all workers, for those that start later.
 
-        Nothing that goes wrong with the latter keeps the command from the workers, unless there is no connection, which
-        the command needs as well. Ids may be of the class `uuid.UUID`.
+        Nothing that goes wrong with the latter is an error, for the workers have the command. Ids may be of the class
+        `uuid.UUID`.
         """
         if isinstance(arguments, Mapping) and "task_id" in arguments:
             arguments = {**arguments, "task_id": as_text(arguments["task_id"])}
+        sent = sent_now()
+        answer = super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
         if destination is None and not kwargs.get("pattern"):
-            self._keep(command, arguments, kwargs)
-        return super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
+            self._keep(command, {**(arguments or {}), **kwargs}, sent)
+        return answer
 
-    def _keep(self, command: str, arguments: Any, more: Mapping[str, Any]) -> None:
-        is_connecting = False
+    def _keep(self, command: str, arguments: Mapping[str, Any], sent: Sent) -> None:
         try:
-            messages = changes_in(command, {**(arguments or {}), **more})
-            connection = self.app.connection_for_write()
-            if messages and connection.transport.driver_type == DRIVER_TYPE:
-                with closing(connection):
-                    is_connecting = True
-                    connection.ensure_connection(timeout=connection.connect_timeout)  # Kombu's patience
-                    is_connecting = False
-                    self._store(connection, messages)
+            if messages := changes_in(command, arguments, sent):
+                with self.app.producer_or_acquire() as producer:
+                    if producer.connection.transport.driver_type == DRIVER_TYPE:
+                        producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections
+                        self._store(producer.connection, messages)
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:
-            if is_connecting:  # Celery would wait as long, for the same error
-                raise
             logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
 
     def _store(self, connection: kombu.Connection, messages: list[bytes]) -> None:
-        """Add to the stream of changes on a connection of its own, which does not wait for the end of an alarm."""
+        """Add to the stream of changes; do not wait for the end of an alarm."""
         deadline = time.monotonic() + STREAM_PATIENCE
         while True:
             try:
@@ -145,7 +146,7 @@ class DelayedControl:
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads which tasks were cancelled or moved before a worker takes its first task, and follows further changes.
 
-    A stream that is missing is created, or the worker would not hear of the first cancellation. Celery consumes tasks
+    A stream that is missing is created when the first task comes that may have been cancelled. Celery consumes tasks
     only after all its steps have started. The state of this step outlives the connection.
     """
 
@@ -156,6 +157,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         self.changes = WorkerChanges(time.time)
         self._warned = False
         self._has_begun = False
+        self._timer: Any = None
 
     def start(self, consumer: Any) -> None:
         connection = consumer.connection
@@ -172,10 +174,10 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
                 logger.info("%s", advice)
         self._has_begun = True
         options = connection.transport.delay_options
+        following, stream = connection.connection.following, streams.changes(options.cascade)
         try:
             if options.streams:
-                stream = streams.changes(options.cascade)
-                catch_up(connection.connection, stream, self.changes.apply, PATIENCE)
+                following.catch_up(stream, self.changes.apply, PATIENCE, create=False)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
@@ -185,6 +187,16 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
                 )
             self._warned = True
         self.changes.running = True
+        if consumer.hub or getattr(consumer.pool, "is_green", False):  # otherwise timers run in another thread
+            event_loop.enter(consumer.timer.call_after)
+            if options.streams:
+                self._timer = consumer.timer.call_repeatedly(POLL, following.keep_up, (stream, self.changes.apply))
+
+    def stop(self, consumer: Any) -> None:
+        event_loop.leave()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class WorkerChanges(Changes):

@@ -16,20 +16,22 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import kombu
+from amqp.exceptions import AMQPError
 from celery import bootsteps
 from celery.utils.dispatch import Signal
 from celery.worker import state as worker_state
 
 from .. import upstream
+from ..amqp import event_loop
 from ..amqp.clocks import tell_of_naive_eta
 from ..amqp.confirms import NotStored
+from ..amqp.connection import Connection
 from ..amqp.destinations import own_destination
-from ..amqp.publisher import DelayedPublisher
+from ..amqp.event_loop import EventLoop
 from ..amqp.transport import DeliveredMessage
 from ..core import plan
-from ..core.destination import Destination
 from ..core.due import eta_in_utc, parse_eta
-from ..core.errors import DelayError, InvalidDelay, NotRouted
+from ..core.errors import DelayError, InvalidDelay, MessageRefused
 from ..core.headers import Delivery
 from ..core.plan import Now, Plan
 
@@ -38,10 +40,6 @@ logger = logging.getLogger(__name__)
 #: In ticks: a task that is due sooner stays in the worker, because the cascade would keep it about as long.
 MOMENT = 2
 
-#: Without a prefetch limit RabbitMQ sends all at once. So many copies are on their way at a time: the worker goes on
-#: with what is behind such tasks in its socket, such as other tasks and `celery inspect`.
-MOST_UNANSWERED = 200
-
 #: Is sent with `amount`, the number of tasks that this worker has handed on since it was sent last.
 handed_on = Signal(name="handed_on", providing_args={"amount"})
 
@@ -49,21 +47,28 @@ handed_on = Signal(name="handed_on", providing_args={"amount"})
 #: for the broker's last answers.
 REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 
+#: The most tasks that are sent and not answered: without a prefetch limit RabbitMQ sends all at once, and the worker
+#: goes on with what is behind them in its socket, such as other tasks and `celery inspect`. Seconds without any answer
+#: after which Celery holds the others, and seconds for which it holds all after the connection has failed.
+MOST, SILENCE, PAUSE = 200, 5.0, 10.0
 
-class _HandedOn(NamedTuple):
-    """A task, the queue that it came from, and the copy that is sent in its place."""
+#: Seconds until a worker looks for answers, and for which it may wait where a route has to be made first.
+LOOK, PATIENCE_IN_LOOP = 0.05, 2.0
+
+
+class _Task(NamedTuple):
+    """A task that is handed on, and the queue that it came from."""
 
     message: DeliveredMessage
     queue: kombu.Queue
-    publisher: DelayedPublisher
     plan: Plan
 
 
 class HandingOn:
-    """Sends a consumer's tasks that are not due yet into the cascade.
+    """Sends a consumer's tasks that are not due yet into the cascade, and acknowledges each once its copy is stored.
 
-    The worker goes on while the broker stores a copy, and acknowledges the original afterwards. If the worker is killed
-    in between, the broker delivers the original again.
+    If the worker is killed in between, the broker delivers the original again. In a worker's event loop nothing waits
+    for the broker: a timer looks for its answers while some are missing. Another consumer waits for each of them.
     """
 
     def __init__(self, consumer: kombu.Consumer) -> None:
@@ -74,11 +79,12 @@ class HandingOn:
         self._warned: set[type] = set()
         #: The consumer is cancelled: what still reaches it comes again after the connection is closed.
         self.is_over = False
+        self._waiting: deque[_Task] = deque()  # not sent yet
+        self._answers: deque[tuple[_Task, Exception | None]] = deque()  # of the broker, not followed yet
         self._unanswered = 0
-        self._unrouted: list[_HandedOn] = []
-        #: What is not handed on yet, as `_hand_on` takes it.
-        self._taken: deque[tuple[DeliveredMessage, kombu.Queue, Destination, datetime]] = deque()
-        self._is_going_on = False
+        self._paused_until = 0.0
+        self._heard = 0.0  # when the broker has last answered, or was first asked, by `time.monotonic`
+        self._is_looking = False
         self._stored = 0
         #: Calls a function after some seconds; None outside of a worker.
         self.call_after: Callable[[float, Callable[[], None]], Any] | None = None
@@ -86,54 +92,36 @@ class HandingOn:
 
     def offer(self, message: DeliveredMessage) -> bool:
         """Take a message if it can be handed on; return whether it was taken."""
-        options = self._consumer.channel.connection.delay_options
+        connection: Connection = self._consumer.channel.connection
+        options = connection.delay_options
         make_eta_aware(message, options.naive_timezone)
         due = due_of(message) if options.hand_on else None
         if due is None or has_waited(message, due):
             return False
-        soon = datetime.now(timezone.utc) + timedelta(seconds=MOMENT * options.tick)
-        if due <= soon or not self._may_send(message):
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
+        if due - now.utc <= timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
             return False
         queue = self._queue_of(message)
-        if queue is None or queue.no_ack or queue.name in self._refused:
+        if queue is None or queue.no_ack or queue.name in self._refused or self._is_silent:
             return False
         destination = own_destination(queue)
         if destination is None:
             return False
-        self._taken.append((message, queue, destination, due))
-        self._go_on()
-        return True
-
-    def _hand_on(self, message: DeliveredMessage, queue: kombu.Queue, destination: Destination, due: datetime) -> bool:
-        """Send a copy of a message; return whether that could be done."""
-        connection, info = self._consumer.channel.connection, message.delivery_info
+        info = message.delivery_info
         received = Delivery(info["exchange"], info["routing_key"], message.headers)
-        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         try:
-            planned = plan.of_received(message.amqp_message, received, destination, due, now, connection.delay_options)
-            publisher = connection.publisher_for(planned.priority)
-            publisher.prepare(planned)
-        except (DelayError, NotStored) as exc:
+            planned = plan.of_received(message.amqp_message, received, destination, due, now, options)
+        except DelayError as exc:
             self._warn(queue, exc)
             return False
-        self._unanswered += 1
-        self._submit(_HandedOn(message, queue, publisher, planned), again=False)
+        task = _Task(message, queue, planned)
+        loop = event_loop.current()
+        if loop is None:
+            self._publish(task, None)
+        elif not self.is_over:
+            self._waiting.append(task)
+            self._go_on(loop)
         return True
-
-    def _go_on(self) -> None:
-        """Hand on what is taken, unless too many copies are unanswered, and keep what cannot be handed on."""
-        # Creating an outbox reads the connection, and so calls this. Without a connection, all originals come again.
-        if self._is_going_on or self._consumer.channel.connection is None:
-            return
-        self._is_going_on = True
-        try:
-            while self._taken and self._unanswered < MOST_UNANSWERED and not self.is_over:
-                message, queue, destination, due = self._taken.popleft()
-                may = due > datetime.now(timezone.utc) and queue.name not in self._refused
-                if not (may and self._hand_on(message, queue, destination, due)) and self.keep is not None:
-                    self.keep(message)
-        finally:
-            self._is_going_on = False
 
     def finish(self) -> None:
         """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""
@@ -142,8 +130,11 @@ class HandingOn:
         try:
             # Without a connection, all originals come again.
             while self._unanswered and time.monotonic() < until and (connection := self._consumer.channel.connection):
-                connection.drain_events(timeout=PATIENCE)
+                with suppress(AMQPError, OSError):
+                    connection.sender.read(1)
+                self._follow()
         finally:
+            self._waiting.clear()  # they are not acknowledged, so they come again
             self.report()
 
     def report(self) -> None:
@@ -156,52 +147,92 @@ class HandingOn:
             logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
             handed_on.send(sender=self, amount=stored)
 
-    def _submit(self, task: _HandedOn, again: bool) -> None:
-        task.publisher.submit(task.plan, partial(self._answered, task, again))
+    @property
+    def _is_silent(self) -> bool:
+        """Whether the broker does not answer, as during an alarm."""
+        now = time.monotonic()
+        return now < self._paused_until or (bool(self._unanswered) and now > self._heard + SILENCE)
 
-    def _answered(self, task: _HandedOn, again: bool, refusal: Exception | None) -> None:
-        if isinstance(refusal, NotRouted) and not again:
-            self._unrouted.append(task)
-        else:
-            self._settle(task, refusal)
-        # Wait for all answers first: a late answer for the same route would count as the answer to a repeated message.
-        if self._unrouted and len(self._unrouted) == self._unanswered:
-            self._repair()
+    def _go_on(self, loop: EventLoop) -> None:
+        """Send what waits, as long as not too many answers are missing, and let a timer look for them."""
+        sender = self._consumer.channel.connection.sender
+        while self._waiting and self._unanswered < MOST and not self._is_silent:
+            task = self._waiting.popleft()
+            if task.queue.name in self._refused:
+                self._keep(task)
+                continue
+            if not self._unanswered:
+                self._heard = time.monotonic()
+            try:
+                sender.submit(task.plan, partial(self._answered, task), PATIENCE_IN_LOOP)
+                self._unanswered += 1
+            except (DelayError, AMQPError, OSError) as exc:
+                self._give_back(task, exc)
+        if self._is_silent or sender.is_blocked:
+            while self._waiting:
+                self._give_back(self._waiting.popleft(), TimeoutError("RabbitMQ does not confirm what is sent"))
+        if self._unanswered and not self._is_looking:
+            self._is_looking = True
+            loop.call_later(LOOK, partial(self._look, loop))
 
-    def _repair(self) -> None:
-        """Declare deleted parts of the cascade again, or do without, and repeat the messages that no queue took."""
-        unrouted, self._unrouted = self._unrouted, []
+    def _answered(self, task: _Task, refusal: Exception | None) -> None:
+        """Note an answer, to follow it when this thread has ended its turn with the sender."""
+        self._answers.append((task, refusal))
+
+    def _look(self, loop: EventLoop) -> None:
+        """Read the broker's answers, and send more."""
+        self._is_looking = False
+        connection = self._consumer.channel.connection
+        if connection is None:  # all originals come again
+            return
+        with suppress(AMQPError, OSError):  # it is closed then, and the messages are refused
+            connection.sender.read()
+        self._follow()
+        self._go_on(loop)
+
+    def _follow(self) -> None:
+        while self._answers:
+            task, refusal = self._answers.popleft()
+            self._unanswered -= 1
+            self._heard = time.monotonic()
+            if refusal is None:
+                self._settle(task)
+            else:  # a part of the cascade may be gone, or the connection was lost
+                self._publish(task, PATIENCE_IN_LOOP)
+
+    def _publish(self, task: _Task, seconds: float | None) -> None:
+        """Send a copy of a task, and wait for the answer."""
         try:
-            for publisher in {task.publisher for task in unrouted}:
-                publisher.repair(*{task.plan.destination for task in unrouted if task.publisher is publisher})
-            for task in unrouted:
-                task.publisher.prepare(task.plan)
-        except (DelayError, NotStored) as exc:
-            for task in unrouted:
-                self._settle(task, exc)
+            self._consumer.channel.connection.sender.publish(task.plan, seconds)
+        except (DelayError, AMQPError, OSError) as exc:
+            self._give_back(task, exc)
         else:
-            for task in unrouted:
-                self._submit(task, again=True)
+            self._settle(task)
 
-    def _settle(self, task: _HandedOn, refusal: Exception | None) -> None:
-        self._unanswered -= 1
-        if refusal is None:
-            task.message.ack()
-            self._stored += 1
-            if self._timer is None and self.call_after is not None:
-                self._timer = self.call_after(REPORT_INTERVAL, self.report)
-        else:
-            self._warn(task.queue, refusal)
-            if self.keep is not None:
-                self.keep(task.message)
-        self._go_on()
+    def _settle(self, task: _Task) -> None:
+        task.message.ack()
+        self._stored += 1
+        if self._timer is None and self.call_after is not None:
+            self._timer = self.call_after(REPORT_INTERVAL, self.report)
+
+    def _give_back(self, task: _Task, reason: Exception) -> None:
+        """Let Celery hold a task that cannot be handed on."""
+        self._warn(task.queue, reason)
+        if not isinstance(reason, (DelayError, NotStored)):
+            self._paused_until = time.monotonic() + PAUSE
+        self._keep(task)
+
+    def _keep(self, task: _Task) -> None:
+        if self.keep is not None:
+            self.keep(task.message)
 
     def _warn(self, queue: kombu.Queue, refusal: Exception) -> None:
         """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.
 
-        An invalid delay concerns only this task, so other tasks of the queue are still handed on.
+        An invalid delay or size concerns only this task, and a lost connection or a broker that does not answer this
+        moment, so other tasks of the queue are still handed on.
         """
-        if not isinstance(refusal, InvalidDelay):
+        if isinstance(refusal, (DelayError, NotStored)) and not isinstance(refusal, (InvalidDelay, MessageRefused)):
             self._refused.add(queue.name)
         if type(refusal) not in self._warned:
             self._warned.add(type(refusal))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakMethod, WeakSet
 
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 _told: WeakSet[Celery] = WeakSet()
 
+#: The environment variable that makes `install` do nothing.
+SWITCH = "CELERY_RABBIT_DELAY"
+
 #: Threads that are the first to ask for an app's pool: Celery would make one for each, and close only the last.
 _first = threading.RLock()
 
@@ -48,26 +52,31 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def install(app: Celery, **options: Any) -> None:
     """Make an app's delayed tasks wait in RabbitMQ. Call it once, before the app publishes or consumes.
 
-    The keyword arguments are the fields of `Options`; durations are in seconds. It does not contact the broker. Calling
-    it again with the same options does nothing.
+    The keyword arguments are the fields of `Options`; durations are in seconds. Those that are missing come from the
+    setting `rabbit_delay` of the app's configuration, a mapping. It does not contact the broker. Calling it again with
+    the same options does nothing.
 
     An app whose broker is `memory://`, or that has `task_always_eager`, does not change, so that test suites can call
-    it, too.
+    it, too. With `CELERY_RABBIT_DELAY=off` in the environment no app changes.
 
     Raises `InvalidOption` for an unknown option, a bad value, or other options than in the first call, and
     `UnsupportedConfiguration` for a broker other than RabbitMQ over AMQP 0-9-1 and for `task_protocol = 1`. If the
-    app's configuration is not loaded yet, the app's first connection may raise `UnsupportedConfiguration` instead.
+    app's configuration is not loaded yet, the app's first connection may raise these errors instead.
     """
     wanted = Options.parse(options)
+    if is_switched_off():
+        logger.warning("%s=off: Celery runs the delayed tasks of %s; celery-rabbit-delay does nothing", SWITCH, app)
+        return
     make = app.amqp_cls
     if is_installed(app):
-        if make.keywords["options"] != wanted:
-            different = wanted.differences(make.keywords["options"])
+        if (known := Options.parse(make.keywords["given"])) != wanted:
+            different = wanted.differences(known)
             raise InvalidOption(f"{app} is installed already, and this call has {different}: install it once")
         return
     # Reading app.conf would load the configuration, too early for a later config_from_object().
     settings = upstream.settings_so_far(app)
     check_protocol(settings.get("task_protocol"))
+    options_with(settings, options)
     url = os.environ.get("CELERY_BROKER_URL") or settings.get("broker_url")
     try:
         delay_url(url)
@@ -77,13 +86,13 @@ def install(app: Celery, **options: Any) -> None:
         _say_there_is_no_broker(app)
     connect()
     app.steps["consumer"].update([Report, FollowPool, FullSpeed])
-    app.amqp_cls = partial(_make_amqp, base=make, options=wanted)  # picklable, as the app is
+    app.amqp_cls = partial(_make_amqp, base=make, given=options)  # picklable, as the app is
     app.control_cls = partial(_make_control, base=app.control_cls)
     if "control" in app.__dict__:
         _upgrade_control(app.control)
     app.steps["consumer"].add(FollowChanges)
     if "amqp" in app.__dict__:  # the app was used before: keep its queues and routes, drop its plain connections
-        upgrade_amqp(app.amqp, wanted)
+        upgrade_amqp(app.amqp, options)
         upstream.forget_connections(app)
 
 
@@ -92,9 +101,27 @@ def is_installed(app: Celery) -> bool:
     return isinstance(app.amqp_cls, partial) and app.amqp_cls.func is _make_amqp
 
 
-def _make_amqp(app: Celery, *, base: Any, options: Options) -> Any:
+def is_switched_off() -> bool:
+    """Return whether the environment says that `install` does nothing. Raises `InvalidOption`."""
+    value = os.environ.get(SWITCH, "")
+    if value.lower() not in ("", "on", "off"):
+        raise InvalidOption(f"the environment variable {SWITCH} is {value!r}: use off, or on, or leave it out")
+    return value.lower() == "off"
+
+
+def options_with(settings: Any, given: Mapping[str, Any]) -> Options:
+    """Return the options that were given to `install`, and for the others those of an app's configuration.
+
+    Raises `InvalidOption`.
+    """
+    configured = settings.get(OPTIONS)
+    Options.parse(configured)
+    return Options.parse({**(configured or {}), **given})
+
+
+def _make_amqp(app: Celery, *, base: Any, given: dict[str, Any]) -> Any:
     amqp = symbol_by_name(base)(app=app)
-    upgrade_amqp(amqp, options)
+    upgrade_amqp(amqp, given)
     return amqp
 
 
@@ -109,9 +136,9 @@ def _upgrade_control(control: Any) -> None:
     control.mailbox.node_cls = InspectedNode
 
 
-def upgrade_amqp(amqp: Any, options: Options) -> None:
-    """Give an app's AMQP object, whose class may be customized, our connections and consumers."""
-    upstream.mix_in(amqp, DelayedAMQP, delay_options=options)
+def upgrade_amqp(amqp: Any, given: dict[str, Any]) -> None:
+    """Give an app's AMQP object, whose class may be customized, our connections and consumers, with some options."""
+    upstream.mix_in(amqp, DelayedAMQP, given_options=given)
 
 
 class DelayedAMQP:
@@ -121,7 +148,12 @@ class DelayedAMQP:
 
     app: Celery
     queues: Any
-    delay_options: Options
+    given_options: dict[str, Any]
+
+    @cached_property
+    def delay_options(self) -> Options:
+        """The app's options. Raises `InvalidOption`."""
+        return options_with(self.app.conf, self.given_options)
 
     @property
     def create_task_message(self) -> Any:
@@ -142,13 +174,11 @@ class DelayedAMQP:
 
     @property
     def producer_pool(self) -> Any:
-        """The app's pool of producers; an interrupt, such as a soft time limit, takes nothing out of it for good."""
+        """The app's pool of producers."""
         pool = upstream.pool_of(self)
-        if not isinstance(pool, upstream.RestoresLosses):
+        if pool is None:
             with _first:
                 pool = super().producer_pool  # type: ignore[misc]
-                for one in (pool.connections, pool):
-                    upstream.restore_losses(one)
         return pool
 
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
@@ -178,7 +208,7 @@ class DelayedAMQP:
         if OPTIONS in transport_options:
             raise InvalidOption(
                 f"broker_transport_options[{OPTIONS!r}] has no effect together with install(): pass the options to "
-                "install()"
+                f"install(), or set {OPTIONS}"
             )
         transport_options[OPTIONS] = options.to_dict()
         connection = kombu.Connection(url, *args, transport=ours, transport_options=transport_options, **kwargs)

@@ -33,6 +33,7 @@ class _Standalone(Group):
         status.status,
         orphans.orphans,
         tasks.list_scheduled,
+        tasks.show,
         tasks.cancel,
         tasks.reschedule,
         tasks.run_now,

@@ -92,13 +92,12 @@ def migrate(
 def _connection_elsewhere(source: kombu.Connection, to_broker: str | None, changed: dict[str, Any]) -> kombu.Connection:
     """Return a connection to the broker of `source`, or another one, with changed options."""
     current = source.transport.delay_options
-    options = replace(current, declare="auto", confirm=True, **changed)
-    transport_options = {**source.transport_options, OPTIONS: options.to_dict()}
+    options = replace(current, declare="auto", **changed)
     if to_broker:
-        return connection_to(to_broker, transport_options)
+        return connection_to(to_broker, {**source.transport_options, OPTIONS: options.to_dict()})
     if options.cascade.root == current.cascade.root:
         raise click.UsageError("name the target with --to-prefix, --to-tick or --to-broker")
-    return operate.copy_of(source, transport_options=transport_options)
+    return operate.copy_of(source, "migration", **{OPTIONS: options.to_dict()})
 
 
 def _progress(moving: Iterable[Moved], amount: int) -> tuple[int, Counter[str], bool]:

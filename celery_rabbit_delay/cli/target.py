@@ -17,6 +17,7 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
+from ..app.install import SWITCH, is_switched_off
 from ..app.queues import queues_of
 from ..core.destination import Destination
 from ..core.errors import DelayError
@@ -121,9 +122,10 @@ class AppTarget(Target):
         with _reading([url for url in several if "://" in url]):  # Kombu knows others as well
             connection: kombu.Connection = self.app.connection_for_write()
         if connection.transport.driver_type != DRIVER_TYPE:
-            raise click.ClickException(
-                f"{self.app} does not delay its tasks: call celery_rabbit_delay.install(app), with RabbitMQ as broker"
-            )
+            advice = "call celery_rabbit_delay.install(app), with RabbitMQ as broker"
+            if is_switched_off():
+                advice = f"unset {SWITCH}, which is off"
+            raise click.ClickException(f"{self.app} does not delay its tasks: {advice}")
         return connection
 
     def queues(self) -> list[kombu.Queue]:

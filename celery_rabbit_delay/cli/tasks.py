@@ -1,4 +1,4 @@
-"""Commands for the schedule: list, cancel, reschedule, run-now."""
+"""Commands for the schedule: list, show, cancel, reschedule, run-now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..core.headers import milliseconds
 from ..core.streams import Unreadable
 from ..core.text import escape
 from ..operate import Scheduled
-from .output import EXIT_PROBLEMS, progress
+from .output import EXIT_PROBLEMS, format_duration, progress
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
 from .target import Target, pass_target
 
@@ -97,6 +97,60 @@ def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
                 err=True,
             )
     _report(problems)
+
+
+@click.command(short_help="Show what is known of a task.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", callback=check_names)
+@json_option
+@pass_target
+def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
+    """Show all that is known of tasks by their ids: whether they wait or were cancelled, and what they are.
+
+    Tasks below the option `journal` of install(), and tasks that are due, are not known. Exits with 3 if nothing is
+    known of an id.
+    """
+    with target.connected() as connection:
+        operate.require(connection)
+        known = operate.about(connection, ids, target.names(any_queue=True))
+    for number, one in enumerate(known):
+        if as_json:
+            for data in _data_about(one):
+                click.echo(json.dumps(data))
+        else:
+            click.echo("\n" * (number > 0) + "\n".join(map(escape, _lines_about(one))))
+    if not all(one.messages or one.cancelled for one in known):
+        raise SystemExit(EXIT_PROBLEMS)
+
+
+def _data_about(known: operate.About) -> Iterator[dict[str, Any]]:
+    """Yield the data of each message with an id, or of the id alone."""
+    cancelled = known.cancelled.isoformat() if known.cancelled else None
+    for waiting, is_cancelled in known.messages:
+        yield {**_as_data(waiting), "state": "cancelled" if is_cancelled else "waiting", "cancelled": cancelled}
+    if not known.messages:
+        yield {"id": known.id, "state": "cancelled" if cancelled else "unknown", "cancelled": cancelled}
+
+
+def _lines_about(known: operate.About) -> Iterator[str]:
+    """Yield what is known of an id, a line for each thing."""
+    cancelled = f"cancelled {known.cancelled:%Y-%m-%d %H:%M:%S}Z" if known.cancelled else "cancelled"
+    if not known.messages:
+        state = "not in the journal: it is due, is below the option `journal`, or was never sent"
+        yield from (f"id         {known.id}", f"state      {f'{cancelled}, and ' if known.cancelled else ''}{state}")
+    for waiting, is_cancelled in known.messages:
+        left = format_duration(max(0, milliseconds(waiting.due) - milliseconds(datetime.now(timezone.utc))))
+        yield f"id         {waiting.id}"
+        yield f"state      {cancelled if is_cancelled else 'waits'}"
+        yield f"due        {waiting.due:%Y-%m-%d %H:%M:%S}Z, in {left}"
+        if waiting.task:
+            yield f"task       {waiting.task}"
+            yield f"arguments  {waiting.args or '()'} {waiting.kwargs or '{}'}"
+        yield f"queue      {waiting.queue}"
+        yield f"sent to    exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}"
+        if waiting.retries:
+            yield f"retries    {waiting.retries}"
+        if waiting.key:
+            yield f"key        {waiting.key}"
 
 
 @click.command(short_help="Cancel waiting tasks.")

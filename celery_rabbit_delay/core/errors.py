@@ -66,5 +66,9 @@ class TooLate(DelayError):
     """The message is due within 2 s, too soon to be moved."""
 
 
+class MessageRefused(DelayError, ValueError):
+    """RabbitMQ refuses this message itself: it is too large, for example, or has the `user_id` of another user."""
+
+
 class NotRouted(DelayError):
     """No level accepted the message, even after the cascade was declared again: levels are being deleted."""

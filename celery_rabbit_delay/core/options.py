@@ -74,8 +74,6 @@ class Options:
     #: Seconds: delays that each destination may have a queue for, which makes them one hop. Others end in one of the
     #: first 5, or in the queue without a delay, which `()` leaves alone. May differ between processes.
     outboxes: Sequence[float] = DEFAULT_OUTBOXES
-    #: Wait until the broker has stored each delayed message.
-    confirm: bool = True
     #: Seconds that publishing a delayed message may wait for the broker, then `TimeoutError`; None waits for ever.
     confirm_timeout: float | None = 60.0
     #: "auto" creates missing parts on the broker; "passive" never creates anything, and names missing parts.
@@ -119,7 +117,7 @@ class Options:
         self._check_outboxes()
         if self.declare not in get_args(Declare):
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(get_args(Declare))}")
-        for name in ("confirm", "hand_on", "streams"):
+        for name in ("hand_on", "streams"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
         seconds = self.confirm_timeout

@@ -17,8 +17,9 @@ import math
 import os
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 from .errors import DelayError
@@ -41,6 +42,8 @@ _HORIZONS = (
     (54 * _DAY, 56 * _DAY, 16_000_000),
     (YEAR, 370 * _DAY, 32_000_000),
 )
+
+_SECONDS = [seconds for seconds, *_ in _HORIZONS]
 
 #: The size of a segment of the stream for longer delays.
 _LARGE_SEGMENT = 32_000_000
@@ -98,10 +101,13 @@ def _longest(cascade: Cascade) -> int:
 
 def journals(cascade: Cascade, max_delay: float = math.inf) -> list[Stream]:
     """Return the journal's streams for delays up to `max_delay` seconds, the one for the shortest delays first."""
+    return _all_journals(cascade)[: bisect_left(_SECONDS, max_delay) + 1]
+
+
+@lru_cache(maxsize=16)
+def _all_journals(cascade: Cascade) -> list[Stream]:
     streams = [_stream(cascade, f"journal.{seconds}", *kept) for seconds, *kept in _HORIZONS]
-    streams.append(_stream(cascade, "journal.max", _longest(cascade) + 7 * _DAY, _LARGE_SEGMENT))
-    shorter = sum(seconds < max_delay for seconds, *_ in _HORIZONS)
-    return streams[: shorter + 1]
+    return [*streams, _stream(cascade, "journal.max", _longest(cascade) + 7 * _DAY, _LARGE_SEGMENT)]
 
 
 def journal_for(cascade: Cascade, delay: float) -> Stream:

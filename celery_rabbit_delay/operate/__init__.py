@@ -12,7 +12,7 @@ from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.following import Follower, Place, StreamReplaced, message_at
 from ..amqp.reschedule import moving, reschedule, reschedule_all
-from ..amqp.schedule import Before, Scheduled, before, cancel, concerns, describe, scheduled, to_message
+from ..amqp.schedule import About, Before, Scheduled, about, before, cancel, concerns, describe, scheduled, to_message
 from ..amqp.schemes import delay_url
 from ..amqp.stream_reader import StreamMessage, StreamReader
 from ..amqp.waiting import Allowed

@@ -245,8 +245,8 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
         exchange, (key, *addresses) = cascade.entry(Route(route, 0), destination)
         message = Message(str(number), application_headers=addressed({"CC": []}, addresses))
         sent[number] = time.monotonic()
-        with declare.translate_errors(cascade):
-            returned = confirmed.publish(message, exchange, key, confirm_timeout=timeout)
+        with declare.translate_errors(cascade), connection.connection.within(timeout):
+            returned = confirmed.publish(message, exchange, key)
         if returned is not None:
             yield f"{exchange} accepts no message for {_named(route)}"
             del sent[number]

@@ -114,13 +114,12 @@ def write(url: str, amount: int, seed: int) -> None:
     with kombu.Connection(url.replace("amqp://", "rabbit-delay://")) as connection:
         channel = ConfirmedChannel(connection.connection)
         ingest = Options().cascade.ingest
-        batch: dict[Any, Outgoing] = {}
-        with connection.connection.exclusively(channel, None):
-            for number, (key, body) in enumerate(records(amount, seed)):
-                batch[number] = Outgoing(Message(body, delivery_mode=2), ingest, key)
-                if len(batch) == 50:
-                    channel.publish_all(batch)
-            channel.publish_all(batch)
+        for number, (key, body) in enumerate(records(amount, seed)):
+            sent = channel.send(Outgoing(Message(body, delivery_mode=2), ingest, key))
+            if number % 50 == 0:
+                channel.wait(sent)
+        while channel.unanswered:
+            connection.drain_events()
 
 
 class Memory:

@@ -87,7 +87,6 @@ def both(limit: float) -> dict[str, float]:
 
 US, NATIVE, NONE = Ours.name, Native.name, Contender.name
 ONE = "one by one"
-UNCONFIRMED = f"{US}, unconfirmed"
 
 GOALS = [
     Goal(
@@ -166,11 +165,6 @@ GOALS = [
         form="{:.1f}",
     ),
     Goal("Early at 200/s", lambda rows: float(rows["lateness"][US]["early"]), both(0), form="{:.0f}"),
-    Goal(
-        "CPU of `apply_async(countdown=…)` without confirms, against `apply_async()`",
-        in_turns("client_cpu", UNCONFIRMED),
-        both(1.15),
-    ),
     Goal(
         "The same, each confirmed, against `apply_async()` without confirms",
         in_turns("client_cpu", US),

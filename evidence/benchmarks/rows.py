@@ -273,11 +273,10 @@ def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
         vhost(node) as url,
         running_app(url, None) as plain,
         running_app(url, None) as plain_confirmed,
-        running_app(url, {"confirm": False}) as ours,
-        running_app(url, {}) as confirmed,
+        running_app(url, {}) as ours,
     ):
         plain_confirmed.conf.broker_transport_options = {"confirm_publish": True}
-        made = {"plain": plain, "plain confirmed": plain_confirmed, "ours": ours, "confirmed": confirmed}
+        made = {"plain": plain, "plain confirmed": plain_confirmed, "ours": ours}
         tasks = {name: app.task(name="bench.nothing", shared=False)(_nothing) for name, app in made.items()}
         calls: dict[str, Callable[[], Any]] = {
             "no delay": tasks["plain"].apply_async,
@@ -285,8 +284,7 @@ def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
             "plain eta": partial(tasks["plain"].apply_async, countdown=3600),
             "plain eta, confirmed": partial(tasks["plain confirmed"].apply_async, countdown=3600),
             "celery-rabbit-delay, no delay": tasks["ours"].apply_async,
-            "celery-rabbit-delay, unconfirmed": partial(tasks["ours"].apply_async, countdown=3600),
-            "celery-rabbit-delay": partial(tasks["confirmed"].apply_async, countdown=3600),
+            "celery-rabbit-delay": partial(tasks["ours"].apply_async, countdown=3600),
         }
 
         confirming = {"no delay, confirmed", "plain eta, confirmed", "celery-rabbit-delay"}

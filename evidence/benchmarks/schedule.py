@@ -121,7 +121,7 @@ def _record(app: Any, amount: int) -> None:
     """Copy the record of the one task that waits, each copy in a message of its own, due in the next hours."""
     with app.connection_for_write() as connection:
         record = next(waiting(connection))
-        writer = connection.connection.publisher_for().streams
+        writer = connection.connection.sender
         stream = streams.journal_for(connection.transport.delay_options.cascade, 7200)
         now, chosen = int(time.time() * 1000), random.Random(1)
         for start in range(0, amount, 1000):

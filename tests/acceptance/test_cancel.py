@@ -260,6 +260,7 @@ def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> Non
     shop = make_shop()
     user = shop.vhost.user("^(?!celery-rabbit-delay)", ".*", "^(?!celery-rabbit-delay)")
     shop.send("note", "first", countdown=6)
+    celery_rabbit_delay.cancel(shop.app, "another id")
     limited = {"broker_url": shop.vhost.url("amqp", user)}
     second = make_shop({**QUICK, "declare": "passive"}, **limited)
     worker = second.worker()

@@ -18,15 +18,14 @@ from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
 from celery_rabbit_delay import BatchFailed, DestinationNotFound, batch
-from celery_rabbit_delay.amqp.deliveries import is_unreadable, take_anything
 from celery_rabbit_delay.amqp.following import Follower, message_at
-from celery_rabbit_delay.amqp.receiving import catch_up
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage, StreamReader
+from celery_rabbit_delay.amqp.unreadable import is_unreadable, take_anything
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
-from tests.kit.broker import QUICK, Vhost, publish, take
+from tests.kit.broker import QUICK, Vhost, publish, take, wait_to_learn
 from tests.kit.commands import CASCADE, celery, make_orphans, management, run
 from tests.kit.frames import has_input
 from tests.kit.wait import wait_until
@@ -255,13 +254,12 @@ def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
     running, starting = Changes(time.time), Changes(time.time)
     with vhost.connection() as connection, vhost.connection() as worker, Follower(connection) as follower:
         cancel(connection, ["before"])
-        catch_up(worker.connection, stream, running.apply, patience=5)
+        worker.connection.following.catch_up(stream, running.apply, patience=5)
         followed: list[StreamMessage] = []
         follower.follow({stream: None}, lambda name, entry: followed.append(entry))
         amount = put_unreadable(vhost, vhost.cascade.ingest, stream.routing_key)
         cancel(connection, ["after"])
-        while not running.cancels("after"):
-            worker.drain_events(timeout=60)
+        wait_to_learn(worker, lambda: running.cancels("after"))
         while not followed or b"after" not in followed[-1].body:
             assert follower.read(10)
         assert [entry.offset for entry in followed] == list(range(len(followed)))
@@ -269,7 +267,7 @@ def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
         with StreamReader(connection, patience=0) as reader:
             read = list(reader.read(stream))
         assert read[: len(followed)] == followed
-        catch_up(connection.connection, stream, starting.apply, patience=0)
+        connection.connection.following.catch_up(stream, starting.apply, patience=0)
         assert starting.cancels("after")
         assert message_at(connection, stream, followed[-2].offset) == followed[-2]
 

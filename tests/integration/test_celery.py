@@ -20,12 +20,13 @@ from freezegun import freeze_time
 from celery_rabbit_delay import DestinationNotFound, InvalidDelay, NotPermitted
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.confirms import NotStored
-from celery_rabbit_delay.amqp.publisher import DelayedPublisher
+from celery_rabbit_delay.amqp.sender import Sender
 from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.core.destination import read
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import Vhost, lead, take
 from tests.kit.node import free_port
+from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
@@ -247,6 +248,17 @@ def test_an_app_that_lost_its_connection_publishes_again(vhost: Vhost, make_app:
     assert len(vhost.take("celery", 2)) == 2
 
 
+def test_an_app_whose_broker_came_back_without_its_queue_declares_it_again(vhost: Vhost, make_app: MakeApp) -> None:
+    with proxy(vhost.broker.node.port) as between:
+        app = make_app(broker_url=between.url(vhost.url("amqp")))
+        app.send_task("t", countdown=0.05)
+        assert vhost.take("celery", 1)
+        between.cut()
+        vhost.delete_queue("celery")
+        app.send_task("t", countdown=0.05)
+        assert vhost.take("celery", 1)
+
+
 @pytest.mark.parametrize("error", [NotStored(), NotPermitted("write access")], ids=["not stored", "not permitted"])
 def test_a_consumer_goes_on_where_it_cannot_create_the_cascade(
     vhost: Vhost,
@@ -255,10 +267,10 @@ def test_a_consumer_goes_on_where_it_cannot_create_the_cascade(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
-    def refuse(publisher: DelayedPublisher, destination: Any) -> None:
+    def refuse(sender: Sender, destination: Any) -> None:
         raise error
 
-    monkeypatch.setattr(DelayedPublisher, "lead_back", refuse)
+    monkeypatch.setattr(Sender, "lead_back", refuse)
     monkeypatch.setattr(consumers, "_refused", set())
     app = make_app()
     with app.connection_for_read() as connection, caplog.at_level(logging.WARNING):

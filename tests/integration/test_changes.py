@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,10 +15,10 @@ import pytest
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.clocks import sent_now
-from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN
+from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN, known_to
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.amqp.stream_reader import StreamMessage, StreamReader
-from celery_rabbit_delay.core import changes
+from celery_rabbit_delay.core import changes, streams
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.topology import Stream
@@ -61,14 +62,14 @@ def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as consumer:
         publish(publisher, 0.1, correlation_id="begin")
         assert take(consumer, "q", 1)
-        [subscription] = consumer.connection.subscriptions.values()
+        [subscription] = consumer.connection.following.subscriptions.values()
         callbacks = subscription._channel.callbacks
         callbacks.update(dict.fromkeys(callbacks, lambda message: None))
         publish(publisher, 3, correlation_id="victim")
         operate.cancel(publisher, ["victim"])
         publish(publisher, 3.5, correlation_id="end")
         assert [message.properties["correlation_id"] for message in take(consumer, "q", 1)] == ["end"]
-        assert list(consumer.connection.subscriptions.values()) == [subscription]
+        assert list(consumer.connection.following.subscriptions.values()) == [subscription]
 
 
 @pytest.mark.long
@@ -150,11 +151,31 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
                 )
         take(consumer, "q", 3 * len(roots))
         names = vhost.names("queues") + vhost.names("exchanges")
-        assert len(consumer.connection.followed) <= MOST_UNKNOWN + 1
+        assert len(consumer.connection.following.until) <= MOST_UNKNOWN + 1
     assert not [name for name in names if name.startswith(("made", "amq"))]
     looked_for = [name for name in read if name.startswith("made-up")]
     assert 0 < len(looked_for) < 3 * MOST_UNKNOWN
     assert not [name for name in read if name.startswith(("made up", "amq"))]
+
+
+@pytest.mark.parametrize("how", ["connection", "stream"])
+def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_follows(vhost: Vhost, how: str) -> None:
+    stream = streams.changes(vhost.cascade)
+    with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as worker:
+        operate.cancel(publisher, ["before"])
+        changes_, following = known_to[worker].changes, worker.connection.following
+        following.catch_up(stream, changes_.apply, patience=5)
+        if how == "connection":
+            following._own.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+        else:
+            vhost.delete_queue(stream.name)
+        operate.cancel(publisher, ["after"])
+
+        def has_learned() -> bool:
+            following.keep_up(stream, changes_.apply)
+            return changes_.cancels("after")
+
+        wait_until(has_learned, "it has learned of it")
 
 
 @pytest.mark.parametrize("how", ["id", "stamp"])

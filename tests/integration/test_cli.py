@@ -27,7 +27,7 @@ from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from celery_rabbit_delay.operate import Management, pruning
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost
+from tests.kit.broker import QUICK, Vhost, ensure
 from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, celery, closed_pipe, make_orphans, management, run
 from tests.kit.wait import wait_until
 
@@ -117,7 +117,7 @@ def test_outboxes_of_keys_that_nobody_binds_any_more_are_deleted_where_that_is_c
     keys = [("orders", "q"), ("orders", "gone"), ("topics", "gone"), ("other", "gone")]
     with vhost.connection() as connection:
         for destination in (Destination("orders"), *(Destination(exchange, key=key) for exchange, key in keys)):
-            connection.connection.publisher_for().routes.ensure(destination)
+            ensure(connection, destination)
         with vhost.plain() as plain:  # in the namespace of outboxes, but none
             plain.default_channel.queue_declare(f"{CASCADE.root}.out.orders+a+b", durable=True, auto_delete=False)
         vhost.delete_queue("gone")
@@ -136,7 +136,7 @@ def test_an_interrupted_prune_is_completed_by_the_next(vhost: Vhost, monkeypatch
 
     monkeypatch.setattr(pruning, "wait_for_counts", interrupt)
     with vhost.connection() as connection:
-        connection.connection.publisher_for().routes.ensure(Destination("", ("gone",)))
+        ensure(connection, Destination("", ("gone",)))
         vhost.delete_queue("gone")
 
         def is_interrupted() -> bool:
@@ -157,7 +157,7 @@ def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_pr
         vhost.declare(exchange=exchange, kind="fanout")
     with vhost.connection() as connection:
         for exchange in ("old", "news"):
-            connection.connection.publisher_for().routes.ensure(Destination(exchange, fanout=True))
+            ensure(connection, Destination(exchange, fanout=True))
         vhost.delete_exchange("old")
         operate.prune(connection, Management(management(vhost)[1], vhost.name))
     dropping = [key for source, queue, _, key in vhost.bindings() if (source, queue) == (CASCADE.exit, CASCADE.discard)]

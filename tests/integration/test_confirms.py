@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import kombu
 import pytest
 from amqp import Message
-from amqp.exceptions import ChannelError, MessageNacked, NotFound
+from amqp.exceptions import ChannelError, MessageNacked
 
-import celery_rabbit_delay
-from celery_rabbit_delay import operate
-from celery_rabbit_delay.amqp import confirms, publisher
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.amqp import publisher
 from tests.kit.broker import QUICK, Vhost, lead, take
-from tests.kit.frames import has_input
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -58,34 +53,44 @@ def test_a_message_that_the_broker_cannot_store_is_an_error(
         wait_until(lambda: not refusal(producer), "the same connection publishes again")
 
 
-def test_an_answer_that_comes_after_a_time_out_is_not_taken_for_the_next_one(vhost: Vhost) -> None:
+def test_after_a_time_out_the_next_message_opens_another_connection(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection(outboxes=()) as other:
-        other.Producer().publish("declares", routing_key="q", headers={"x-delay": 30})
-        options = {"rabbit_delay": QUICK | {"outboxes": ()}}
-        with (
-            proxy(vhost.broker.node.port) as between,
-            kombu.Connection(between.url(vhost.url()), transport_options=options) as connection,
-        ):
-            channel = connection.default_channel  # opened while the broker answers
-            connection.connection.publisher_for().routes.ensure(Destination("", ("q",)))
+    with (
+        proxy(vhost.broker.node.port) as between,
+        kombu.Connection(between.url(vhost.url()), transport_options={"rabbit_delay": QUICK}) as connection,
+    ):
+        channel = connection.default_channel
 
-            def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
-                message = Message(body, application_headers={"x-delay": 60_000})
-                channel.basic_publish(message, "", "q", **timeouts)
+        def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
+            channel.basic_publish(Message(body, application_headers={"x-delay": 30}), "", "q", **timeouts)
 
-            between.flowing.clear()
-            try:
-                with pytest.raises(TimeoutError):
-                    publish("late", confirm_timeout=0.3)
-            finally:
-                between.flowing.set()
-            levels = [level.queue for level in vhost.cascade.levels]
-            wait_until(lambda: sum(map(vhost.count, levels)) == 1, "the message is stored after all")
-            fill(vhost)
-            wait_until(lambda: refusal(other.Producer(), {"x-delay": 60_000}), "the policy is in force")
-            with pytest.raises(MessageNacked):
-                publish("refused")
+        publish("before")
+        between.flowing.clear()
+        try:
+            with pytest.raises(TimeoutError, match="RabbitMQ has not answered in time"):
+                publish("late", confirm_timeout=0.3)
+        finally:
+            between.flowing.set()
+        publish("after")
+        assert channel.is_open  # the user's connection is as it was
+    arrived = {"before", "after"} - {message.payload for message in vhost.take("q", 2)}
+    assert not arrived or vhost.take("q", 1)
+
+
+def test_what_the_broker_has_closed_meanwhile_is_opened_again_and_nothing_is_sent_twice(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        producer = connection.Producer()
+        producer.publish(1, routing_key="q", headers=DELAY)
+        channel = producer.channel
+        rabbitmqctl = vhost.broker.node.ctl
+        lines = rabbitmqctl("list_connections", "pid", "vhost", "client_properties").splitlines()
+        [pid] = [line.split()[0] for line in lines if vhost.name in line and "celery-rabbit-delay publisher" in line]
+        rabbitmqctl("close_connection", pid, "maintenance")
+        producer.publish(2, routing_key="q", headers=DELAY)
+        assert producer.channel is channel  # Kombu has noticed nothing
+        assert sorted(message.payload for message in vhost.take("q", 2)) == [1, 2]
+    assert vhost.count("q") == 0
 
 
 def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends_again(vhost: Vhost) -> None:
@@ -105,75 +110,6 @@ def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends
     wait_until(lambda: vhost.count("q") >= 3, "all that was confirmed arrived")
     messages = {message.payload for message in vhost.take("q", vhost.count("q"))}
     assert {"before", "fragile 2"} <= messages <= {"before", "fragile 1", "fragile 2"}
-
-
-def test_without_confirm_a_returned_message_is_logged(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    vhost.declare("q")
-    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
-        producer = connection.Producer()
-        producer.publish("x", routing_key="q", headers=DELAY)
-        take(connection, "q", 1)
-        vhost.delete_queue(vhost.cascade.levels[0].queue)
-        vhost.delete_queue(vhost.cascade.levels[1].queue)
-        producer.publish("lost", routing_key="q", headers=DELAY)
-        wait_until(lambda: connection.drain_events(timeout=5) or caplog.records, "the broker returned it")
-    assert "RabbitMQ returned a delayed message, which is lost: NO_ROUTE" in caplog.text
-
-
-def test_without_confirm_a_publisher_goes_on_after_the_cascade_was_deleted(
-    vhost: Vhost, caplog: pytest.LogCaptureFixture
-) -> None:
-    vhost.declare("q")
-    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
-        producer = connection.Producer()
-        producer.publish("first", routing_key="q", headers=DELAY)
-        take(connection, "q", 1)
-        vhost.delete_exchange(vhost.cascade.ingest)
-
-        def arrives() -> bool:
-            producer.publish("again", routing_key="q", headers=DELAY)
-            return vhost.count("q") > 0
-
-        wait_until(arrives, "the cascade is declared again")
-    assert "RabbitMQ has refused a delayed message" in caplog.text
-
-
-def test_without_confirm_a_batch_leads_to_its_destination_again(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(confirm=False) as connection:
-        producer = connection.Producer()
-        producer.publish("first", routing_key="q", headers=DELAY)
-        take(connection, "q", 1)
-        operate.teardown(connection, [Destination("", ("q",))], delete_messages=True)
-        producer.publish("lost", routing_key="q", headers=DELAY)
-        wait_until(lambda: has_input(connection), "RabbitMQ has refused it")
-        with celery_rabbit_delay.batch(producer):
-            producer.publish("second", routing_key="q", headers=DELAY)
-        assert [message.payload for message in take(connection, "q", 1)] == ["second"]
-
-
-def test_a_message_after_one_that_was_refused_is_sent(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    vhost.declare("q")
-    with vhost.connection(confirm=False) as connection, caplog.at_level(logging.ERROR):
-        producer = connection.Producer()
-        producer.publish("wrong", routing_key="q", headers=DELAY, user_id="somebody else")
-        wait_until(lambda: has_input(connection), "RabbitMQ has refused it")
-        producer.publish("second", routing_key="q", headers=DELAY)
-        assert [message.payload for message in take(connection, "q", 1)] == ["second"]
-    assert "user_id" in caplog.text
-
-
-def test_without_confirm_a_lost_connection_is_an_error(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with proxy(vhost.broker.node.port) as between:
-        options = {"rabbit_delay": QUICK | {"confirm": False}}
-        with kombu.Connection(between.url(vhost.url()), transport_options=options) as connection:
-            producer = connection.Producer()
-            producer.publish("first", routing_key="q", headers=DELAY)
-            between.cut()
-            wait_until(lambda: has_input(connection), "the end of the connection is here")
-            with pytest.raises(connection.recoverable_connection_errors):
-                producer.publish("second", routing_key="q", headers=DELAY)
 
 
 @pytest.mark.leaves_orphans
@@ -199,14 +135,3 @@ def test_a_message_of_the_user_that_is_returned_is_no_error_of_a_delayed_one(vho
         with pytest.raises(ChannelError, match="NO_ROUTE"):
             take(connection, "q", 2)
         assert len(take(connection, "q", 2)) == 2
-
-
-def test_an_error_of_an_inner_block_is_raised_at_once(vhost: Vhost) -> None:
-    """As when a publish waits for its confirm, and the answer to another message makes it declare something."""
-    with vhost.connection() as connection:
-        amqp = connection.connection
-        outer, inner = confirms.ConfirmedChannel(amqp), confirms.ConfirmedChannel(amqp)
-        with amqp.exclusively(outer, 30), amqp.exclusively(inner, 30), pytest.raises(NotFound):
-            inner.get_channel().queue_declare("missing", passive=True)
-        with amqp.exclusively(outer, 30), pytest.raises(NotFound):
-            outer.get_channel().queue_declare("missing", passive=True)

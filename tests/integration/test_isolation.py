@@ -9,13 +9,13 @@ from typing import Any
 import kombu
 import pytest
 from amqp import Message
-from amqp.exceptions import NotFound, PreconditionFailed
+from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import DestinationNotFound, InvalidDestination
+from celery_rabbit_delay import DestinationNotFound, InvalidDestination, MessageRefused
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost, lead, take
+from tests.kit.broker import QUICK, Vhost, ensure, lead, take
 from tests.kit.commands import management, run
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
@@ -47,7 +47,7 @@ def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhos
     with vhost.connection() as connection:
         for destination in destinations:
             for priority in (0, 9):
-                connection.connection.publisher_for(priority).routes.ensure(destination)
+                ensure(connection, destination, priority=priority)
         for queue in ("q", long):
             lead(connection, queue, delays=[1, 60])
     verified = run(vhost.url("amqp"), "verify", *management(vhost))
@@ -297,7 +297,7 @@ def test_a_refusal_that_is_about_the_message_is_told_as_it_is(vhost: Vhost) -> N
     with vhost.connection() as connection:
         producer = connection.Producer()
         producer.publish("x", routing_key="q", headers=SOON)
-        with pytest.raises(PreconditionFailed, match="user_id"):
+        with pytest.raises(MessageRefused, match="user_id"):
             producer.publish("x", routing_key="q", headers=SOON, user_id="somebody else")
         producer.publish("y", routing_key="q", headers=SOON)
         assert len(take(connection, "q", 2)) == 2
@@ -309,7 +309,7 @@ def test_a_message_that_is_too_large_for_rabbitmq_is_told_so(vhost: Vhost) -> No
     vhost.declare("q")
     with vhost.connection() as connection:
         producer = connection.Producer()
-        with pytest.raises(PreconditionFailed, match="larger than configured max size"):
+        with pytest.raises(MessageRefused, match="larger than configured max size"):
             producer.publish(b"x" * 17_000_000, routing_key="q", headers=SOON, content_encoding="binary")
         producer.publish("y", routing_key="q", headers=SOON)
         assert [message.payload for message in take(connection, "q", 1)] == ["y"]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,7 @@ from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade
 from celery_rabbit_delay.operate import Management, Snapshot
 from celery_rabbit_delay.operate.cascades import outbox_named
-from tests.kit.broker import QUICK, Vhost, lead, publish, take
+from tests.kit.broker import QUICK, Vhost, ensure, lead, publish, take, wait_to_learn
 from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from tests.kit.wait import wait_until
 
@@ -244,13 +243,7 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
         next(moving)
         with vhost.connection() as other:
             operate.cancel(other, ["a", "b", "c"])
-
-        def is_known() -> bool:
-            with suppress(TimeoutError):
-                source.drain_events(timeout=0.1)
-            return known_to[source].changes.cancels("c")
-
-        wait_until(is_known, "the source has learned of it")
+        wait_to_learn(source, lambda: known_to[source].changes.cancels("c"))
         assert list(moving) == []
         assert waiting(vhost, target.transport.delay_options.cascade) == 1
 
@@ -377,7 +370,7 @@ def test_what_passes_from_a_level_into_an_outbox_while_others_are_moved_moves_to
     vhost.declare("q")
     with vhost.connection() as source, vhost.connection(prefix="new") as target:
         lead(source, "q")
-        source.connection.publisher_for().routes.ensure(Q, 1000)
+        ensure(source, Q, 1000)
         for _ in range(5):
             publish(source, 12.56)  # a level of 2.56 s, then the outbox of 10 s
         publish(source, 100)

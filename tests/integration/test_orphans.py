@@ -16,7 +16,7 @@ from celery_rabbit_delay.core.destination import Destination, decode
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.operate import Management, pruning
 from celery_rabbit_delay.operate import management as management_module
-from tests.kit.broker import Vhost, lead, publish, take
+from tests.kit.broker import Vhost, ensure, lead, publish, take
 from tests.kit.commands import make_orphans, management, run
 from tests.kit.wait import wait_until
 
@@ -152,8 +152,7 @@ BY_ONE_LEVEL: dict[str, Any] = {"outboxes": (15,), "slack": 0.05}
 
 def led_into_nothing(vhost: Vhost, connection: kombu.Connection, delay: float, amount: int, **headers: str) -> None:
     """Send messages through a level into an outbox of 15 s that is deleted before they come."""
-    publisher = connection.connection.publisher_for()
-    publisher.routes.ensure(Q, 1500)
+    ensure(connection, Q, 1500)
     for _ in range(amount):
         publish(connection, delay, headers=headers)
     vhost.delete_queue(vhost.cascade.outbox_name(Q, 1500))
@@ -166,10 +165,10 @@ def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
     vhost: Vhost, by: str, declared: str
 ) -> None:
     vhost.declare("q")
-    with vhost.connection(confirm=False, journal=0, **BY_ONE_LEVEL) as connection:
+    with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
         sent = time.time()
         led_into_nothing(vhost, connection, 17.56, 5, id="x")
-    with vhost.connection(confirm=False, declare=declared) as connection:
+    with vhost.connection(declare=declared) as connection:
         [*listed] = operate.orphans(connection, 10)
         assert {one.due.timestamp() >= sent + 17.55 for one in listed if one.due} == {True}
         if by == "the command":
@@ -257,9 +256,8 @@ def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
     api = Management(management(vhost)[1], vhost.name)
     busy, quiet, fast = (vhost.cascade.outbox_name(Q, ticks) for ticks in (6000, 1000, 100))
     with vhost.connection() as connection:
-        publisher = connection.connection.publisher_for()
         for ticks in (1000, 100):
-            publisher.routes.ensure(Q, ticks)
+            ensure(connection, Q, ticks)
         publish(connection, 60)
         vhost.publish("q", 0)  # the queue holds something
         wait_until(lambda: api.queues().get(busy, {}).get("messages"), "the management API has counted")

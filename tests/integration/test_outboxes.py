@@ -23,8 +23,8 @@ from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.options import Options
 from celery_rabbit_delay.core.topology import Topology
 from tests.kit.abilities import Ability
-from tests.kit.broker import DECLARED_TWICE, QUICK, Vhost, lead, take
-from tests.kit.frames import frames, has_input, routing_keys
+from tests.kit.broker import DECLARED_TWICE, QUICK, Vhost, lead, publishing, take
+from tests.kit.frames import frames, routing_keys
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
 
@@ -99,7 +99,7 @@ def test_an_outbox_is_created_and_found_in_the_round_trip_of_its_destination(vho
         connection.default_channel  # noqa: B018  opened as without a delay
         with frames(connection) as (sent, received):
             send(connection, 60_000)
-        assert received == [spec.Channel.OpenOk, spec.Queue.BindOk, spec.Basic.Ack]
+        assert received == [spec.Channel.OpenOk, spec.Queue.BindOk, spec.Channel.OpenOk, spec.Basic.Ack]
         assert sent.count(spec.Queue.Declare) == 2
         assert outboxes(vhost) == sorted([outbox(vhost), outbox(vhost, "60s.")])
         with frames(connection) as (sent, received):
@@ -111,21 +111,8 @@ def test_an_outbox_is_created_and_found_in_the_round_trip_of_its_destination(vho
         assert sent.count(spec.Queue.Declare) == 1
     with vhost.connection(journal=None) as connection, frames(connection) as (_, received):
         send(connection, 60_000)
-    assert received[-2:] == [spec.Queue.BindOk, spec.Basic.Ack]
-    assert spec.Queue.DeclareOk not in received
+    assert received[-4:] == [spec.Channel.OpenOk, spec.Queue.BindOk, spec.Channel.OpenOk, spec.Basic.Ack]
     assert vhost.waiting() == {outbox(vhost, "60s."): 3, outbox(vhost, "30s."): 1}
-
-
-def test_without_confirm_no_new_outbox_closes_the_channel_of_messages_under_way(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**SHORT, **EASY, confirm=False) as connection:
-        send(connection, 30)
-        channel = connection.connection.publisher_for(None).routes._channel.get_channel()
-        send(connection, 70)
-        send(connection, 250)
-        assert connection.connection.publisher_for(None).routes._channel.get_channel() is channel
-        assert {outbox(vhost, delay) for delay in ("70ms.", "250ms.")} <= set(outboxes(vhost))
-        arrive(vhost, 3)
 
 
 def test_delays_that_are_not_round_pass_levels_and_end_in_few_outboxes(vhost: Vhost) -> None:
@@ -178,51 +165,19 @@ def test_processes_with_other_options_share_a_cascade(vhost: Vhost) -> None:
     assert vhost.count(vhost.cascade.orphans) == 0
 
 
-@pytest.mark.parametrize("confirm", [True, False])
-def test_a_deleted_outbox_is_created_again_and_nothing_is_lost(
-    vhost: Vhost, confirm: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_deleted_outbox_is_created_again_and_nothing_is_lost(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
     vhost.declare("q")
-    with vhost.connection(**EASY, confirm=confirm) as connection, caplog.at_level(logging.ERROR):
+    with vhost.connection(**EASY) as connection, caplog.at_level(logging.ERROR):
         lead(connection, "q", delays=[1])
         send(connection, 1000)
         assert arrive(vhost, 1) == [[outbox(vhost, "1s.")]]
         vhost.delete_queue(outbox(vhost, "1s."))
-        for number in range(3):
+        for _ in range(3):
             send(connection, 1000)
-            if not confirm and number == 0:
-                wait_until(lambda: has_input(connection), "RabbitMQ has returned it")
         assert outbox(vhost, "1s.") in outboxes(vhost)
         ways = arrive(vhost, 3)
         assert ways.count([outbox(vhost, "1s.")]) >= 2
     assert not caplog.records
-
-
-@pytest.mark.parametrize("body", ["text", {"a": "ü"}, b"\xff\xfe", b"", "x" * 200_000], ids=lambda body: repr(body)[:9])
-@pytest.mark.parametrize("exchange", ["", "orders"])
-def test_without_confirm_a_returned_message_arrives_as_it_was_sent(vhost: Vhost, body: Any, exchange: str) -> None:
-    vhost.declare("q", "copy", exchange=exchange)
-    sent: dict[str, Any] = {"exchange": exchange, "routing_key": "q", "priority": 3, "correlation_id": "7"}
-    if isinstance(body, bytes):
-        sent |= {"content_encoding": "binary", "content_type": "application/octet-stream"}
-    headers = {"x-delay": 500, "CC": ["copy"], "a": [1, None, {"b": "c"}]}
-    with vhost.connection(**EASY, confirm=False, outboxes=[0.5]) as connection:
-        got = []
-        for time_ in ("first", "returned"):
-            with routing_keys() as keys:
-                connection.Producer().publish(body, headers=headers, **sent)
-            if time_ == "returned":
-                assert keys[0].startswith("@.500ms.")
-                wait_until(lambda: has_input(connection), "RabbitMQ has returned it")
-            messages = take(connection, ["q", "copy"], 2)
-            for message in messages:
-                info = {key: message.delivery_info[key] for key in ("exchange", "routing_key")}
-                got.append((message.body, message.headers, message.properties, info))
-            if time_ == "first":
-                [own] = [name for name in outboxes(vhost) if ".500ms." in name]
-                vhost.delete_queue(own)
-        assert got[2:] == got[:2]
-        assert vhost.count(vhost.cascade.orphans) == 0
 
 
 @pytest.mark.parametrize("passive", [False, True])
@@ -440,8 +395,10 @@ def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
             return found if found.keys() == set(queues) and all(found.values()) else {}
 
         url = nodes[0].url().replace("amqp", "rabbit-delay", 1)
-        with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as client:
-            publisher = client.connection.publisher_for()
+        with (
+            kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as client,
+            publishing(client) as publisher,
+        ):
             cascade, options = publisher.cascade, publisher.options
             ticks = [int(delay / options.tick) for delay in delays]
             for destination in destinations:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from celery_rabbit_delay import DelayError, NotPermitted, Options, operate
-from celery_rabbit_delay.amqp.receiving import catch_up, known_to, learn
+from celery_rabbit_delay.amqp.receiving import known_to, learn
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
 from tests.kit.abilities import Ability
-from tests.kit.broker import Vhost, publish
+from tests.kit.broker import Vhost, publish, wait_to_learn
 from tests.kit.commands import documented_permissions as documented
 from tests.kit.commands import make_orphans, run
 from tests.kit.wait import wait_until
@@ -140,10 +140,9 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
     vhost.delete_queue(stream.name)
     told: list[bytes] = []
     with vhost.connection(vhost.user(**documented("worker"))) as connection:
-        catch_up(connection.connection, stream, told.append, patience=5)
+        connection.connection.following.catch_up(stream, told.append, patience=5)
         operate.cancel(connection, ["later"])
-        while len(told) < 2:  # the mark comes first
-            connection.drain_events(timeout=60)
+        wait_to_learn(connection, lambda: len(told) == 2)  # the mark comes first
 
 
 def test_a_passive_publisher_records_cancels_and_replaces(vhost: Vhost) -> None:

@@ -42,9 +42,8 @@ def payloads(vhost: Vhost, amount: int) -> list[int]:
     return sorted(message.payload[0][0] for message in vhost.take("celery", amount, DECLARED_TWICE))
 
 
-@pytest.mark.parametrize("confirm", [True, False])
-def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp, confirm: bool) -> None:
-    app = make_app(options={"confirm": confirm})
+def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp) -> None:
+    app = make_app()
     errors: list[BaseException] = []
 
     def work(thread: int) -> None:
@@ -63,11 +62,10 @@ def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp, con
     assert payloads(vhost, 160) == [100 * thread + n for thread in range(8) for n in range(20)]
 
 
-@pytest.mark.parametrize("confirm", [True, False])
-def test_many_threads_share_a_connection(vhost: Vhost, confirm: bool) -> None:
+def test_many_threads_share_a_connection(vhost: Vhost) -> None:
     vhost.declare("q")
     errors: list[BaseException] = []
-    with vhost.connection(confirm=confirm) as connection:
+    with vhost.connection() as connection:
         producers = [connection.Producer(connection.channel()) for _ in range(8)]  # py-amqp opens one at a time
 
         def work(thread: int) -> None:
@@ -83,7 +81,7 @@ def test_many_threads_share_a_connection(vhost: Vhost, confirm: bool) -> None:
         for one in threads:
             one.join()
         assert errors == []
-        arrived = sorted(message.payload for message in vhost.take("q", 400))  # before closing: see the option confirm
+        arrived = sorted(message.payload for message in vhost.take("q", 400))
     assert arrived == [100 * thread + n for thread in range(8) for n in range(50)]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import kombu.pools
 import pytest
 from amqp import Message, spec
-from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Exchange, Queue
 
@@ -22,6 +21,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import (
     DelayError,
     InvalidDelay,
+    MessageRefused,
     NotWaiting,
     Scheduled,
     TooLate,
@@ -139,11 +139,10 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
-        publisher = connection.connection.publisher_for()
         stream = streams.journal_for(vhost.cascade, 60)
         with StreamReader(connection) as reader:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
-        publisher.streams.write(stream, [journal.pack_records([record], 0)])
+        connection.connection.sender.write(stream, [journal.pack_records([record], 0)])
     assert ids(vhost) == ids(vhost, limit=5) == ["a"]
 
 
@@ -268,7 +267,7 @@ def test_a_made_up_record_leads_no_command_to_another_queue(vhost: Vhost) -> Non
             properties, body = upstream.serialize(Message("forged", application_headers={HEADER: ours, **keys}))
             forged = Record(due, streams.new_number(), name, "", properties, body)
             stream = streams.journal_for(vhost.cascade, 60)
-            connection.connection.publisher_for().streams.write(stream, [journal.pack_records([forged], due - 60_000)])
+            connection.connection.sender.write(stream, [journal.pack_records([forged], due - 60_000)])
             refused = run(vhost.url("amqp"), "--queue", "q", "run-now", name)
             assert refused.code == 1
             assert "is not allowed" in refused.err or "is not one of the allowed queues" in refused.err
@@ -393,7 +392,7 @@ def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
         due = int(time.time() * 1000) + 3000
         never = record._replace(due=due, number=streams.new_number(), id="never")
-        connection.connection.publisher_for().streams.write(stream, [journal.pack_records([never], due - 3000)])
+        connection.connection.sender.write(stream, [journal.pack_records([never], due - 3000)])
         assert ids(vhost) == ["never", "sent"] or time.time() * 1000 > due
         wait_until(lambda: ids(vhost) == ["sent"], "it is not listed once it is due")
 
@@ -402,7 +401,7 @@ def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost)
     vhost.declare("q")
     mine = {"mine": [1, {"a": None}], "CC": ["other"], "BCC": ["third"]}
     vhost.declare("other", "third")
-    with vhost.connection(**RECORDED, confirm=False) as connection:
+    with vhost.connection(**RECORDED) as connection:
         publish(connection, 115, headers=mine, correlation_id="early", priority=9, message_id="m")
         publish(connection, 20, correlation_id="late")
         later = datetime.now(timezone.utc) + timedelta(seconds=24)
@@ -579,6 +578,47 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     assert "no waiting message with the id 'a'" in run(url, "run-now", "a").err
 
 
+def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
+    vhost.declare("q", exchange="orders", kind="topic")
+    with vhost.connection(**RECORDED) as connection:
+        headers = {"task": "shop.ask", "id": "a", "retries": 2, "argsrepr": "(42,)", "kwargsrepr": "{'b': 1}"}
+        headers |= {"x-delay": 110_000, "x-delay-key": "cart-7"}
+        connection.Producer().publish((), exchange="orders", routing_key="q", headers=headers)
+        publish(connection, 100, correlation_id="message")
+    url = vhost.url("amqp")
+    shown = run(url, "show", "a")
+    lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines())
+    assert re.search(r"Z, in 1\.\d+ min$", lines.pop("due"))
+    assert lines == {
+        "id": "a",
+        "state": "waits",
+        "task": "shop.ask",
+        "arguments": "(42,) {'b': 1}",
+        "queue": "q",
+        "sent": "to    exchange 'orders', routing key 'q'",
+        "retries": "2",
+        "key": "cart-7",
+    }
+    with vhost.connection() as connection:
+        operate.cancel(connection, ["a", "due"])
+    shown = run(url, "show", "a", "due", "message", "nobody")
+    assert shown.code == 3
+    states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
+    unknown = "not in the journal: it is due, is below the option `journal`, or was never sent"
+    assert [re.sub(r"\d{4}-.*?Z", "then", state) for state in states] == [
+        "cancelled then",
+        f"cancelled then, and {unknown}",
+        "waits",
+        unknown,
+    ]
+    assert "task " not in shown.out.partition("message")[2], "it is no task"
+    found = [json.loads(line) for line in run(url, "show", "a", "due", "message", "nobody", "--json").out.splitlines()]
+    assert [one["state"] for one in found] == ["cancelled", "cancelled", "waiting", "unknown"]
+    assert [bool(one["cancelled"]) for one in found] == [True, True, False, False]
+    assert found[0]["args"] == "(42,)"
+    assert run(url, "show").code == 2
+
+
 def test_the_commands_move_several_messages(vhost: Vhost) -> None:
     vhost.declare("q", "r")
     with vhost.connection(**RECORDED) as connection:
@@ -695,7 +735,7 @@ def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="stays")
         operate.cancel(connection, ["nobody"])  # the stream exists
-        with pytest.raises(PreconditionFailed):
+        with pytest.raises(MessageRefused):
             publish(connection, 60, correlation_id="refused", user_id="somebody else")
         wait_until(lambda: ids(vhost) == ["stays"], "the record of the refused one is void")
 

@@ -16,7 +16,7 @@ import pytest
 from celery_rabbit_delay import CascadeConflict, NotPermitted, Options
 from celery_rabbit_delay.core.options import OPTIONS
 from tests.kit import background
-from tests.kit.broker import Vhost, lead
+from tests.kit.broker import Vhost, lead, publishing
 from tests.kit.commands import CASCADE as QUICK_CASCADE
 from tests.kit.commands import PROGRAM, make_orphans, run
 from tests.kit.pages import commands
@@ -157,8 +157,12 @@ def test_a_queue_with_a_name_of_the_cascade_shows_as_documented(vhost: Vhost) ->
     vhost.declare(SECOND.queue)
     [(command, lines)] = commands(PAGE.name, "CascadeConflict")
     assert_printed(vhost, command, lines)
-    with connection(vhost) as client, pytest.raises(CascadeConflict, match="something else has the name of a part"):
-        client.connection.publisher_for().repair()
+    with (
+        connection(vhost) as client,
+        pytest.raises(CascadeConflict, match="something else has the name of a part"),
+        publishing(client) as publisher,
+    ):
+        publisher.routes.repair()
     vhost.broker.node.ctl("delete_queue", SECOND.queue, "--vhost", vhost.name)
     assert "levels exist" in ask(vhost, "celery -A shop delay setup")
 

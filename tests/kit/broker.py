@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ import kombu
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit.abilities import Ability
 from tests.kit.node import Node
@@ -241,11 +242,35 @@ def lead(connection: kombu.Connection, queue: str, priority: int | None = None, 
 
     A connection's first message waits for this, and with fewer ticks left may take another way.
     """
-    publisher, destination = connection.connection.publisher_for(priority), Destination("", (queue,))
-    publisher.routes.ensure(destination)
-    outboxes = () if publisher.cascade.high else publisher.options.outbox_ticks
-    for seconds in delays:  # not as a message would: the machine may pause between its delay and its route
-        ticks = publisher.options.ticks(round(seconds * 1_000_000))
-        with publisher._exclusively():
+    destination = Destination("", (queue,))
+    with publishing(connection, priority) as publisher:
+        publisher.routes.ensure(destination)
+        outboxes = () if publisher.cascade.high else publisher.options.outbox_ticks
+        for seconds in delays:  # not as a message would: the machine may pause between its delay and its route
+            ticks = publisher.options.ticks(round(seconds * 1_000_000))
             outbox = publisher.options.route(publisher.cascade, ticks, 0, outboxes).outbox
             publisher.routes.ensure(destination, *filter(None, [outbox]))
+
+
+@contextmanager
+def publishing(connection: kombu.Connection, priority: int | None = None) -> Iterator[DelayedPublisher]:
+    """Yield the publisher of a connection, in a turn with the connection of its own."""
+    sender = connection.connection.sender
+    with sender.turn(60):
+        yield sender.publisher_for(priority)
+
+
+def wait_to_learn(connection: kombu.Connection, is_known: Callable[[], bool]) -> None:
+    """Wait until something is known from the streams that a connection follows."""
+
+    def has_learned() -> bool:
+        connection.connection.following.poll()
+        return is_known()
+
+    wait_until(has_learned, "it is learned from the stream")
+
+
+def ensure(connection: kombu.Connection, destination: Destination, *outboxes: int, priority: int | None = None) -> None:
+    """Lead to a destination, through its outboxes with delays in ticks."""
+    with publishing(connection, priority) as publisher:
+        publisher.routes.ensure(destination, *outboxes)

@@ -11,15 +11,17 @@ from unittest.mock import patch
 import kombu
 from amqp.abstract_channel import AbstractChannel
 
-from celery_rabbit_delay.amqp import confirms
+from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, Outgoing
 
 
 @contextmanager
 def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
-    """Yield the AMQP methods that a connection sends and receives while the block runs."""
+    """Yield the AMQP methods that are sent to publish a connection's delayed messages, and what is received."""
     sent: list[tuple[int, int]] = []
     received: list[tuple[int, int]] = []
-    amqp = connection.connection
+    sender = connection.connection.sender
+    with sender.turn(60):
+        amqp = sender._client.connection
     writer, dispatch = amqp.frame_writer, AbstractChannel.dispatch_method
 
     def recording(kind: int, channel: int, method: tuple[int, int], *rest: Any) -> Any:
@@ -42,13 +44,13 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
 def routing_keys() -> Iterator[list[str]]:
     """Yield the routing keys of delayed messages and records, as they are sent while the block runs."""
     keys: list[str] = []
-    publish = confirms.publish
+    send = ConfirmedChannel.send
 
-    def publishing(channel: Any, message: Any, exchange: str, key: str, **options: Any) -> None:
-        keys.append(key)
-        publish(channel, message, exchange, key, **options)
+    def sending(self: ConfirmedChannel, outgoing: Outgoing, *args: Any) -> Any:
+        keys.append(outgoing.key)
+        return send(self, outgoing, *args)
 
-    with patch.object(confirms, "publish", publishing):
+    with patch.object(ConfirmedChannel, "send", sending):
         yield keys
 
 

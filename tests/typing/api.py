@@ -11,7 +11,7 @@ app = Celery("shop")
 celery_rabbit_delay.install(app)
 celery_rabbit_delay.install(app, tick=0.01, slack=0.01, timezone=ZoneInfo("Europe/Berlin"))
 
-options = Options(prefix="shop", max_delay=3600, slack=(0.01, 2.0), declare="passive", confirm=False)
+options = Options(prefix="shop", max_delay=3600, slack=(0.01, 2.0), declare="passive")
 seconds: float = options.tick
 
 try:

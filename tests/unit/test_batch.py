@@ -2,233 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import kombu
 import pytest
 from amqp import Message
-from amqp.exceptions import PreconditionFailed, RecoverableConnectionError
+from amqp.exceptions import RecoverableConnectionError
 
-from celery_rabbit_delay import (
-    BatchFailed,
-    DestinationNotFound,
-    InvalidDestination,
-    NotPermitted,
-    NotRouted,
-    UnsupportedConfiguration,
-)
+from celery_rabbit_delay import BatchFailed, MessageRefused, NotRouted, UnsupportedConfiguration
 from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, batches_of, collect
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
 
 
-def pending(name: str, priority: int = 0, queue: str = "q") -> Plan:
-    message = Message(name, correlation_id=name, priority=priority)
-    return Plan(message, {"CC": []}, Destination("", (queue,)), 0, 0)
+def pending(name: str, key: str | None = None) -> Plan:
+    message = Message(name, correlation_id=name)
+    return Plan(message, {"CC": [], HEADER: {"n": int(name)}}, Destination("", ("q",)), 0, 0, key=key)
 
 
-class Publisher:
-    """Stores messages, all at once or one by one."""
+class Sender:
+    """Takes messages, and answers when somebody waits: those that it refuses once, with the reason."""
+
+    options = SimpleNamespace(confirm_timeout=1)
+    unanswered = 0
 
     def __init__(self) -> None:
-        self.stored: list[str] = []
-        self.prepared: list[Destination] = []
-        self.rounds = 0
-        self.before_each: Callable[[str], None] = lambda name: None
-        self.unreachable: dict[str, Exception] = {}
+        self.done: list[str] = []
+        self.refuses: dict[str, Exception] = {}
+        self.is_lost = False
+        self._asked: list[tuple[str, Callable[[Exception | None], None]]] = []
+        self.streams = self
+        self.publishers = [self]
 
-    def prepare(self, one: Plan) -> None:
-        self.prepared.append(one.destination)
-        if failure := self.unreachable.get(one.destination.queues[0]):
-            raise failure
+    @contextmanager
+    def turn(self, seconds: float | None) -> Iterator[None]:
+        yield
 
-    def publish_all(self, messages: dict[Any, Plan]) -> None:
-        self.rounds += 1
-        for name, one in list(messages.items()):
-            self.before_each(one.message.body)
-            self.stored.append(one.message.body)
-            del messages[name]
+    def publisher_for(self, priority: int | None) -> Sender:
+        return self
 
-    def publish(self, one: Plan) -> None:
-        self.before_each(one.message.body)
-        self.stored.append(f"{one.message.body} alone")
+    def submit(self, plan: Plan, answered: Callable[[Exception | None], None]) -> None:
+        self._asked.append((plan.message.body, answered))
 
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        if self.is_lost:
+            lost, self.is_lost, asked, self._asked = RecoverableConnectionError("lost"), False, self._asked, []
+            for _, answered in asked:
+                answered(lost)
+            raise lost
+        while not is_done():
+            body, answered = self._asked.pop(0)
+            refusal = self.refuses.pop(body, None)
+            self.done += [] if refusal else [body]
+            answered(refusal)
 
-class Connection:
-    def __init__(self) -> None:
-        self.publishers = {False: Publisher(), True: Publisher()}
+    def publish(self, plan: Plan) -> None:
+        body = plan.message.body
+        if body in self.refuses:
+            raise self.refuses[body]
+        self.done.append(f"{body} alone")
 
-    def publisher_for(self, priority: int) -> Publisher:
-        return self.publishers[priority > 4]
+    def prepare_keys(self) -> None:
+        pass
+
+    def repeat(self) -> None:
+        pass
+
+    def write_keys(self, plans: list[Plan]) -> None:
+        self.done += [f"{plan.key}: {plan.number}" for plan in plans]
 
 
 @pytest.fixture
-def connection() -> Connection:
-    return Connection()
+def sender() -> Any:
+    return Sender()
 
 
-def test_a_flush_sends_everything_in_one_round_for_each_cascade(connection: Connection) -> None:
-    batch = Batch()
-    for name, priority, queue in (("a", 0, "q"), ("b", 9, "q"), ("c", 0, "r"), ("d", 0, "q")):
-        batch.add(connection, pending(name, priority, queue))
-    assert batch.ids == ["a", "b", "c", "d"]
-    batch.flush(connection)
-    assert batch.ids == []
-    normal, high = connection.publishers[False], connection.publishers[True]
-    assert (normal.stored, high.stored) == (["a", "c", "d"], ["b"])
-    assert (normal.rounds, high.rounds) == (1, 1)
-    assert normal.prepared == [Destination("", (name,)) for name in "qrq"], "each may want another outbox"
-    batch.flush(connection)
-    assert normal.rounds == 1
+def batch_of(sender: Any, *plans: Plan, **options: Any) -> Batch:
+    batch = Batch(**options)
+    for plan in plans:
+        batch.add(sender, plan)
+    return batch
 
 
-def test_a_full_batch_is_sent_before_it_takes_another_message(connection: Connection) -> None:
-    batch = Batch(max_size=2)
-    for name in "abc":
-        batch.add(connection, pending(name))
-    assert connection.publishers[False].stored == ["a", "b"]
-    assert batch.ids == ["c"]
-
-
-def test_an_error_leaves_what_is_not_stored_for_the_next_flush(connection: Connection) -> None:
-    publisher = connection.publishers[False]
-
-    def lose(name: str) -> None:
-        if name == "b":
-            raise RecoverableConnectionError("lost")
-
-    batch = Batch()
-    for name in "abc":
-        batch.add(connection, pending(name))
-    publisher.before_each = lose
-    with pytest.raises(RecoverableConnectionError):
-        batch.flush(connection)
-    assert batch.ids == ["b", "c"]
-    publisher.before_each = lambda name: None
-    batch.flush(connection)
-    assert publisher.stored == ["a", "b", "c"]
-
-
-def test_what_the_broker_refuses_is_sent_again_alone_to_repair_the_cascade_or_learn_why(connection: Connection) -> None:
-    publisher = connection.publishers[False]
-
-    def refuse(name: str) -> None:
-        if name == "b" and publisher.rounds < 2:
-            publisher.rounds += 1
-            raise NotRouted
-
-    publisher.before_each = refuse
-    batch = Batch()
-    for name in "abc":
-        batch.add(connection, pending(name))
-    batch.flush(connection)
-    assert publisher.stored == ["a", "b alone", "c alone"]
+def test_a_batch_has_as_many_unanswered_messages_as_it_may(sender: Any) -> None:
+    batch = batch_of(sender, *(pending(str(n)) for n in range(6)), max_size=4)
+    assert sender.done == ["0", "1"]
+    batch.flush(sender)
+    assert sender.done == ["0", "1", "2", "3", "4", "5"]
     assert batch.ids == []
 
 
-@pytest.mark.parametrize("failure", [DestinationNotFound("gone"), NotPermitted("forbidden"), InvalidDestination("no")])
-def test_a_destination_that_cannot_be_led_to_is_told_last_and_keeps_nothing_else_from_being_sent(
-    connection: Connection, failure: Exception
-) -> None:
-    publisher = connection.publishers[False]
-    publisher.unreachable["r"] = failure
-    batch = Batch(max_size=2)
-    for name in "abcdefg":
-        batch.add(connection, pending(name, queue="r" if name in "abd" else "q"))
-    assert publisher.stored == ["c", "e", "f"]
-    with pytest.raises(type(failure)):
-        batch.flush(connection)
-    assert publisher.stored == ["c", "e", "f", "g"]
-    assert batch.ids == ["a", "b", "d"]
-    assert len(publisher.prepared) < 8, "it is not tried with each message"
-    publisher.unreachable.clear()
-    batch.flush(connection)
-    assert publisher.stored[4:] == ["a", "b", "d"]
-
-
-def test_a_message_that_the_broker_refuses_is_told_last_and_keeps_no_other_from_being_sent(
-    connection: Connection,
-) -> None:
-    publisher = connection.publishers[False]
-
-    def refuse(name: str) -> None:
-        if name == "b":
-            raise PreconditionFailed("the user_id is that of somebody else")
-
-    publisher.before_each = refuse
-    batch = Batch(max_size=3)
-    for name in "abcdef":
-        batch.add(connection, pending(name))
-    assert publisher.stored == ["a", "c alone"]
-    with pytest.raises(BatchFailed, match=r"1 delayed messages are not stored, .*user_id") as failed, batch.failing():
-        batch.flush(connection)
-    assert failed.value.ids == ["b"]
-    assert publisher.stored == ["a", "c alone", "d alone", "e alone", "f alone"]
-
-
-def test_a_lost_connection_is_an_error_after_which_the_batch_is_as_it_was() -> None:
-    batch = Batch()
-    batch.add(None, pending("a"))
+def test_what_a_lost_connection_has_left_is_sent_by_the_next_flush(sender: Any) -> None:
+    batch = batch_of(sender, pending("1"), pending("2"))
+    sender.is_lost = True
     with pytest.raises(RecoverableConnectionError):
-        batch.flush(None)
-    with pytest.raises(BatchFailed, match="1 delayed messages are not stored") as failed, batch.failing():
-        batch.flush(None)
-    assert failed.value.ids == ["a"]
-    assert isinstance(failed.value.__cause__, RecoverableConnectionError)
+        batch.flush(sender)
+    assert batch.ids == ["1", "2"]
+    batch.flush(sender)
+    assert (sender.done, batch.ids) == (["1", "2"], [])
 
 
-class Channel:
-    """What a producer of Kombu publishes on, for a connection that is never opened."""
+def test_what_the_broker_refuses_is_sent_again_alone_to_repair_the_cascade(sender: Any) -> None:
+    sender.refuses = {"1": NotRouted("a level is gone")}
+    batch = batch_of(sender, pending("1"), pending("2"))
+    batch.flush(sender)
+    assert (sender.done, batch.ids) == (["2", "1 alone"], [])
 
-    def __init__(self, client: kombu.Connection, connection: Connection) -> None:
-        self.connection: Any = connection
-        connection.client = client  # type: ignore[attr-defined]
 
-    def basic_publish(self, name: str) -> None:
-        batches_of[self.connection.client][-1].add(self.connection, pending(name))
+def test_a_message_that_is_refused_for_good_keeps_no_other_from_being_sent(sender: Any) -> None:
+    batch = batch_of(sender, *(pending(str(n)) for n in range(3)))
+    for _ in range(2):
+        sender.publish = Sender.publish.__get__(sender)
+        sender.refuses = {"1": MessageRefused("it is too large")}
+        sender.wait_until(lambda: not batch._sent)
+        sender.refuses = {"1": MessageRefused("it is too large")}
+        with pytest.raises(MessageRefused):
+            batch.flush(sender)
+    assert (sender.done, batch.ids) == (["0", "2"], ["1"])
+
+
+def test_keys_are_written_once_all_messages_of_a_batch_are_stored(sender: Any) -> None:
+    batch = batch_of(sender, pending("1", "a"), pending("2"), pending("3", "a"))
+    batch.flush(sender)
+    assert (sender.done, batch.ids) == (["1", "2", "3", "a: 1", "a: 3"], [])
+
+
+def test_a_message_that_was_refused_at_first_does_not_replace_a_later_one_of_its_key(sender: Any) -> None:
+    sender.refuses = {"1": NotRouted("a level is gone")}
+    batch = batch_of(sender, pending("1", "a"), pending("2", "a"), pending("3", "b"))
+    batch.flush(sender)
+    assert sender.done == ["2", "3", "b: 3", "1 alone", "2 alone"]
+    assert batch.ids == []
+
+
+class Client:
+    """A `kombu.Connection` that delays."""
+
+    transport = SimpleNamespace(delay_options=None)
 
 
 class Producer:
-    def __init__(self, connection: Connection) -> None:
-        self.connection = kombu.Connection("rabbit-delay://")
-        self.channel = Channel(self.connection, connection)
+    """A producer, and its channel, which puts messages into the batch that is being collected."""
+
+    def __init__(self, sender: Any) -> None:
+        self.connection: Any = Client()
+        self.channel: Any = SimpleNamespace(
+            connection=SimpleNamespace(client=self.connection, sender=sender), basic_publish=self.publish
+        )
+        self._sender = sender
 
     def publish(self, name: str) -> None:
-        self.channel.basic_publish(name)
+        batches_of[self.connection][-1].add(self._sender, pending(name))
 
 
-def test_an_inner_batch_sends_its_own_messages_and_does_not_end_the_outer_one(connection: Connection) -> None:
-    producer: Any = Producer(connection)
-    stored = connection.publishers[False].stored
+def test_an_inner_batch_does_not_end_the_outer_one(sender: Any) -> None:
+    producer: Any = Producer(sender)
     with collect(producer):
-        producer.publish("outer 1")
+        producer.publish("1")
         with collect(producer):
-            producer.publish("inner")
-            assert stored == []
-        assert stored == ["inner"]
-        producer.publish("outer 2")
-        assert stored == ["inner"]
-    assert stored == ["inner", "outer 1", "outer 2"]
+            producer.publish("2")
+        assert "2" in sender.done
+        producer.publish("3")
+    assert sorted(sender.done) == ["1", "2", "3"]
     assert batches_of[producer.connection] == []
 
 
-def test_an_inner_batch_that_fails_does_not_end_the_outer_one_either(connection: Connection) -> None:
-    producer: Any = Producer(connection)
+def test_a_batch_whose_connection_is_gone_fails_with_its_ids(sender: Any) -> None:
+    producer: Any = Producer(sender)
 
     def fail() -> None:
         with collect(producer):
-            producer.publish("inner")
+            producer.publish("1")
             producer.channel.connection = None
 
-    with collect(producer):
-        producer.publish("outer 1")
-        with pytest.raises(BatchFailed) as failed:
-            fail()
-        assert failed.value.ids == ["inner"]
-        producer.channel.connection = connection
-        producer.publish("outer 2")
-    assert connection.publishers[False].stored == ["outer 1", "outer 2"]
+    with pytest.raises(BatchFailed) as failed:
+        fail()
+    assert failed.value.ids == ["1"]
 
 
 def test_a_connection_that_delays_nothing_has_no_batch() -> None:
@@ -236,18 +189,15 @@ def test_a_connection_that_delays_nothing_has_no_batch() -> None:
         pass
 
 
-def test_kombus_batch_collects_only_what_is_published_through_it(connection: Connection) -> None:
-    producer: Any = Producer(connection)
+def test_kombus_batch_holds_what_is_published_through_it(sender: Any) -> None:
+    sender.ensure = lambda plan: None
+    producer: Any = Producer(sender)
     batch = PublishBatch(producer.channel, max_size=10)
-    batch.publish("a")
+    batch.publish("1")
     assert batches_of[producer.connection] == []
+    assert sender._asked == []
     batch.flush()
-    batch.publish("b")
+    batch.publish("2")
     batch.discard()
-    batch.publish("c")
-    producer.channel.connection = None
-    with pytest.raises(BatchFailed) as failed:
-        batch.flush()
-    assert failed.value.ids == ["c"]
-    batch.close()
-    assert connection.publishers[False].stored == ["a"]
+    batch.flush()
+    assert sender.done == ["1"]

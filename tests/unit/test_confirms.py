@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -13,14 +12,13 @@ from typing import Any
 import amqp
 import pytest
 from amqp import spec
-from amqp.exceptions import AMQPError, MessageNacked, RecoverableChannelError, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
-from celery_rabbit_delay import Options
-from celery_rabbit_delay.amqp import blocks, following, stream_reader
-from celery_rabbit_delay.amqp import connection as connection_
+from celery_rabbit_delay import NotRouted, Options
+from celery_rabbit_delay.amqp import following, limited, stream_reader
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
-from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing
+from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing, Sent
 from celery_rabbit_delay.amqp.stream_reader import Extent, StreamMessage
 from celery_rabbit_delay.amqp.transport import DelayConnection
 from celery_rabbit_delay.core.topology import Stream
@@ -91,8 +89,7 @@ class Broker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker()
-    for module in (blocks, connection_):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=broker.monotonic))
+    monkeypatch.setattr(limited, "time", SimpleNamespace(monotonic=broker.monotonic))
     return broker
 
 
@@ -105,85 +102,32 @@ def connection(broker: Broker) -> Any:
     return connection
 
 
-def publish(confirmed: ConfirmedChannel, body: str = "x", **timeouts: Any) -> None:
-    confirmed.publish(amqp.Message(body), "e", "k", **timeouts)
+def publish(confirmed: ConfirmedChannel) -> None:
+    confirmed.publish(amqp.Message("x"), "e", "k")
 
 
-@pytest.mark.parametrize(
-    ("questions", "timeouts"),
-    [
-        (0, {"timeout": 3, "confirm_timeout": 50}),
-        (0, {"confirm_timeout": 3}),
-        (1, {"timeout": 50, "confirm_timeout": 3}),
-        (1, {"timeout": 3}),
-    ],
-)
-def test_heartbeats_do_not_put_off_the_end_of_a_wait(
-    broker: Broker, connection: Any, questions: int, timeouts: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("questions", [0, 1])
+def test_heartbeats_do_not_put_off_the_end_of_a_wait(broker: Broker, connection: Any, questions: int) -> None:
     broker.questions = questions
-    with pytest.raises(TimeoutError, match="has not answered in time"):
-        publish(ConfirmedChannel(connection), **timeouts)
+    with pytest.raises(TimeoutError, match="has not answered in time"), connection.within(3):
+        publish(ConfirmedChannel(connection))
     assert broker.now == 3
 
 
-def test_the_shorter_of_two_limits_counts(broker: Broker, connection: Any) -> None:
-    confirmed = ConfirmedChannel(connection)
-    with connection.exclusively(confirmed, 2), pytest.raises(TimeoutError):
-        publish(confirmed, confirm_timeout=50)
-    assert broker.now == 2
-    with connection.exclusively(confirmed, 50), pytest.raises(TimeoutError):
-        publish(confirmed, confirm_timeout=3)
-    assert broker.now == 5
-
-
-@pytest.mark.parametrize("timeouts", [{"timeout": 3, "confirm_timeout": 50}, {"confirm_timeout": 3}])
-@pytest.mark.parametrize("size", [1, 1_000_000])
-def test_a_broker_that_does_not_read_ends_the_connection(
-    broker: Broker, connection: Any, timeouts: dict[str, Any], size: int
-) -> None:
-    confirmed = ConfirmedChannel(connection, confirm=False)
-    confirmed.get_channel()
-    broker.reads = False
-    # Before 5.4, py-amqp says that the channel has failed; the next attempt finds the connection closed.
-    kind = RecoverableConnectionError if amqp.VERSION >= (5, 4) else RecoverableChannelError
-    with pytest.raises(kind, match="timed out"):
-        publish(confirmed, "x" * size, **timeouts)
-    assert (broker.now, connection.connected) == (3, False)
-    confirmed.reset()
+def test_a_broker_that_says_that_it_is_blocked_ends_a_wait_that_wants_to_know(broker: Broker, connection: Any) -> None:
+    connection.raises_if_blocked = True
+    broker.answers.append(method(0, spec.Connection.Blocked, b"\0"))
+    with connection.within(3):
+        connection.drain_events()
+        with pytest.raises(TimeoutError, match="an alarm"):
+            connection.drain_events()
+    assert broker.now == 0
 
 
 def test_what_waits_without_a_limit_does_so_as_py_amqp_does(broker: Broker, connection: Any) -> None:
     with connection.within(None), pytest.raises(AssertionError, match="for ever"):
         connection.drain_events()
     assert connection.seconds_left() is None
-
-
-def test_threads_that_leave_in_another_order_than_they_entered_leave_no_deadline(connection: Any) -> None:
-    first_is_in, second_is_in, first_has_left = threading.Event(), threading.Event(), threading.Event()
-    left: list[float | None] = []
-
-    def first() -> None:
-        with connection.within(1):
-            first_is_in.set()
-            assert second_is_in.wait(10)
-        left.append(connection.seconds_left())
-        first_has_left.set()
-
-    def second() -> None:
-        first_is_in.wait(10)
-        with connection.within(50):
-            second_is_in.set()
-            assert first_has_left.wait(10)
-            assert connection.seconds_left() > 40  # the first one's end is not its own
-        left.append(connection.seconds_left())
-
-    threads = [threading.Thread(target=target) for target in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (left, connection.seconds_left()) == ([None, None], None)
 
 
 def test_a_time_out_of_a_consumer_is_its_own(broker: Broker, connection: Any) -> None:
@@ -204,8 +148,8 @@ def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     client.ensure_connection = lambda **options: None
     client.alt, client.connect_timeout = [], 4
     client.connected = False
-    monkeypatch.setattr(following, "copy_of", lambda client: client)
-    monkeypatch.setattr(stream_reader, "copy_of", lambda client: client)
+    monkeypatch.setattr(following, "copy_of", lambda client, purpose: client)
+    monkeypatch.setattr(stream_reader, "copy_of", lambda client, purpose: client)
     monkeypatch.setattr(stream_reader, "_count", lambda *args: 1)
     monkeypatch.setattr(following, "consume", lambda *args, **kwargs: "tag")
     monkeypatch.setattr(stream_reader, "consume", lambda *args, **kwargs: "tag")
@@ -266,28 +210,6 @@ def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Brok
     assert broker.now == stream_reader.SILENCE
 
 
-@pytest.mark.parametrize("amount", [0, 2])
-def test_a_channel_that_opens_too_late_is_closed_then(broker: Broker, connection: Any, amount: int) -> None:
-    broker.questions = amount
-    confirmed = ConfirmedChannel(connection)
-
-    def open_all() -> None:
-        with connection.within(3), confirmed.several(4):
-            pass
-
-    with pytest.raises(TimeoutError):
-        open_all()
-    late = amount + 1
-    assert set(connection.channels) == set(range(late + 1))
-    assert len(connection._used_channel_ids) == late
-    broker.questions = 1
-    broker.answers += broker.owed
-    while broker.answers:
-        connection.drain_events()
-    assert set(connection.channels) == {0}
-    assert not connection._used_channel_ids
-
-
 def test_a_refusal_to_store_is_py_amqps_own_and_one_of_its_errors() -> None:
     """Kombu treats it as the former."""
     assert issubclass(NotStored, MessageNacked)
@@ -316,14 +238,50 @@ def test_a_refusal_to_store_fails_a_batch() -> None:
         fail()
 
 
-def test_whoever_waits_for_an_answer_is_told_that_it_was_not_stored(broker: Broker, connection: Any) -> None:
-    confirmed = ConfirmedChannel(connection)
-    confirmed.get_channel()
-    broker.answers.append(method(1, spec.Basic.Nack, struct.pack(">QB", 1, 0)))
-    with pytest.raises(NotStored):
-        publish(confirmed, confirm_timeout=3)
-    told: list[Any] = []
-    confirmed.send(Outgoing(amqp.Message("x"), "e", "k"), told.append)
-    broker.answers.append(method(1, spec.Basic.Nack, struct.pack(">QB", 2, 0)))
+@pytest.fixture
+def confirmed(broker: Broker, connection: Any) -> ConfirmedChannel:
+    broker.questions = 100
+    return ConfirmedChannel(connection)
+
+
+def send(confirmed: ConfirmedChannel, key: str) -> Sent:
+    return confirmed.send(Outgoing(amqp.Message(key), "e", key))
+
+
+def test_each_message_gets_the_answer_that_is_for_it(broker: Broker, connection: Any, confirmed: Any) -> None:
+    first, second, third = (send(confirmed, key) for key in "abc")
+    broker.answers += [method(1, spec.Basic.Nack, struct.pack(">QB", 2, 0))]
+    broker.answers += [method(1, spec.Basic.Ack, struct.pack(">QB", 3, 1))]
+    with connection.within(3):
+        confirmed.wait(first)
+        with pytest.raises(NotStored):
+            confirmed.wait(second)
+        confirmed.wait(third)
+    assert confirmed.unanswered == 0
+
+
+def test_a_returned_message_is_not_taken_for_a_later_one_with_its_key(
+    broker: Broker, connection: Any, confirmed: Any
+) -> None:
+    first, other = send(confirmed, "a"), send(confirmed, "b")
+    confirmed._on_return(ChannelError("NO_ROUTE"), "e", "a", None)
+    again = send(confirmed, "a")
+    broker.answers += [method(1, spec.Basic.Ack, struct.pack(">QB", 3, 1))]
     connection.drain_events()
-    assert [type(refusal) for refusal in told] == [NotStored]
+    assert isinstance(first.refusal, NotRouted)
+    assert (other.refusal, again.refusal) == (None, None)
+
+
+def test_the_error_that_closes_the_channel_answers_all_and_raises_nowhere_else(
+    broker: Broker, connection: Any, confirmed: Any
+) -> None:
+    declaring = confirmed.get_channel()
+    sent = [send(confirmed, key) for key in "ab"]
+    arguments = struct.pack(">HB", 406, 3) + b"why" + struct.pack(">HH", 60, 40)
+    broker.answers.append(method(2, spec.Channel.Close, arguments))
+    with connection.within(3), pytest.raises(PreconditionFailed, match="why"):
+        confirmed.wait(sent[0])
+    assert isinstance(sent[1].refusal, PreconditionFailed)
+    assert declaring.is_closing
+    assert confirmed.unanswered == 0
+    assert not send(confirmed, "c").is_answered

@@ -13,6 +13,7 @@ from celery.app.control import Control
 from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
+from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.app.control import changes_in
 from celery_rabbit_delay.core.changes import Changes
@@ -35,7 +36,7 @@ class Heard(Control):  # type: ignore[misc]
 def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
     app = Celery("shop", broker="amqp://nobody.example//", control=Heard, set_as_current=False)
     celery_rabbit_delay.install(app)
-    monkeypatch.setattr(kombu.Connection, "ensure_connection", lambda connection, **options: None)
+    monkeypatch.setattr(kombu.Connection, "default_channel", None)
     return app
 
 
@@ -92,8 +93,8 @@ def test_an_interrupt_ends_a_call(app: Celery, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("headers", [None, 5, "x", ["no value"], {}])
 def test_odd_headers_are_left_to_celery(headers: Any) -> None:
-    assert changes_in("revoke_by_stamped_headers", {"headers": headers}) == []
-    assert changes_in("shutdown", {}) == []
+    assert changes_in("revoke_by_stamped_headers", {"headers": headers}, sent_now()) == []
+    assert changes_in("shutdown", {}, sent_now()) == []
 
 
 @pytest.mark.parametrize("id_", [5, None, b"a"])

@@ -90,6 +90,7 @@ class Connected:
     def __init__(self, release: str, options: Options) -> None:
         self.server_properties = {"version": release}
         self.delay_options = options
+        self.following = SimpleNamespace(catch_up=lambda *args, **kwargs: None)
 
 
 class Client:
@@ -104,8 +105,7 @@ class Client:
 def test_a_worker_says_so_once(
     release: str, levels: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control, "catch_up", lambda *args, **kwargs: None)
-    consumer = SimpleNamespace(connection=Client(Connected(release, Options())))
+    consumer = SimpleNamespace(connection=Client(Connected(release, Options())), hub=None, pool=None)
     step = control.FollowChanges(consumer)
     with caplog.at_level(logging.INFO, "celery_rabbit_delay"):
         for _ in range(2):  # it starts again at each reconnect

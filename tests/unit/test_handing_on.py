@@ -9,11 +9,14 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 
+from celery_rabbit_delay import NotPermitted
 from celery_rabbit_delay.app.handing_on import (
-    MOST_UNANSWERED,
+    MOST,
     HandingOn,
     Report,
+    _Task,
     due_of,
     has_waited,
     make_eta_aware,
@@ -119,7 +122,7 @@ def test_a_worker_reports_once_for_all_tasks_that_it_hands_on_and_needs_no_timer
     with caplog.at_level(logging.INFO):
         for tasks in (3, 2):
             for _ in range(tasks):
-                handing_on._settle(task, None)
+                handing_on._settle(task)
             timers[-1].fire()
         handing_on.report()
     assert len(timers) == 2
@@ -133,42 +136,82 @@ def test_a_consumer_whose_connection_is_lost_waits_for_no_answers() -> None:
     handing_on.finish()
 
 
-def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_hand_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    handing_on = HandingOn(CONNECTED)
-    handed: list[int] = []
+class Loop:
+    """A worker's event loop, and what sends on its connection."""
+
+    is_blocked = False
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.waiting: list[Any] = []
+        self.timers: list[Any] = []
+        self.lost = False
+        self.consumer: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamespace(sender=self)))
+
+    def call_later(self, seconds: float, call: Any) -> None:
+        self.timers.append(call)
+
+    def submit(self, plan: Any, answered: Any, seconds: float) -> None:
+        if plan == "forbidden":
+            raise NotPermitted("it may not")
+        self.sent.append(plan)
+        self.waiting.append(answered)
+        assert len(self.waiting) <= MOST
+
+    def publish(self, plan: Any, seconds: float | None) -> None:
+        if self.lost:
+            raise RecoverableConnectionError("lost")
+        self.sent.append(plan)
+
+    def read(self, seconds: float = 0) -> None:
+        answered, self.waiting = self.waiting[:7], self.waiting[7:]
+        for answer in answered:
+            answer(RecoverableConnectionError("lost") if self.lost else None)
+
+    def turn(self) -> None:
+        timers, self.timers = self.timers, []
+        for call in timers:
+            call()
+
+
+def task(number: int, queue: str = "q", plan: Any = None) -> Any:
+    ack = SimpleNamespace(ack=lambda: None, number=number)
+    return _Task(ack, SimpleNamespace(name=queue), number if plan is None else plan)  # type: ignore[arg-type]
+
+
+def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_hand_on() -> None:
+    loop = Loop()
+    handing_on = HandingOn(loop.consumer)
     kept: list[int] = []
-    handing_on.keep = kept.append
+    handing_on.keep = lambda message: kept.append(message.number)
+    tasks = [task(number, *([] if number % 2 else ["theirs", "forbidden"])) for number in range(3 * MOST)]
+    handing_on._waiting.extend(tasks)
+    handing_on._go_on(loop)  # type: ignore[arg-type]
+    while loop.timers:
+        assert len(loop.timers) == 1
+        loop.turn()
+    assert loop.sent == [number for number in range(3 * MOST) if number % 2]
+    assert kept == [number for number in range(3 * MOST) if not number % 2]
+    assert handing_on._unanswered == 0
 
-    def hand_on(number: Any, queue: Any, *_: Any) -> bool:
-        if queue.name == "forbidden":
-            return False
-        handed.append(number)
-        handing_on._unanswered += 1
-        handing_on._go_on()  # as an answer does that comes meanwhile
-        return True
 
-    monkeypatch.setattr(handing_on, "_hand_on", hand_on)
-    names = ["q", "forbidden"] * MOST_UNANSWERED + ["late"]
-    due = {"late": datetime.now(timezone.utc)}
-    later: list[Any] = [
-        (number, SimpleNamespace(name=name), None, due.get(name, DUE)) for number, name in enumerate(names)
-    ]
-    handing_on._unanswered = MOST_UNANSWERED
-    for one in later:
-        handing_on._taken.append(one)
-    answered: Any = SimpleNamespace(message=SimpleNamespace(ack=lambda: None))
-    while handing_on._unanswered:
-        handing_on._settle(answered, None)
-        assert handing_on._unanswered <= MOST_UNANSWERED
-    assert handed == [number for number, name in enumerate(names) if name == "q"]
-    assert kept == [number for number, name in enumerate(names) if name != "q"]
+def test_a_worker_whose_connection_fails_keeps_what_it_cannot_hand_on() -> None:
+    loop = Loop()
+    handing_on = HandingOn(loop.consumer)
+    kept: list[int] = []
+    handing_on.keep = lambda message: kept.append(message.number)
+    handing_on._waiting.extend(task(number) for number in range(10))
+    handing_on._go_on(loop)  # type: ignore[arg-type]
+    loop.lost = True
+    while loop.timers:
+        loop.turn()
+    assert kept == list(range(10))
 
 
 def test_a_consumer_that_is_cancelled_hands_nothing_on_any_more() -> None:
-    handing_on = HandingOn(CONNECTED)
-    handing_on._taken.append((message({}), SimpleNamespace(name="q"), None, DUE))  # type: ignore[arg-type]
+    loop = Loop()
+    handing_on = HandingOn(loop.consumer)
+    handing_on._waiting.append(task(0))
     handing_on.finish()
-    handing_on._go_on()
-    assert len(handing_on._taken) == 1
+    handing_on._go_on(loop)  # type: ignore[arg-type]
+    assert not loop.sent

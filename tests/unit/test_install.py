@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import pickle
 import signal
@@ -15,8 +16,10 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import click
 import kombu
 import pytest
 from celery import Celery
@@ -26,6 +29,7 @@ from freezegun import freeze_time
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
 from celery_rabbit_delay.amqp.transport import SSLTransport, Transport
+from celery_rabbit_delay.cli.target import AppTarget
 from tests.kit.node import free_port
 
 AMQP_URL = "amqp://shop:p%40ss@rabbit.example:5673/orders"
@@ -293,6 +297,81 @@ def test_options_in_two_places_are_an_error() -> None:
         app.connection()
 
 
+def options_of(app: Celery) -> Options:
+    options: Options = app.connection().transport.delay_options
+    return options
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_options_come_from_the_configuration_unless_they_are_given(when: str) -> None:
+    app = Celery("shop", broker=AMQP_URL, set_as_current=False)
+    if when == "before":
+        app.conf.rabbit_delay = {"tick": 0.5, "max_delay": 3600}
+    install(app, tick=0.25)
+    if when == "after":
+        app.conf.rabbit_delay = {"tick": 0.5, "max_delay": 3600}
+    assert (options_of(app).tick, options_of(app).max_delay) == (0.25, 3600)
+    install(app, tick=0.25)
+
+
+@pytest.mark.parametrize("namespace", ["", "CELERY"])
+def test_options_come_from_a_module_of_settings(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("CELERY_BROKER_URL", "CELERY_RABBIT_DELAY") if namespace else ("broker_url", "rabbit_delay")
+    settings = ModuleType("settings_of_a_shop")
+    vars(settings).update(zip(names, (AMQP_URL, {"prefix": "shop-delays"}), strict=True))
+    monkeypatch.setitem(sys.modules, settings.__name__, settings)
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(settings.__name__, namespace=namespace or None)
+    install(app)
+    assert options_of(app).prefix == "shop-delays"
+    assert options_of(pickle.loads(pickle.dumps(app))).prefix == "shop-delays"
+
+
+@pytest.mark.parametrize(("wrong", "says"), [({"tock": 1}, "unknown option tock: did you mean tick"), (5, "use a map")])
+def test_a_wrong_option_in_the_configuration_is_an_error_where_it_is_read(wrong: Any, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        install(app_with(broker_url=AMQP_URL, rabbit_delay=wrong))
+    app = app_with(broker_url=AMQP_URL)
+    install(app)
+    app.conf.rabbit_delay = wrong
+    with pytest.raises(InvalidOption, match=says):
+        app.connection()
+
+
+@pytest.mark.parametrize("value", ["off", "OFF"])
+def test_the_switch_leaves_an_app_as_it_is_and_says_so(
+    value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CELERY_RABBIT_DELAY", value)
+    app = app_with(broker_url=AMQP_URL)
+    before = dict(vars(app))
+    with caplog.at_level(logging.INFO):
+        install(app, tick=0.5)
+    assert vars(app) == before
+    assert app.connection().transport.driver_type == "amqp"
+    assert caplog.messages == [
+        f"CELERY_RABBIT_DELAY=off: Celery runs the delayed tasks of {app}; celery-rabbit-delay does nothing"
+    ]
+    with celery_rabbit_delay.batch(app) as producer:
+        assert producer.connection.transport.driver_type == "amqp"
+    with pytest.raises(UnsupportedConfiguration, match="unset CELERY_RABBIT_DELAY, which is off"):
+        celery_rabbit_delay.find(app, "an id")
+    with pytest.raises(click.ClickException, match="unset CELERY_RABBIT_DELAY, which is off"):
+        AppTarget(app).connection()
+    with pytest.raises(InvalidOption, match="unknown option tock"):
+        install(app, tock=1)
+
+
+def test_the_switch_may_be_on_and_a_mistyped_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_RABBIT_DELAY", "of")
+    app = app_with(broker_url=AMQP_URL)
+    with pytest.raises(InvalidOption, match="CELERY_RABBIT_DELAY is 'of': use off, or on"):
+        install(app)
+    monkeypatch.setenv("CELERY_RABBIT_DELAY", "on")
+    install(app)
+    assert app.connection().transport.driver_type == "rabbit-delay"
+
+
 def test_other_apps_are_left_alone() -> None:
     installed, other = app_with(broker_url=AMQP_URL), app_with(broker_url=AMQP_URL)
     install(installed)
@@ -346,7 +425,7 @@ def test_a_failed_install_changes_nothing() -> None:
     app = Celery("shop", broker="redis://", set_as_current=False)
     with pytest.raises(UnsupportedConfiguration):
         install(app)
-    with pytest.raises(InvalidOption, match="unknown option tock: did you mean tick\\? use any of confirm,"):
+    with pytest.raises(InvalidOption, match="unknown option tock: did you mean tick\\? use any of confirm_timeout,"):
         install(app, tock=1)
     app.conf.broker_url = "memory://"
     assert type(app.amqp) is AMQP

@@ -28,7 +28,6 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "max_delay": (3600.0, 0),
     "slack": (0.5, -1),
     "outboxes": ([60.0, 3600.0], 60),
-    "confirm": (False, 1),
     "confirm_timeout": (None, 0),
     "declare": ("passive", "never"),
     "hand_on": (False, "no"),

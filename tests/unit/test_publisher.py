@@ -1,14 +1,9 @@
-"""A publisher keeps a message with a key until its key is stored, and creates each outbox that it needs once.
-
-Without its key, a message would be dropped when due.
-"""
+"""A publisher creates each outbox that it needs once, and repairs what was deleted. No broker is contacted."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,173 +14,28 @@ from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnec
 from celery_rabbit_delay import (
     CascadeConflict,
     CascadeMissing,
+    InvalidDestination,
     LimitReached,
     NotPermitted,
     NotRouted,
     Options,
-    StreamUnavailable,
 )
 from celery_rabbit_delay.amqp import declare
-from celery_rabbit_delay.amqp.batch import Batch
+from celery_rabbit_delay.amqp.confirms import Outgoing
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.amqp.routes import Process
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
 
 DESTINATION = Destination("", ("q",))
 
 
-class Broker:
-    """Stores messages, and is told keys; takes the place of a connection, of its publisher's channel and its journal.
-
-    It refuses or loses what it is told to, once.
-    """
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.refused: set[str] = set()
-        self.lost_after: int | None = None
-        self.failure: Exception | None = None
-        self.publisher = DelayedPublisher(self, Options().cascade, Options())
-        self.publisher._channel = self.publisher.routes._channel = self.publisher.streams = self  # type: ignore[assignment]
-        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = {}, True
-
-    @contextmanager
-    def exclusively(self, *args: Any) -> Iterator[None]:
-        yield
-
-    def publisher_for(self, priority: int | None) -> DelayedPublisher:
-        return self.publisher
-
-    def prepare(self, messages: Any) -> None:
-        pass
-
-    def records(self, messages: Any) -> dict[Any, Any]:
-        return {}
-
-    def recording(self, records: Any) -> Any:
-        return nullcontext()
-
-    def store(self, records: Any) -> None:
-        pass
-
-    def publish_all(self, messages: dict[Any, Any], *args: Any) -> None:
-        for name, outgoing in list(messages.items()):
-            if self.lost_after == 0:
-                self.lost_after = None
-                raise RecoverableConnectionError("lost")
-            body = outgoing.message.body
-            if body in self.refused:
-                self.refused.remove(body)
-                continue
-            if self.lost_after is not None:
-                self.lost_after -= 1
-            self.done.append(body)
-            del messages[name]
-
-    def refusal(self, exchange: str, key: str) -> str:
-        return "NO_ROUTE"
-
-    def reset(self) -> None:
-        self.publisher.routes.known[DESTINATION], self.publisher.routes.has_cascade = {}, True  # again at once
-
-    def write_keys(self, messages: Any) -> None:
-        plans = [plan for plan in messages if plan.key is not None]
-        failure, self.failure = self.failure, None
-        if failure is not None and plans:
-            raise failure
-        self.done += [f"{plan.key}: {plan.number}" for plan in plans]
-
-
-def pending(number: int, key: str | None = None) -> Plan:
-    message = Message(str(number), correlation_id=str(number))
-    return Plan(message, {"CC": [], HEADER: {"n": number}}, DESTINATION, 0, 0, key=key)
-
-
-def batch_of(broker: Broker, *messages: Plan) -> Batch:
-    batch = Batch()
-    for message in messages:
-        batch.add(broker, message)
-    return batch
-
-
-@pytest.fixture
-def broker() -> Broker:
-    return Broker()
-
-
-def test_keys_are_told_once_all_messages_of_a_batch_are_stored(broker: Broker) -> None:
-    batch = batch_of(broker, pending(1, "a"), pending(2), pending(3, "a"))
-    batch.flush(broker)
-    assert broker.done == ["1", "2", "3", "a: 1", "a: 3"]
-    assert batch.ids == []
-
-
-def test_messages_with_keys_are_sent_again_after_a_loss_in_the_middle_of_a_batch(broker: Broker) -> None:
-    batch = batch_of(broker, pending(0, "a"), pending(1), pending(2, "b"), pending(3, "a"))
-    broker.lost_after = 3
-    with pytest.raises(RecoverableConnectionError):
-        batch.flush(broker)
-    assert broker.done == ["0", "1", "2"]
-    assert batch.ids == ["0", "2", "3"]
-    batch.flush(broker)
-    assert broker.done[3:] == ["0", "2", "3", "a: 0", "b: 2", "a: 3"]
-    assert batch.ids == []
-
-
-def test_messages_whose_keys_cannot_be_told_are_sent_again_by_the_next_flush(broker: Broker) -> None:
-    batch = batch_of(broker, pending(1, "a"), pending(2))
-    broker.failure = RecoverableConnectionError("lost")
-    with pytest.raises(RecoverableConnectionError):
-        batch.flush(broker)
-    assert batch.ids == ["1"]
-    batch.flush(broker)
-    assert broker.done == ["1", "2", "1", "a: 1"]
-
-
-def test_messages_whose_keys_a_stream_does_not_take_are_sent_again_alone(broker: Broker) -> None:
-    batch = batch_of(broker, pending(1, "a"), pending(2), pending(3, "b"))
-    broker.failure = StreamUnavailable("it has no leader")
-    batch.flush(broker)
-    assert broker.done == ["1", "2", "3", "1", "a: 1", "3", "b: 3"]
-    assert batch.ids == []
-
-
-def test_a_batch_fails_with_the_messages_whose_keys_no_stream_takes(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = batch_of(broker, pending(1, "a"), pending(2), pending(3, "b"))
-
-    def fail(messages: Any) -> None:
-        raise StreamUnavailable("it has no leader")
-
-    monkeypatch.setattr(broker, "write_keys", fail)
-    with pytest.raises(StreamUnavailable):
-        batch.flush(broker)
-    assert batch.ids == ["1", "3"]
-
-
-def test_a_message_that_was_refused_at_first_does_not_replace_a_later_one_of_its_key(broker: Broker) -> None:
-    batch = batch_of(broker, pending(1, "a"), pending(2, "a"), pending(3, "b"))
-    broker.refused = {"1"}
-    batch.flush(broker)
-    assert broker.done == ["2", "3", "b: 3", "1", "a: 1", "2", "a: 2"]
-    assert batch.ids == []
-
-
-def test_the_key_of_a_message_that_is_not_stored_is_not_told(broker: Broker) -> None:
-    broker.refused = {"1"}
-    broker.publisher.routes._options = Options(declare="passive", outboxes=())
-    with pytest.raises(NotRouted):
-        broker.publisher.publish(pending(1, "a"))
-    assert broker.done == []
-    broker.publisher.publish(pending(2, "a"))
-    assert broker.done == ["2", "a: 2"]
-
-
 SHORT_LIVED = Destination("", ("amq.gen-1",), short_lived=True)
 MINUTE = 480  # ticks
+
+
+class Client:
+    """A `kombu.Connection`, of which only the identity is of interest."""
 
 
 class Parts:
@@ -198,27 +48,25 @@ class Parts:
         self.missing: set[int] = set()
         self.refused: set[int] = set()
         self.refusal_to_create: type[Exception] = LimitReached
+        self.bound_by_user: list[Destination] = []
         self.options = options
         self.cascade = options.high_cascade if high else options.cascade
+        self.client: Any = Client()  # or what is known of it would be collected
         self.again()
         for name in ("bind_destination", "require_cascade", "require_route", "outbox_exists"):
             monkeypatch.setattr(declare, name, getattr(self, name))
 
     def again(self) -> Parts:
         """Connect again."""
-        self.publisher = DelayedPublisher(self, self.cascade, self.options)
-        self.publisher._channel = self.publisher.routes._channel = self  # type: ignore[assignment]
+        connection: Any = SimpleNamespace(client=self.client, host="localhost", virtual_host="/")
+        self.publisher = DelayedPublisher(connection, self.cascade, self.options, self.bind_for_user)
+        get_channel = lambda: SimpleNamespace(connection=connection)  # noqa: E731
+        channel: Any = SimpleNamespace(get_channel=get_channel, send=self.take, wait=self.wait)
+        self.publisher.channel = self.publisher.routes._channel = channel
         return self
 
-    @contextmanager
-    def exclusively(self, *args: Any) -> Iterator[None]:
-        yield
-
-    def get_channel(self) -> Any:
-        return SimpleNamespace(connection=SimpleNamespace(host="localhost", virtual_host="/"))
-
-    def reset(self) -> None:
-        pass
+    def bind_for_user(self, cascade: Any, destination: Destination) -> None:
+        self.bound_by_user.append(destination)
 
     def bind_destination(
         self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool = False, seen: Any = ()
@@ -240,16 +88,14 @@ class Parts:
         self.asked.append(outbox)
         return outbox not in self.missing
 
-    def publish_all(self, messages: dict[Any, Any], *args: Any) -> None:
-        gone = {DESTINATION.outbox_address(self.cascade.milliseconds(outbox)) for outbox in self.missing}
-        for name, outgoing in list(messages.items()):
-            if outgoing.exchange == self.cascade.outbox_ingest and outgoing.key in gone:
-                continue
-            self.sent.append(outgoing.key)
-            del messages[name]
+    def take(self, outgoing: Outgoing) -> Outgoing:
+        return outgoing
 
-    def refusal(self, exchange: str, key: str) -> str:
-        return "NO_ROUTE"
+    def wait(self, outgoing: Outgoing) -> None:
+        gone = {DESTINATION.outbox_address(self.cascade.milliseconds(outbox)) for outbox in self.missing}
+        if outgoing.exchange == self.cascade.outbox_ingest and outgoing.key in gone:
+            raise NotRouted("NO_ROUTE")
+        self.sent.append(outgoing.key)
 
     def send(self, seconds: float, destination: Destination = DESTINATION) -> str:
         """Publish a message; return its routing key."""
@@ -435,3 +281,14 @@ def test_round_delays_that_are_in_use_get_outboxes_also_where_others_are_used(mo
     for _ in range(40):
         parts.send(45)
     assert parts.sent[-1] == "@.45s.+q"
+
+
+def test_a_queue_that_is_exclusive_to_the_user_is_bound_by_his_connection_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, Options())
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise InvalidDestination("it is exclusive to another connection")
+
+    monkeypatch.setattr(declare, "bind_destination", refuse)
+    assert parts.send(64, SHORT_LIVED) == parts.send(64, SHORT_LIVED)
+    assert parts.bound_by_user == [SHORT_LIVED]

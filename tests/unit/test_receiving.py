@@ -11,6 +11,7 @@ import uuid
 from types import SimpleNamespace
 from typing import Any
 
+import kombu
 import pytest
 from celery.utils.collections import LimitedSet
 
@@ -31,10 +32,10 @@ class Client:
 
 def connected(client: Client) -> Any:
     """Return an `amqp.Connection`."""
-    known = receiving.known_to[client]
-    deliveries = SimpleNamespace(hold=contextlib.nullcontext)
-    about = {"client": client, "known": known, "delay_options": Options(), "deliveries": deliveries}
-    return SimpleNamespace(**about, followed={}, failing={}, subscriptions={})
+    following: Any = receiving.Following(kombu.Connection("rabbit-delay://"))
+    following._options = options = Options()
+    following.poll = lambda: None
+    return SimpleNamespace(client=client, known=receiving.known_to[client], delay_options=options, following=following)
 
 
 def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
@@ -45,12 +46,12 @@ def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_agai
     known.apply(last_of_key("k", 1))  # read before the connection was lost
     connection = connected(client)
 
-    def catch_up(connection: Any, stream: Any, *args: Any, **kwargs: Any) -> None:
-        connection.followed[stream.name] = math.inf
+    def catch_up(self: Any, stream: Any, *args: Any, **kwargs: Any) -> None:
+        self.until[stream.name] = math.inf
         if "keys" in stream.name:
             raise StreamUnavailable("its node is down")
 
-    monkeypatch.setattr(receiving, "catch_up", catch_up)
+    monkeypatch.setattr(receiving.Following, "catch_up", catch_up)
     messages = [
         SimpleNamespace(
             headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": n}, "x-delay-key": "k"}, properties={}
@@ -75,14 +76,14 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     answers: list[Exception | None] = [StreamUnavailable("its node is down"), NotPermitted("no"), None]
     tried: list[float] = []
 
-    def catch_up(connection: Any, stream: Any, *args: Any) -> bool:
+    def catch_up(self: Any, stream: Any, *args: Any) -> bool:
         tried.append(now)
         if (answer := answers.pop(0)) is not None:
             raise answer
-        connection.subscriptions[stream.name] = SimpleNamespace(renew=lambda seconds: None)
+        self.subscriptions[stream.name] = SimpleNamespace(renew=lambda seconds: None)
         return True
 
-    monkeypatch.setattr(receiving, "_catch_up", catch_up)
+    monkeypatch.setattr(receiving.Following, "_catch_up", catch_up)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for seconds in range(1000):
         now = float(seconds)
@@ -100,13 +101,13 @@ def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
     connection = connected(Client())
     now, tried = 1000.0, list[float]()
 
-    def catch_up(connection: Any, stream: Any, *args: Any) -> bool:
+    def catch_up(self: Any, stream: Any, *args: Any) -> bool:
         nonlocal now
         tried.append(now)
         now += takes
         raise StreamUnavailable("it has no replica on this node")
 
-    monkeypatch.setattr(receiving, "_catch_up", catch_up)
+    monkeypatch.setattr(receiving.Following, "_catch_up", catch_up)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={})
     while now < 1200:
@@ -128,7 +129,7 @@ def test_a_subscription_that_is_refused_is_tried_again_as_long_as_patience_lasts
     heard: list[bytes] = []
     refused: list[int] = []
 
-    def subscribe(connection: Any, stream: Any, last: int, *args: Any) -> str:
+    def subscribe(self: Any, stream: Any, last: int, *args: Any) -> str:
         if len(refused) < refusals:
             refused.append(last)
             raise StreamUnavailable("it has no replica on this node")
@@ -137,16 +138,16 @@ def test_a_subscription_that_is_refused_is_tried_again_as_long_as_patience_lasts
     # The reader's patience is that of the caller, and no more than `confirm_timeout`.
     reader = SimpleNamespace(patience=patience, read_exactly=lambda stream: [StreamMessage(7, b"known")])
     monkeypatch.setattr(receiving, "StreamReader", lambda *args: contextlib.nullcontext(reader))
-    monkeypatch.setattr(receiving, "Subscription", subscribe)
+    monkeypatch.setattr(receiving.Following, "_subscribe", subscribe)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     stream = streams.changes(Options().cascade)
     if patience:
-        assert receiving.catch_up(connection, stream, heard.append, 60)
-        assert connection.subscriptions == {stream.name: "followed"}
+        assert connection.following.catch_up(stream, heard.append, 60)
+        assert connection.following.subscriptions == {stream.name: "followed"}
     else:
         with pytest.raises(StreamUnavailable, match="no replica"):
-            receiving.catch_up(connection, stream, heard.append, 60)
-        assert connection.followed[stream.name] <= time.monotonic() + receiving.SOON
+            connection.following.catch_up(stream, heard.append, 60)
+        assert connection.following.until[stream.name] <= time.monotonic() + receiving.SOON
     assert heard == [b"known"]
     assert refused == [7] * refusals
 
@@ -163,12 +164,12 @@ def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_n
         if now > 2 * receiving.RENEWAL:
             raise TimeoutError("RabbitMQ has not answered in time")
 
-    def catch_up(connection: Any, stream: Any, *args: Any) -> bool:
+    def catch_up(self: Any, stream: Any, *args: Any) -> bool:
         done.append(("read", now))
-        connection.subscriptions[stream.name] = SimpleNamespace(renew=renew, close=lambda: done.append(("closed", now)))
+        self.subscriptions[stream.name] = SimpleNamespace(renew=renew, close=lambda: done.append(("closed", now)))
         return True
 
-    monkeypatch.setattr(receiving, "_catch_up", catch_up)
+    monkeypatch.setattr(receiving.Following, "_catch_up", catch_up)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={})
     for seconds in range(3 * receiving.RENEWAL + 1):
@@ -204,7 +205,7 @@ def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
 def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     client, now = Client(), 0.0
     connection = connected(client)
-    monkeypatch.setattr(receiving, "_catch_up", lambda *args: False)  # there is no such stream
+    monkeypatch.setattr(receiving.Following, "_catch_up", lambda *args: False)  # there is no such stream
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for number in range(1000):
         now += 1
@@ -212,7 +213,7 @@ def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         forged = {HEADER: {"prefix": root, "exchange": "", "due": 0, "n": 1}, "x-delay-key": "k"}
         assert not receiving.is_dropped(connection, SimpleNamespace(headers=forged, properties={}))
     assert receiving.known_to[client].keys == {}
-    assert len(connection.followed) <= receiving.MOST_UNKNOWN + 2
+    assert len(connection.following.until) <= receiving.MOST_UNKNOWN + 2
 
 
 def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
@@ -260,7 +261,7 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
 ) -> None:
     """It was an orphan that was sent on, was sent without this package, or is a retry."""
     read: list[Any] = []
-    monkeypatch.setattr(receiving, "catch_up", lambda connection, stream, *args, **kwargs: read.append(stream))
+    monkeypatch.setattr(receiving.Following, "catch_up", lambda self, stream, *args, **kwargs: read.append(stream))
     client = Client()
     connection = connected(client)
     receiving.known_to[client].on_cancelled = lambda id_: False
@@ -279,7 +280,7 @@ def test_only_tasks_are_left_to_celery() -> None:
     revoked: list[str] = []
     known = receiving.known_to[client]
     known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
-    connection.followed[f"{Options().cascade.root}.changes"] = math.inf
+    connection.following.until[f"{Options().cascade.root}.changes"] = math.inf
     for more, dropped in (({"task": "t"}, False), ({}, True)):
         message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={})
         assert receiving.is_dropped(connection, message) is dropped
@@ -338,7 +339,7 @@ def test_a_worker_learns_that_an_id_was_sent_again() -> None:
     known = receiving.known_to[client]
     known.on_cancelled, again = (lambda id_: False), list[str]()
     known.on_sent_again = again.append
-    connection.followed[f"{Options().cascade.root}.changes"] = math.inf
+    connection.following.until[f"{Options().cascade.root}.changes"] = math.inf
     sent = sent_now()
     for change in changes.cancelled(["a"], sent):
         known.changes.apply(change)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
+from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.amqp.stream_reader import Extent, StreamMessage, StreamReader
 from celery_rabbit_delay.amqp.stream_writer import StreamWriter, paused_of
 from celery_rabbit_delay.core import streams
@@ -56,11 +57,12 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     options = Options()
     client = Client()
-    journal = StreamWriter(SimpleNamespace(client=client), options.cascade, options)
+    connection: Any = SimpleNamespace(client=client)
+    journal = StreamWriter(connection, ConfirmedChannel(connection), options.cascade, options)
     stream = streams.journal_for(options.cascade, 60)
     attempts = []
     for _ in range(3):
-        journal.pause([stream], StreamUnavailable("it has no leader"))
+        journal.pause(stream, StreamUnavailable("it has no leader"))
         attempts.append(paused_of[client][stream.name])
     assert attempts == [1, 60, 60]
     assert len(caplog.records) == 1

@@ -13,7 +13,6 @@ import amqp
 import kombu
 import pytest
 from amqp import spec
-from amqp.exceptions import NotFound
 from celery import Celery, beat
 from celery.worker.request import Request
 
@@ -115,30 +114,18 @@ def test_a_channel_that_is_closed_without_waiting_is_closed_once() -> None:
     assert (channel_id, method) == (channel.channel_id, spec.Channel.Close)
 
 
-def test_a_channel_whose_opening_is_interrupted_is_closed_once_it_is_open() -> None:
-    def interrupt(timeout: float | None = None) -> None:
-        raise KeyboardInterrupt
-
-    frames: list[Any] = []
-    connection = connection_to(frames)
-    connection.drain_events = interrupt
-    other = amqp.Channel(connection)
-    with pytest.raises(KeyboardInterrupt):
-        upstream.open_channel(connection)
-    assert [method for _, _, method, *_ in frames] == [spec.Channel.Open]
-    for number in (1, 2):
-        connection.channels[number].dispatch_method(spec.Channel.OpenOk, b"\0" * 8, None)
-    assert [(number, method) for _, number, method, *_ in frames[1:]] == [(2, spec.Channel.Close)]
-    assert other.is_open
-
-
-def test_the_error_that_closes_a_channel_names_the_channel() -> None:
-    channel = amqp.Channel(connection_to([]))
-    channel._do_revive = lambda: None  # py-amqp would open it again
-    upstream.mix_in(channel, upstream.NamesItsErrors)
-    with pytest.raises(NotFound) as caught:
-        channel._on_close(404, "NOT_FOUND", *spec.Queue.Declare)
-    assert caught.value.channel is channel
+def test_a_connection_is_ended_once_either_side_has_closed_it_whatever_was_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    connection = SimpleNamespace(_transport=SimpleNamespace(sock=ours))
+    assert not upstream.is_ended(connection)
+    theirs.send(b"not read")
+    assert not upstream.is_ended(connection)
+    theirs.close()
+    assert upstream.is_ended(connection)
+    assert ours.recv(100) == b"not read"
+    ours.close()
+    assert upstream.is_ended(connection)
+    assert upstream.is_ended(SimpleNamespace(_transport=None))
 
 
 def test_a_closed_socket_is_closed_for_this_process_alone() -> None:

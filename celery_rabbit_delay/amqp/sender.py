@@ -1,0 +1,229 @@
+"""The AMQP connection of our own on which the delayed messages of a user's connection go out.
+
+The user's connection has consumers, and channels of his own: while we waited there for a confirm, we would read what is
+for them, and an interrupt in the middle of a frame would end his connection. An alarm blocks connections that publish,
+and a worker must go on to consume.
+
+So delayed messages, their records, keys and cancellations, and all declarations have a connection of their own, which
+nobody else reads. Whatever is not an answer of the broker closes it: a lost connection, a time-out, and an interrupt
+such as a soft time limit. Nothing of it is repaired; the next message opens another one.
+
+It has no heartbeats, as the connections on which plain Celery publishes: nobody would send them while the program does
+something else. The keep-alive packets of TCP, which py-amqp switches on, keep it open, and show both sides when the
+other one is gone. What the broker has closed meanwhile is noticed before anything is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from amqp import Message
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
+
+from .. import upstream
+from ..core.destination import Destination
+from ..core.errors import DelayError, DestinationNotFound, UnsupportedConfiguration
+from ..core.options import Options
+from ..core.plan import Plan
+from ..core.topology import Cascade, Stream
+from . import declare
+from .connecting import connect, copy_of
+from .limited import NO_ANSWER, LimitedConnection
+from .publisher import Answered, DelayedPublisher
+from .stream_writer import paused_of
+
+#: What the broker answers. After anything else nobody knows what was sent, and what will come.
+ANSWERS = (ChannelError, MessageNacked, DelayError)
+
+
+class Sender:
+    """Sends what one connection of the user delays. One thread has its turn at a time."""
+
+    def __init__(self, user: LimitedConnection) -> None:
+        self.options: Options = user.delay_options
+        self._user = weakref.ref(user)
+        self._process = os.getpid()
+        self._client = copy_of(user.client, "publisher")
+        self._connect_timeout: float | None = self._client.connect_timeout
+        paused_of[self._client] = paused_of[user.client]
+        self._lock = threading.Lock()
+        self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
+        self._by_priority: dict[int | None, DelayedPublisher] = {}
+
+    def publish(self, plan: Plan, seconds: float | None = None) -> None:
+        """Send a message into the cascade; return once the broker has stored it. See `DelayedPublisher.publish`."""
+        limits = seconds, plan.confirm_timeout or plan.timeout, self.options.confirm_timeout
+        with Turn(self, min(filter(None, limits), default=None)):
+            self.publisher_for(plan.priority).publish(plan)
+
+    def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
+        """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer."""
+        with self.turn(seconds):
+            publisher = self.publisher_for(plan.priority)
+            record = publisher.submit(plan, answered)
+            if plan.stream and record:
+                publisher.streams.submit([(plan.stream, record)])
+
+    def write(self, stream: Stream, bodies: Iterable[bytes], seconds: float | None = None) -> None:
+        """Store messages in a stream beside the cascade. Raises as `StreamWriter.write`.
+
+        With a limit in seconds, raise `TimeoutError` as soon as the broker says that an alarm blocks this connection.
+        """
+        with self.turn(self.options.confirm_timeout if seconds is None else seconds):
+            self._client.connection.raises_if_blocked = seconds is not None
+            self.publisher_for().streams.write(stream, bodies)
+
+    def publish_now(self, message: Message, exchange: str, key: str) -> str | None:
+        """Publish a message without a delay. Returns and raises as `ConfirmedChannel.publish`."""
+        with self.turn(self.options.confirm_timeout):
+            return self.publisher_for().channel.publish(message, exchange, key)
+
+    def lead_back(self, destination: Destination) -> None:
+        """See `Routes.lead_back`."""
+        with self.turn(self.options.confirm_timeout):
+            self.publisher_for().routes.lead_back(destination)
+
+    def on_declared(self, name: str) -> None:
+        """Take note that a queue or exchange of that name may be a new one."""
+        for publisher in list(self._publishers.values()):
+            publisher.routes.forget(name)
+
+    def turn(self, seconds: float | None) -> Turn:
+        """Give this thread the connection for a `with` block, which waits for the broker so long at most."""
+        return Turn(self, seconds)
+
+    def publisher_for(self, priority: int | None = None) -> DelayedPublisher:
+        """Return the publisher for messages of a priority. For a block of `turn`. Raises `UnsupportedConfiguration`."""
+        known = self._by_priority.get(priority)
+        if known is not None:
+            return known
+        connection: LimitedConnection = self._client.connection
+        cascade = self.options.cascade_for(priority, connection.server_version)
+        if connection.server_version < (3, 10):
+            raise UnsupportedConfiguration(
+                "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
+                f"This is {connection.server_properties.get('version')}: upgrade it"
+            )
+        if cascade.high not in self._publishers:
+            self._publishers[cascade.high] = DelayedPublisher(connection, cascade, self.options, self._bind_for_user)
+        self._by_priority[priority] = self._publishers[cascade.high]
+        return self._publishers[cascade.high]
+
+    def read(self, seconds: float = 0) -> None:
+        """Read the broker's answers; wait so many seconds for the first one. Raises what ends the connection."""
+        if not self._client.connected:
+            return
+        with self.turn(max(seconds, 1)):
+            with suppress(TimeoutError):  # an answer may come later
+                if seconds:
+                    self._client.connection.drain_events(timeout=seconds)
+            for publisher in self._publishers.values():
+                publisher.streams.repeat()
+
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Read the broker's answers until something is true. For a block of `turn`. Raises `TimeoutError`."""
+        while not is_done():
+            self._client.connection.drain_events()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker does not read this connection, because of an alarm."""
+        return bool(self._client.connected and self._client.connection.is_blocked)
+
+    @property
+    def publishers(self) -> list[DelayedPublisher]:
+        """The publishers that were used, for a block of `turn`."""
+        return list(self._publishers.values())
+
+    @property
+    def unanswered(self) -> int:
+        """The number of messages that the broker has not answered yet."""
+        return sum(publisher.channel.unanswered for publisher in self._publishers.values())
+
+    def has_lost_user(self) -> bool:
+        """Return whether the user's connection was lost, as if his broker had restarted, and nobody has noticed yet.
+
+        What he declared on it may be gone. Kombu connects and declares it again after an error of the connection.
+        """
+        user = self._user()
+        return user is not None and upstream.is_ended(user)
+
+    def close(self, reason: Exception | None = None) -> None:
+        """Close the connection, and wait for nothing. What the broker has not answered counts as not stored."""
+        publishers = list(self._publishers.values())
+        self._publishers, self._by_priority = {}, {}
+        if self._client.connected:
+            self._client.connection.abandon()
+        self._client.collect()
+        for publisher in publishers:
+            publisher.channel.refuse_all(reason or RecoverableConnectionError("the connection was closed"))
+
+    def _ready(self, seconds: float | None) -> LimitedConnection:
+        """Return the connection once it is open. The broker may have closed it since the last turn."""
+        if self._client.connected:
+            connection: LimitedConnection = self._client.connection
+            try:
+                connection.read_all()
+                return connection
+            except (AMQPError, OSError) as exc:
+                self.close(exc)
+        else:
+            self.close()  # forgets what was known through the last one
+        self._client.connect_timeout = min(filter(None, (self._connect_timeout, seconds)), default=None)
+        try:
+            connect(self._client)
+        except TimeoutError as exc:
+            raise TimeoutError(NO_ANSWER) from exc
+        opened: LimitedConnection = self._client.connection
+        return opened
+
+    def _bind_for_user(self, cascade: Cascade, destination: Destination) -> None:
+        """Bind a queue that is exclusive to the user's connection. Raises `InvalidDestination`."""
+        user = self._user()
+        if user is None or not user.connected:
+            raise RecoverableConnectionError("the connection is closed")
+        channel = user.channel()
+        try:
+            declare.bind_exit(channel, cascade, destination)
+        finally:
+            channel.close()
+
+
+class Turn:
+    """A block of `Sender.turn`."""
+
+    def __init__(self, sender: Sender, seconds: float | None) -> None:
+        self._sender = sender
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        sender, lock, is_mine = self._sender, self._sender._lock, False
+        try:
+            is_mine = lock.acquire(timeout=-1 if self._seconds is None else self._seconds)
+            if is_mine:
+                self._lock = lock
+                connection = sender._ready(self._seconds)
+                connection.limit(self._seconds)
+                return
+        except BaseException as exc:
+            # An interrupt may have come just after the lock was taken: nobody can tell, so nobody uses it again.
+            sender._lock = threading.Lock()
+            sender.close(exc if isinstance(exc, Exception) else None)
+            if is_mine:
+                lock.release()
+            raise
+        raise RecoverableConnectionError("another thread has been publishing for too long")
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, traceback: Any) -> None:
+        try:
+            if exc is not None and not isinstance(exc, ANSWERS):
+                self._sender.close(exc if isinstance(exc, Exception) else None)
+        finally:
+            self._lock.release()
+        if isinstance(exc, DestinationNotFound) and self._sender.has_lost_user():
+            raise RecoverableConnectionError("the connection is lost") from exc
