@@ -234,7 +234,8 @@ def _ask(question: str, found: Collection[object], yes: bool) -> None:
 def reschedule(target: Target, /, eta: str | None, countdown: str | None, **chosen: Any) -> None:
     """Give tasks in the journal another due time, earlier or later: by their ids, or as `list` shows them.
 
-    Asks before it moves tasks that are not named by their ids. Exits with 3 if some of several were not moved.
+    Asks before it moves tasks that are not named by their ids, and before a time in the past runs any. Exits with 3 if
+    some of several were not moved.
     """
     if (eta is None) == (countdown is None):
         raise click.UsageError("name the new due time with either --eta or --countdown")
@@ -267,10 +268,13 @@ def _move(
     _check_chosen(ids, everything, filters)
     problems: list[str] = []
     with target.connected() as connection:
-        zone = connection.transport.delay_options.naive_timezone
-        due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
+        zone, now = connection.transport.delay_options.naive_timezone, datetime.now(timezone.utc)
+        due = due_at(eta, countdown, now, zone)
+        past = f"{due:%Y-%m-%d %H:%M:%S}Z is in the past" if due < now else ""
         operate.require(connection)
         allowed = target.allowed(any_queue)
+        if past and ids:
+            _ask(f"{past}: run {_tasks(ids)} now?", ids, yes)
         if len(ids) == 1:
             operate.reschedule(connection, ids[0], due, allowed)
             click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
@@ -279,7 +283,10 @@ def _move(
         if not ids:
             listed = _found(target, connection, problems.append, any_queue=any_queue, **filters)
             found = {one.number for one in listed}
-            _ask(f"Make {_tasks(found)} due {due:%Y-%m-%d %H:%M:%S}Z?", found, yes)
+            what = (
+                f"{past}: run {_tasks(found)} now?" if past else f"Make {_tasks(found)} due {due:%Y-%m-%d %H:%M:%S}Z?"
+            )
+            _ask(what, found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
         moved = 0
         for _, refused in operate.reschedule_all(connection, ids, found, due, allowed):

@@ -53,11 +53,14 @@ def marks() -> list[str]:
 
 
 def due() -> datetime:
-    """Return the due time in a form: a delay, or a time in the viewer's time zone. Raises `InvalidDelay`."""
+    """Return the due time in a form: a delay, or a time to come in the viewer's time zone. Raises `InvalidDelay`."""
     moment = datetime.now(timezone.utc)
     eta, delay = request.form.get("eta", ""), request.form.get("delay", "")
     if eta:
-        return due_at(eta, None, moment, zone())
+        found = due_at(eta, None, moment, zone())
+        if found <= moment:
+            raise InvalidDelay(f"{eta} is in the past: enter a later time, or choose “Run now”")
+        return found
     if delay in DELAYS:
         return moment + timedelta(seconds=DELAYS[delay])
     raise InvalidDelay("choose a delay, or enter a due time")

@@ -166,7 +166,7 @@ GOALS = [
     ),
     Goal("Early at 200/s", lambda rows: float(rows["lateness"][US]["early"]), both(0), form="{:.0f}"),
     Goal(
-        "The same, each confirmed, against `apply_async()` without confirms",
+        "CPU of `apply_async(countdown=…)`, each confirmed, against `apply_async()` without confirms",
         in_turns("client_cpu", US),
         both(1.35),
     ),

@@ -576,6 +576,12 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     for wrong in ((), ("--eta", "x"), ("--countdown", "-1"), ("--countdown", "5", "--eta", tomorrow.isoformat())):
         assert run(url, "reschedule", "b", *wrong).code == 2
     assert "no waiting message with the id 'a'" in run(url, "run-now", "a").err
+    for chosen in (("b",), ("--all", "--queue", "q")):
+        asked = run(url, "--queue", "q", "reschedule", *chosen, "--eta", "2020-01-31T12:00:00Z")
+        assert (asked.code, "2020-01-31 12:00:00Z is in the past: run 1 task now?" in asked.err) == (1, True)
+    assert ids(vhost) == ["b"]
+    assert run(url, "--queue", "q", "reschedule", "b", "--eta", "2020-01-31T12:00:00Z", "--yes").code == 0
+    vhost.take("q", 1)
 
 
 def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:

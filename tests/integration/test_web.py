@@ -166,6 +166,8 @@ def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make
     assert "Nothing was selected" in site.ask("/cancel", {"token": site.token()}).text
     assert "cannot read the eta" in site.post("/reschedule", number=numbers[4], eta="tomorrow")
     assert "choose a delay" in site.post("/reschedule", number=numbers[4])
+    past = site.post("/reschedule", number=numbers[4], eta="2020-01-31T12:00")
+    assert "2020-01-31T12:00 is in the past: enter a later time, or choose “Run now”" in past
     eta = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
     assert "1 moved to" in site.post("/reschedule", number=numbers[4], eta=eta)
     assert "max_delay" in site.post("/reschedule", number=number_of(site, ids[4]), delay="in 1 week")
