@@ -30,6 +30,7 @@ from ..amqp.destinations import own_destination
 from ..amqp.event_loop import EventLoop
 from ..amqp.transport import DeliveredMessage
 from ..core import plan
+from ..core.destination import Destination
 from ..core.due import eta_in_utc, parse_eta
 from ..core.errors import DelayError, InvalidDelay, MessageRefused
 from ..core.headers import Delivery
@@ -52,16 +53,18 @@ REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 #: after which Celery holds the others, and seconds for which it holds all after the connection has failed.
 MOST, SILENCE, PAUSE = 200, 5.0, 10.0
 
-#: Seconds until a worker looks for answers, and for which it may wait where a route has to be made first.
-LOOK, PATIENCE_IN_LOOP = 0.05, 2.0
+#: Seconds until a worker looks for answers, which double up to the longest while none comes. Seconds for which it sends
+#: nothing while many come, so that it reads what is behind them; for which it may wait where a route has to be made.
+LOOK, LONGEST, READING, PATIENCE_IN_LOOP = 0.002, 0.05, 0.5, 2.0
 
 
 class _Task(NamedTuple):
-    """A task that is handed on, and the queue that it came from."""
+    """A task to hand on, the queue that it came from, where a copy goes to, and when it is due."""
 
     message: DeliveredMessage
     queue: kombu.Queue
-    plan: Plan
+    destination: Destination
+    due: datetime
 
 
 class HandingOn:
@@ -80,11 +83,14 @@ class HandingOn:
         #: The consumer is cancelled: what still reaches it comes again after the connection is closed.
         self.is_over = False
         self._waiting: deque[_Task] = deque()  # not sent yet
-        self._answers: deque[tuple[_Task, Exception | None]] = deque()  # of the broker, not followed yet
+        self._answers: deque[tuple[_Task, Plan, Exception | None]] = deque()  # of the broker, not followed yet
         self._unanswered = 0
         self._paused_until = 0.0
         self._heard = 0.0  # when the broker has last answered, or was first asked, by `time.monotonic`
         self._is_looking = False
+        self._pause = LOOK
+        self._burst = self._seen = 0  # how many tasks have come without a pause: now, and at the last look
+        self._sent = 0.0  # when some were sent last
         self._stored = 0
         #: Calls a function after some seconds; None outside of a worker.
         self.call_after: Callable[[float, Callable[[], None]], Any] | None = None
@@ -98,8 +104,8 @@ class HandingOn:
         due = due_of(message) if options.hand_on else None
         if due is None or has_waited(message, due):
             return False
-        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
-        if due - now.utc <= timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
+        soon = datetime.now(timezone.utc) + timedelta(seconds=MOMENT * options.tick)
+        if due <= soon or not self._may_send(message):
             return False
         queue = self._queue_of(message)
         if queue is None or queue.no_ack or queue.name in self._refused or self._is_silent:
@@ -107,20 +113,15 @@ class HandingOn:
         destination = own_destination(queue)
         if destination is None:
             return False
-        info = message.delivery_info
-        received = Delivery(info["exchange"], info["routing_key"], message.headers)
-        try:
-            planned = plan.of_received(message.amqp_message, received, destination, due, now, options)
-        except DelayError as exc:
-            self._warn(queue, exc)
-            return False
-        task = _Task(message, queue, planned)
+        task = _Task(message, queue, destination, due)
         loop = event_loop.current()
         if loop is None:
-            self._publish(task, None)
+            self._publish(task, None, None)
         elif not self.is_over:
             self._waiting.append(task)
-            self._go_on(loop)
+            self._burst += 1
+            if self._burst <= MOST:
+                self._go_on(loop)
         return True
 
     def finish(self) -> None:
@@ -158,26 +159,39 @@ class HandingOn:
         sender = self._consumer.channel.connection.sender
         while self._waiting and self._unanswered < MOST and not self._is_silent:
             task = self._waiting.popleft()
-            if task.queue.name in self._refused:
+            if task.queue.name in self._refused or task.due <= datetime.now(timezone.utc):
                 self._keep(task)
                 continue
             if not self._unanswered:
                 self._heard = time.monotonic()
             try:
-                sender.submit(task.plan, partial(self._answered, task), PATIENCE_IN_LOOP)
+                planned = self._plan(task)
+                sender.submit(planned, partial(self._answered, task, planned), PATIENCE_IN_LOOP)
                 self._unanswered += 1
             except (DelayError, AMQPError, OSError) as exc:
                 self._give_back(task, exc)
         if self._is_silent or sender.is_blocked:
             while self._waiting:
                 self._give_back(self._waiting.popleft(), TimeoutError("RabbitMQ does not confirm what is sent"))
-        if self._unanswered and not self._is_looking:
-            self._is_looking = True
-            loop.call_later(LOOK, partial(self._look, loop))
+        self._sent = time.monotonic()
+        if self._unanswered:
+            self._look_later(loop)
 
-    def _answered(self, task: _Task, refusal: Exception | None) -> None:
+    def _look_later(self, loop: EventLoop) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            loop.call_later(self._pause, partial(self._look, loop))
+
+    def _plan(self, task: _Task) -> Plan:
+        """Return the plan of a copy. Raises `DelayError`."""
+        message, options = task.message, self._consumer.channel.connection.delay_options
+        received = Delivery(message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers)
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
+        return plan.of_received(message.amqp_message, received, task.destination, task.due, now, options)
+
+    def _answered(self, task: _Task, planned: Plan, refusal: Exception | None) -> None:
         """Note an answer, to follow it when this thread has ended its turn with the sender."""
-        self._answers.append((task, refusal))
+        self._answers.append((task, planned, refusal))
 
     def _look(self, loop: EventLoop) -> None:
         """Read the broker's answers, and send more."""
@@ -187,23 +201,30 @@ class HandingOn:
             return
         with suppress(AMQPError, OSError):  # it is closed then, and the messages are refused
             connection.sender.read()
+        self._pause = LOOK if self._answers else min(2 * self._pause, LONGEST)
         self._follow()
-        self._go_on(loop)
+        if self._burst == self._seen:
+            self._burst = 0  # none has come since the last look
+        self._seen = self._burst
+        if self._burst > MOST and time.monotonic() < self._sent + READING:
+            self._look_later(loop)
+        else:
+            self._go_on(loop)
 
     def _follow(self) -> None:
         while self._answers:
-            task, refusal = self._answers.popleft()
+            task, planned, refusal = self._answers.popleft()
             self._unanswered -= 1
             self._heard = time.monotonic()
             if refusal is None:
                 self._settle(task)
             else:  # a part of the cascade may be gone, or the connection was lost
-                self._publish(task, PATIENCE_IN_LOOP)
+                self._publish(task, planned, PATIENCE_IN_LOOP)
 
-    def _publish(self, task: _Task, seconds: float | None) -> None:
-        """Send a copy of a task, and wait for the answer."""
+    def _publish(self, task: _Task, planned: Plan | None, seconds: float | None) -> None:
+        """Send a copy of a task, with the number that it had before if it is sent again, and wait for the answer."""
         try:
-            self._consumer.channel.connection.sender.publish(task.plan, seconds)
+            self._consumer.channel.connection.sender.publish(planned or self._plan(task), seconds)
         except (DelayError, AMQPError, OSError) as exc:
             self._give_back(task, exc)
         else:

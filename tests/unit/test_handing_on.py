@@ -13,6 +13,8 @@ from amqp.exceptions import RecoverableConnectionError
 
 from celery_rabbit_delay import NotPermitted
 from celery_rabbit_delay.app.handing_on import (
+    LONGEST,
+    LOOK,
     MOST,
     HandingOn,
     Report,
@@ -145,10 +147,12 @@ class Loop:
         self.sent: list[Any] = []
         self.waiting: list[Any] = []
         self.timers: list[Any] = []
+        self.pauses: list[float] = []
         self.lost = False
         self.consumer: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamespace(sender=self)))
 
     def call_later(self, seconds: float, call: Any) -> None:
+        self.pauses.append(seconds)
         self.timers.append(call)
 
     def submit(self, plan: Any, answered: Any, seconds: float) -> None:
@@ -174,9 +178,17 @@ class Loop:
             call()
 
 
-def task(number: int, queue: str = "q", plan: Any = None) -> Any:
-    ack = SimpleNamespace(ack=lambda: None, number=number)
-    return _Task(ack, SimpleNamespace(name=queue), number if plan is None else plan)  # type: ignore[arg-type]
+def task(number: int, queue: str = "q", plan: Any = None, due: datetime = DUE) -> Any:
+    message: Any = SimpleNamespace(ack=lambda: None, number=number)
+    of_queue: Any = SimpleNamespace(name=queue)
+    destination: Any = number if plan is None else plan
+    return _Task(message, of_queue, destination, due)
+
+
+@pytest.fixture(autouse=True)
+def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a number take the place of a plan."""
+    monkeypatch.setattr(HandingOn, "_plan", lambda self, one: one.destination)
 
 
 def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_hand_on() -> None:
@@ -184,15 +196,48 @@ def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_han
     handing_on = HandingOn(loop.consumer)
     kept: list[int] = []
     handing_on.keep = lambda message: kept.append(message.number)
-    tasks = [task(number, *([] if number % 2 else ["theirs", "forbidden"])) for number in range(3 * MOST)]
+    tasks = [task(number) if number % 2 else task(number, "theirs", "forbidden") for number in range(3 * MOST)]
+    tasks.append(task(3 * MOST, due=datetime.now(timezone.utc)))  # is due meanwhile
     handing_on._waiting.extend(tasks)
     handing_on._go_on(loop)  # type: ignore[arg-type]
     while loop.timers:
         assert len(loop.timers) == 1
         loop.turn()
     assert loop.sent == [number for number in range(3 * MOST) if number % 2]
-    assert kept == [number for number in range(3 * MOST) if not number % 2]
+    assert kept == [number for number in range(3 * MOST + 1) if not number % 2]
     assert handing_on._unanswered == 0
+
+
+def test_a_worker_looks_for_answers_less_and_less_often_while_none_comes() -> None:
+    loop = Loop()
+    loop.read = lambda seconds=0: None  # type: ignore[method-assign]
+    handing_on = HandingOn(loop.consumer)
+    handing_on._waiting.append(task(0))
+    handing_on._go_on(loop)  # type: ignore[arg-type]
+    for _ in range(10):
+        loop.turn()
+    assert loop.pauses[:4] == [LOOK, 2 * LOOK, 4 * LOOK, 8 * LOOK]
+    assert loop.pauses[-1] == LONGEST
+    del loop.read  # the broker answers
+    loop.turn()
+    handing_on._waiting.append(task(1))
+    handing_on._go_on(loop)  # type: ignore[arg-type]
+    assert loop.pauses[-1] == LOOK
+
+
+def test_a_worker_to_which_more_and_more_come_reads_on_before_it_sends_more() -> None:
+    loop = Loop()
+    handing_on = HandingOn(loop.consumer)
+    handing_on._burst = MOST + 1
+    handing_on._waiting.extend(task(number) for number in range(10))
+    handing_on._go_on(loop)  # type: ignore[arg-type]
+    handing_on._waiting.extend(task(number) for number in range(10, 20))
+    handing_on._burst += 10
+    loop.turn()
+    assert len(loop.sent) == 10, "more have come since"
+    loop.turn()
+    assert len(loop.sent) == 20, "none has come since"
+    assert handing_on._burst == 0
 
 
 def test_a_worker_whose_connection_fails_keeps_what_it_cannot_hand_on() -> None:
