@@ -152,9 +152,8 @@ class ConfirmedChannel:
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         for tag in self._tags(delivery_tag, multiple):
             sent = self._unanswered.pop(tag)
-            reason, last = self._returned.get(
-                sent.target, ("", 0)
-            )  # the broker returns a message before it confirms it
+            # The broker returns a message before it confirms it.
+            reason, last = self._returned.get(sent.target, ("", 0))
             sent.answer(NotRouted(reason) if tag <= last else None)
         if not self._unanswered:
             self._returned.clear()

@@ -169,11 +169,7 @@ def _follow_once(connection: Receiver, options: Options, stream: Stream, apply: 
                 exc,
             )
     elif until <= time.monotonic() and not following.renew(stream):
-        try:
-            if following.catch_up(stream, apply, patience=0, silence=SILENCE, options=options):
-                logger.info("The contents of the stream %r are known from now on", stream.name)
-        except DelayError as exc:
-            logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
+        following.try_again(stream, apply, options=options)
 
 
 class Following:
@@ -210,10 +206,14 @@ class Following:
         """Call back for what has come; read a stream again that was followed until it ended, or its connection."""
         self.poll()
         until = self.until.get(stream.name)
-        if until is None or until > time.monotonic() or stream.name in self.subscriptions:
-            return
+        if until is not None and until <= time.monotonic() and stream.name not in self.subscriptions:
+            self.try_again(stream, apply, create=False)
+
+    def try_again(self, stream: Stream, apply: Callable[[bytes], Any], **options: Any) -> None:
+        """Read and follow a stream as `catch_up` does, without waiting for it; log why it cannot be read."""
         try:
-            self.catch_up(stream, apply, patience=0, silence=SILENCE, create=False)
+            if self.catch_up(stream, apply, patience=0, silence=SILENCE, **options):
+                logger.info("The contents of the stream %r are known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
 
@@ -306,7 +306,9 @@ class Following:
         create: bool,
     ) -> bool:
         try:
-            last, deadline = self._read(stream, apply, patience, silence, options, create)
+            with StreamReader(self._own, patience, silence, options) as reader:
+                deadline = time.monotonic() + reader.patience
+                last = _read(reader, stream, apply, create)
         except OperationalError as exc:  # the consumer has its connection, and goes on
             raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
         if last < 0:
@@ -329,30 +331,6 @@ class Following:
                     raise
                 time.sleep(0.2)
 
-    def _read(
-        self,
-        stream: Stream,
-        apply: Callable[[bytes], Any],
-        patience: float,
-        silence: float | None,
-        options: Options,
-        create: bool,
-    ) -> tuple[int, float]:
-        """Read a stream to its end; return its last offset, -1 if it is missing, and until when to try to follow it."""
-        last = -1
-        with StreamReader(self._own, patience, silence, options) as reader:
-            deadline = time.monotonic() + reader.patience
-            for _ in range(2):
-                for message in reader.read_exactly(stream):
-                    last = message.offset
-                    apply_readable(apply, stream, message)
-                if last >= 0:
-                    break
-                if not create:
-                    break
-                reader.create(stream)
-        return last, deadline
-
     def _subscribe(
         self, stream: Stream, last: int, callback: Callable[[StreamMessage], None], on_end: Callable[[], None]
     ) -> Subscription:
@@ -364,6 +342,19 @@ class Following:
                     return Subscription(connection, stream, last, callback, on_end)
         except (AMQPConnectionError, OSError) as exc:
             raise StreamUnavailable(f"the stream {stream.name!r} cannot be followed: {exc}") from exc
+
+
+def _read(reader: StreamReader, stream: Stream, apply: Callable[[bytes], Any], create: bool) -> int:
+    """Read a stream to its end, and return its last offset; -1 if it is missing, and is not created."""
+    last = -1
+    for _ in range(2):
+        for message in reader.read_exactly(stream):
+            last = message.offset
+            apply_readable(apply, stream, message)
+        if last >= 0 or not create:
+            break
+        reader.create(stream)
+    return last
 
 
 def learn(client: kombu.Connection) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import kombu
@@ -49,21 +50,29 @@ def publish_retry(app: Celery) -> dict[str, Any]:
 def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
     """Call `work` with a connection of an app's pool; retry after a lost connection as `task_publish_retry` says."""
     retry = publish_retry(app)
+
+    def once() -> None:
+        with app.producer_or_acquire() as producer:
+            client = producer.connection
+            ensure_connection(client, retry=retry)
+
+            def attempt() -> None:
+                client.default_channel  # noqa: B018  connects: a pool may contain closed connections
+                work(client)
+
+            client.ensure(producer, attempt, **retry)()
+
+    _until_there_is_a_leader(once)
+
+
+def _until_there_is_a_leader(write: Callable[[], None]) -> None:
+    """Call a function that writes to a stream, which has no leader for some time after the loss of a node."""
     deadline = time.monotonic() + STREAM_PATIENCE
     while True:
         try:
-            with app.producer_or_acquire() as producer:
-                client = producer.connection
-                ensure_connection(client, retry=retry)
-
-                def attempt(client: kombu.Connection = client) -> None:
-                    client.default_channel  # noqa: B018  connects: a pool may contain closed connections
-                    work(client)
-
-                client.ensure(producer, attempt, **retry)()
+            write()
             return
         except (StreamUnavailable, NotStored):
-            # After the loss of a node a stream has no leader for some time.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.3)
@@ -123,24 +132,12 @@ class DelayedControl:
                 with self.app.producer_or_acquire() as producer:
                     if producer.connection.transport.driver_type == DRIVER_TYPE:
                         producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections
-                        self._store(producer.connection, messages)
+                        # An alarm may go on: its end is not waited for.
+                        _until_there_is_a_leader(partial(write_changes, producer.connection, messages, STORING))
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:
             logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
-
-    def _store(self, connection: kombu.Connection, messages: list[bytes]) -> None:
-        """Add to the stream of changes; do not wait for the end of an alarm."""
-        deadline = time.monotonic() + STREAM_PATIENCE
-        while True:
-            try:
-                write_changes(connection, messages, STORING)
-                return
-            except (StreamUnavailable, NotStored):
-                # After the loss of a node a stream has no leader for some time.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.3)
 
 
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
