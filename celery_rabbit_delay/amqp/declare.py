@@ -137,12 +137,12 @@ def bind_destination(
 def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
     """Create a stream and lead to it from ingest: one round trip.
 
-    Raises `CascadeMissing`, `NotPermitted`; `UnsupportedConfiguration` if the broker cannot create streams, for which
+    Raises `CascadeMissing` also while another process is creating the cascade, `NotPermitted`; `UnsupportedConfiguration` if the broker cannot create streams, for which
     it closes the connection.
     """
     with translate_errors(cascade):
         try:
-            passive_declare(channel, cascade.ingest, nowait=True)  # the stream is bound to the exchange behind it
+            passive_declare(channel, cascade.marker, nowait=True)
             declare_queue(channel, stream.queue, nowait=True)
             bind(channel, cascade.stream_binding(stream))
         except PreconditionFailed as exc:

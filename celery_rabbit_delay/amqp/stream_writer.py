@@ -23,7 +23,7 @@ from . import declare
 from .clients import PerClient
 from .clocks import utc_ms
 from .confirms import ConfirmedChannel, Outgoing, Sent
-from .create import ensure_stream
+from .create import create_cascade, ensure_stream
 from .limited import LimitedConnection
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,11 @@ class StreamWriter:
             self._write(stream, messages)
         except CascadeMissing:
             self.ensure(stream)
-            self._write(stream, messages)
+            try:
+                self._write(stream, messages)
+            except CascadeMissing:  # a part of the cascade that leads to it was deleted
+                create_cascade(self._channel, self._cascade)
+                self._write(stream, messages)
 
     def _write(self, stream: Stream, messages: Iterable[Outgoing]) -> None:
         with declare.translate_errors(self._cascade):

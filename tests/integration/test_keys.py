@@ -14,6 +14,7 @@ from kombu import Producer
 
 import celery_rabbit_delay
 from celery_rabbit_delay import StreamUnavailable, operate
+from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.stream_writer import StreamWriter
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
@@ -223,6 +224,30 @@ def test_a_consumer_goes_on_after_the_streams_were_deleted(vhost: Vhost) -> None
             publish(sender, name, 6)
         assert [one.payload for one in take(connection, "q", 1)] == ["third"]
     assert vhost.count("q") == 0
+
+
+@pytest.mark.own_vhost
+def test_a_task_replaces_another_while_another_process_is_creating_the_cascade(vhost: Vhost) -> None:
+    vhost.declare("q")
+    *exchanges, _ = vhost.cascade.exchanges()
+    with vhost.connection() as connection:
+        for exchange in exchanges:  # what the other process does first
+            declare.declare_exchange(connection.default_channel, exchange)
+        for name in ("first", "second"):
+            publish(connection, name, 7)
+        assert arriving(connection) == ["second"]
+
+
+@pytest.mark.own_vhost
+def test_a_task_replaces_another_after_the_way_to_the_keys_was_deleted(vhost: Vhost) -> None:
+    vhost.declare("q")
+    cascade = vhost.cascade
+    for name in ("first", "second"):
+        with vhost.connection() as connection:
+            publish(connection, name, 9)
+            connection.default_channel.exchange_unbind(cascade.behind_ingest, cascade.ingest, "")
+    with vhost.connection() as connection:
+        assert arriving(connection) == ["second"]
 
 
 def started(message: Any, task: Any) -> Any:
