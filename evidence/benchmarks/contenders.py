@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
+from unittest import mock
 
 import amqp
 import kombu
@@ -194,6 +195,15 @@ class Native(Contender):
 
     def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
         return "celery_delayed_27", self.key(int(delay), QUEUE), {}
+
+
+class NativeHurried(Native):
+    """The same, with queues of a second each."""
+
+    @staticmethod
+    def lead_to(connection: kombu.Connection, queue: kombu.Queue) -> None:
+        with mock.patch("kombu.transport.native_delayed_delivery.pow", lambda base, level: 1, create=True):
+            Native.lead_to(connection, queue)
 
 
 class QueuePerDelay(Contender):

@@ -36,6 +36,7 @@ from .contenders import (
     HurriedQueuePerDelayAndOutbox,
     MessageTTL,
     Native,
+    NativeHurried,
     Ours,
     OursHurried,
     OursWithoutOutbox,
@@ -53,6 +54,7 @@ AMOUNTS = {
     "broker_cpu_confirmed": 800,
     "everyday_cpu": 8000,
     "everyday_cpu_confirmed": 800,
+    "hour_cpu_confirmed": 800,
     "hops_cpu": 1200,
     "publish_rate": 4000,
     "client_cpu": 40,
@@ -150,6 +152,16 @@ def everyday_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> 
     runs = {
         make.name: partial(transit, node, make, amount, (5, 10, 15), confirm=True)
         for make in (Contender, Ours, Native, QueuePerDelay)
+    }
+    return meter.interleaved(runs, repeats, log)
+
+
+def hour_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure it for delays of 1 s to an hour, of whole seconds; no queue holds them for more than a second."""
+    amount = amount_of("hour_cpu_confirmed", scale)
+    runs = {
+        make.name: partial(transit, node, make, amount, range(1, 3601), confirm=True)
+        for make in (Contender, OursHurried, NativeHurried)
     }
     return meter.interleaved(runs, repeats, log)
 
@@ -809,6 +821,7 @@ ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
         broker_cpu_confirmed,
         everyday_cpu,
         everyday_cpu_confirmed,
+        hour_cpu_confirmed,
         hops,
         hops_cpu,
         publish_rate,
