@@ -8,7 +8,7 @@
 # make matrix  the tests of the main job on every supported Python, Celery, Kombu and RabbitMQ (an hour on two CPUs)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour on two CPUs)
-# make sizing  measures what settings, shards and many waiting tasks take, and draws docs/contributing/sizing.md (40 minutes)
+# make sizing  measures what a million waiting tasks take, and 100,000 due in one minute, for docs/sizing.md (20 minutes)
 # make battle  kills brokers, workers, publishers and beats, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as broken links within the site, are errors
 # make linkcheck   checks the external links of the docs
@@ -97,13 +97,12 @@ bench: $(VENV)/ready-to-measure
 	$(BIN)/python -m pytest evidence/benchmarks/micro
 
 sizing: $(VENV)/ready-to-measure
-	$(BIN)/python -m evidence.benchmarks.sizing
 	$(BIN)/python -m evidence.benchmarks.at_length
 
 battle: $(VENV)/ready-to-measure
 	$(BIN)/python -m evidence.battle $(if $(LONG),--long) $(ARGS)
 	$(BIN)/python -m evidence.battle.beats $(if $(LONG),--minutes 10)
-	$(if $(LONG),$(BIN)/python -m evidence.battle.load && $(BIN)/python -m evidence.battle.report)
+	$(if $(LONG),$(BIN)/python -m evidence.battle.report)
 
 docs: $(VENV)/ready-for-docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs .docs/html

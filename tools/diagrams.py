@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -173,25 +172,28 @@ def draw_binding(picture: Picture, binding: Binding, source: Box, target: Box, o
         picture.note(target.left[0] - 10, target.left[1] - 6, binding.routing_key, code=True, anchor="end")
 
 
+OURS = "celery-rabbit-delay"
+
 #: Questions, in the order in which they decide, and what to use if the answer is yes.
 CHOICES = (
-    ("Is your broker another than RabbitMQ?", "what it has, or a database scheduler"),
-    ("Does the same task run again and again?", "celery beat, with this package's scheduler"),
-    ("Must the schedule be a table?", "a table: django-celery-beat"),
+    ("Is the broker not RabbitMQ?", "what it has, or a database scheduler"),
+    ("Does the same task run periodically?", "celery beat, with this package's scheduler"),
+    ("Do people edit the schedule?", "a table: django-celery-beat"),
     ("Are the delays a handful of fixed ones?", "one queue per delay"),
     ("Few tasks, classic queues, RabbitMQ 3?", "plain eta"),
-    ("Whole seconds, a few milliseconds late?", "Celery's native delayed delivery"),
+    ("Must you cancel, list or move tasks?", OURS),
+    ("Direct exchanges, fractions of a second?", OURS),
 )
 
 
 def choice() -> str:
     """Draw the questions, from top to bottom, and the answers beside them."""
     picture = Picture()
-    step, width, right = 54, 256, 342
+    step, width, right = 54, 270, 356
     boxes = [picture.box("other", question, 20, 20 + row * step, width) for row, (question, _) in enumerate(CHOICES)]
-    last = picture.box("queue", "celery-rabbit-delay", 20, 20 + len(CHOICES) * step, width)
+    last = picture.box("exchange", "Celery's native delayed delivery", 20, 20 + len(CHOICES) * step, width)
     for row, (box, below) in enumerate(zip(boxes, [*boxes[1:], last], strict=True)):
-        answer = picture.box("exchange", CHOICES[row][1], right, box.y, 280)
+        answer = picture.box("queue" if OURS in CHOICES[row] else "exchange", CHOICES[row][1], right, box.y, 280)
         picture.arrow([box.right, answer.left])
         picture.arrow([box.bottom, below.top])
         picture.note((box.right[0] + right) / 2, box.y + 10, "yes", anchor="middle")
@@ -226,39 +228,12 @@ def restart() -> str:
     return picture.svg("How late tasks are when the only node is killed", left + width + 20, 44 + len(lanes) * step)
 
 
-#: Scenarios of the battle, by what a reader calls them.
-FAULTS = {
-    "the only node is killed, and starts again": "broker killed, RabbitMQ's own settings",
-    "one of three nodes is killed": "a node of three killed",
-    "one of three nodes is cut off for 12 s": "a node of three partitioned",
-    "three nodes restart, one after the other": "rolling restart of three",
-    "workers are killed": "workers killed",
-    "connections are cut": "connections cut",
-    "the broker runs out of memory and disk": "memory and disk alarms",
-    "the tasks' queue is deleted, and comes back": "queue deleted",
-}
 #: The kinds of their bars.
 CONTENDERS = {
     "celery-rabbit-delay": "exchange",
     "native delayed delivery": "queue",
-    "plain eta": "other",
     "no delay": "other",
 }
-
-
-def faults() -> str:
-    """Draw for each fault how late the last task ran, with each way to delay tasks, from what the battle measured."""
-    battles = json.loads(BATTLES.read_text())["4.3"]
-
-    def of(found: dict[str, Any]) -> tuple[float, str]:
-        late = 0.0 if math.isnan(found["p100"]) else found["p100"]
-        return late, (f"{late:.1f} s, " if late else "") + f"{found['lost']} lost, {found['early']} early"
-
-    lanes = {
-        name: {one: of(battles[scenario][one]) for one in CONTENDERS if one in battles[scenario]}
-        for name, scenario in FAULTS.items()
-    }
-    return lanes_of_bars("How late the last task runs, by fault", lanes, 150)
 
 
 def cpu() -> str:
@@ -308,7 +283,6 @@ def short(cascade: Cascade, name: str) -> str:
 DIAGRAMS = {
     "choice.svg": choice,
     "cpu.svg": cpu,
-    "faults.svg": faults,
     "journey.svg": lambda: default_journey(70),
     "restart.svg": restart,
     "round.svg": lambda: default_journey(60),

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tests.kit.page import listed, markdown
+from tests.kit.page import markdown
 
 from .app import CONTENDERS, OURS
 from .verdict import Fault, Run
@@ -30,13 +30,11 @@ COUNTS = {
     "confirmed": "tasks",
     "lost": "lost",
     "early": "early",
-    "duplicated": "ran twice, by a fault",
+    "duplicated": "twice, by a fault",
     "unexplained": "other duplicates",
     "cancelled": "cancelled",
     "revoked": "ran anyway",
-    "moved": "moved",
 }
-PERCENTS = 50, 99, 99.9
 
 
 def read() -> list[Piece]:
@@ -97,10 +95,9 @@ def faults(pieces: Iterable[Piece]) -> Counter[str]:
     return sum((Counter(piece["faults"]) for piece in pieces), Counter[str]())
 
 
-def lateness(pieces: Iterable[Piece], part: str) -> list[float]:
-    """Return `PERCENTS` of the lateness, in seconds, of the tasks that are "calm" or "struck"."""
-    counted = sum((Counter(piece[part]) for piece in pieces), Counter[str]())
-    return [percentile(counted, percent) for percent in PERCENTS]
+def lateness(pieces: Iterable[Piece], part: str) -> str:
+    """Return within how many seconds 99 % of the tasks that are "calm" or "struck" ran."""
+    return f"{percentile(sum((Counter(piece[part]) for piece in pieces), Counter[str]()), 99):.2f}"
 
 
 def groups(pieces: Iterable[Piece]) -> Iterator[tuple[str, str, int, list[Piece]]]:
@@ -121,26 +118,13 @@ def summary(pieces: list[Piece]) -> str:
     confirmed, lost, early, cancelled, ran = (
         total(mine, name) for name in ("confirmed", "lost", "early", "cancelled", "revoked")
     )
+    alone = [piece for piece in mine if piece["nodes"] == 1]
     delayed = 100 * total(mine, "delayed") // confirmed
     return (
         f"In a campaign of {confirmed:,} tasks, {delayed} % of them delayed, through {faults(mine).total():,} faults, "
-        f"{lost:,} were lost, {early:,} ran early, and of {cancelled:,} cancelled ones {ran:,} ran."
+        f"{faults(alone).total():,} of them on single nodes, {lost:,} were lost, {early:,} ran early, and of "
+        f"{cancelled:,} cancelled ones {ran:,} ran."
     )
-
-
-def peers(pieces: list[Piece]) -> str:
-    """Return how each contender fared where several were fought in the same conditions, a line for each."""
-    lines = []
-    compared = beside_peers(pieces)
-    for contender in CONTENDERS:
-        if found := [piece for piece in compared if piece["contender"] == contender]:
-            sums = {name: f"{total(found, name):,}" for name in COUNTS}
-            lines.append(
-                f"- {contender}, {faults(found).total()} faults: of {sums['confirmed']} tasks {sums['lost']} were "
-                f"lost, {sums['early']} ran early, {sums['duplicated']} ran twice, and of {sums['cancelled']} "
-                f"cancelled ones {sums['revoked']} ran."
-            )
-    return "\n".join(lines)
 
 
 def totals(pieces: list[Piece]) -> str:
@@ -148,32 +132,8 @@ def totals(pieces: list[Piece]) -> str:
     lines = []
     for contender, rabbitmq, nodes, found in groups(pieces):
         sums = [f"{total(found, name):,}" for name in COUNTS]
-        late = [", ".join(map(_seconds, lateness(found, part))) for part in ("calm", "struck")]
+        late = [lateness(found, part) for part in ("calm", "struck")]
         last = f"{max(piece['last'] for piece in found):.0f}"
         lines.append([contender, rabbitmq, str(nodes), str(faults(found).total()), *sums, *late, last])
-    shown = "half, 99 %, 99.9 %"
-    titles = [f"seconds late, calm: {shown}", f"within a minute of a fault: {shown}", "the last"]
+    titles = ["99 % late by, calm, s", "near a fault, s", "the last, s"]
     return markdown(["", "RabbitMQ", "nodes", "faults", *COUNTS.values(), *titles], lines)
-
-
-def _seconds(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.2f}"
-
-
-def kinds(pieces: list[Piece]) -> str:
-    """Return a sentence of how often each fault struck."""
-    struck = [f"{amount} × {name}" for name, amount in faults(pieces).most_common()]
-    return f"The faults: {listed(struck)}."
-
-
-def origins(pieces: list[Piece]) -> str:
-    """Return a table of the pieces: what each was made with, and how to repeat it."""
-    lines = []
-    for piece in pieces:
-        options = f"--rabbitmq {piece['release']} --nodes {piece['nodes']} --rate {piece['rate']:g}"
-        options += f" --minutes {piece['minutes']:g} --seed {piece['seed']}"
-        if piece["contender"] != OURS:
-            options += f' --contender "{piece["contender"]}"'
-        counts = piece["confirmed"], faults([piece]).total()
-        lines.append([piece["date"], piece["commit"], f"`{options}`", *(f"{count:,}" for count in counts)])
-    return markdown(["date", "commit", "`python -m evidence.battle.campaign …`", "tasks", "faults"], lines)

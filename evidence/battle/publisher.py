@@ -5,8 +5,7 @@
 Writes into the ledger that a task is about to be sent, and when it is due; and again when that is confirmed. MODE is
 "plain"; "mixed": tasks have priorities, and of four one expires long after it is due and one before; "all kinds":
 everyday and other delays, none, priorities, and retries with backoff; or "all kinds in batches", if this contender has
-batches. Or it is for load, sent as fast as this contender can, with "confirmed" for all together: "batch", or "at once"
-with all due at the time SHORTEST, or undelayed if that is 0.
+batches.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
-from datetime import datetime, timezone
 from typing import Any
 
 import freezegun.api
@@ -84,21 +81,7 @@ def send(path: str, tasks: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     ledger.append(path, *({"id": name, **failed.get(name, confirmed)} for name in names))
 
 
-def fill(path: str, name: str, amount: int, options: Callable[[], dict[str, Any]]) -> None:
-    with celery_rabbit_delay.batch(app) if OURS else contextlib.nullcontext() as producer:
-        for number in range(amount):
-            app.send_task("evidence.battle.run", (f"{name}-{number}",), producer=producer, **options())
-    ledger.append(path, {"id": name, "confirmed": time.time()})
-
-
 if __name__ == "__main__":
     path, name, number, *numbers, mode = sys.argv[1:]
-    amount = int(number)
     rate, shortest, longest = map(float, numbers)
-    if mode == "batch":
-        fill(path, name, amount, lambda: {"countdown": random.uniform(shortest, longest)})
-    elif mode == "at once":
-        eta = datetime.fromtimestamp(shortest, timezone.utc) if shortest else None
-        fill(path, name, amount, lambda: {"eta": eta})
-    else:
-        main(path, name, amount, rate, shortest, longest, mode)
+    main(path, name, int(number), rate, shortest, longest, mode)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -18,15 +17,13 @@ from celery_rabbit_delay.core.topology import LAYOUT
 from tests.kit.page import fill, machine, markdown
 
 from . import pieces
-from .app import CONTENDERS, OURS
+from .app import OURS
 from .scenarios import SCENARIOS
 
 RESULTS = Path(__file__).with_name("results.json")
-LOAD = Path(__file__).with_name("load.json")
 VERDICTS = Path(__file__).with_name("verdicts.csv")
 _DOCS = Path(__file__).parents[2] / "docs"
-#: For users, and one for contributors.
-PAGES = _DOCS / "battle.md", _DOCS / "trust.md", _DOCS / "operations.md", _DOCS / "contributing" / "battle.md"
+PAGES = _DOCS / "battle.md", _DOCS / "trust.md", _DOCS / "operations.md"
 
 COUNTS = {
     "confirmed": "confirmed",
@@ -44,8 +41,7 @@ TITLES = [*COUNTS.values(), "seconds late: half, 99 %, all"]
 
 NATIVE, PLAIN = "native delayed delivery", "plain eta"
 
-#: The scenario and the load that the page begins with.
-CRASH, MOST = "broker killed, RabbitMQ's own settings", "1,000,000 wait"
+CRASH = "broker killed, RabbitMQ's own settings"
 
 #: What happens to one node of three after the other, by scenario.
 CLUSTERS = {
@@ -54,7 +50,7 @@ CLUSTERS = {
     "a node of three partitioned": "does not answer for 12 s",
 }
 
-#: RabbitMQ -> scenario, or kind of load -> contender -> figures.
+#: RabbitMQ -> scenario -> contender -> figures.
 Results = dict[str, dict[str, dict[str, dict[str, Any]]]]
 
 
@@ -75,7 +71,7 @@ def cells(figures: dict[str, Any]) -> list[str]:
 
 
 def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Yield each scenario, or kind of load, with a RabbitMQ, a contender and the figures."""
+    """Yield each scenario with a RabbitMQ, a contender and the figures."""
     for broker, found in results.items():
         for row, contenders in found.items():
             for contender, figures in contenders.items():
@@ -85,12 +81,6 @@ def rows(results: Results) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
 def battles(results: Results, contender: str) -> list[dict[str, Any]]:
     """Return the figures of each battle of a contender."""
     return [figures for *_, who, figures in rows(results) if who == contender]
-
-
-def machines(results: Results) -> str:
-    """Return when and with what each contender's battles were fought, a line for each."""
-    each = {contender: battles(results, contender) for contender in CONTENDERS}
-    return "\n".join(f"- {contender}: {machine('fought', found)}" for contender, found in each.items() if found)
 
 
 def total(results: Results, contender: str, figure: str) -> int:
@@ -107,36 +97,29 @@ def first(results: Results) -> str:
     return f"In {len(battles(results, OURS))} battles, {lost(results, OURS)}."
 
 
-def answers(results: Results, loads: Results) -> str:
+def answers(results: Results) -> str:
     """Return what a reader wants to know first."""
-
-    def late(broker: str, contender: str) -> str:
-        figures = results[broker][CRASH][contender]
-        return f"{figures['p50']:.0f} s and {figures['p100']:.0f} s"
-
     twice, unexplained = (total(results, OURS, name) for name in ("duplicated", "unexplained"))
     share = 100 * twice / total(results, OURS, "confirmed")
-    crashes = ", ".join(f"{late(broker, OURS)} on RabbitMQ {broker} ({late(broker, NATIVE)})" for broker in results)
-    waiting = [
-        f"{figures['beside'][0]:.0f} ms on RabbitMQ {broker} ({figures['alone'][0]:.0f})"
-        for broker in loads
-        for figures in [loads[broker][MOST].get(OURS)]
-        if figures
-    ]
     return "\n".join(
         [
-            f"- **Is anything lost, or early?** {first(results)}",
-            f"- **Does a task run twice?** {twice:,} of them did ({share:.1f} %), each because a fault struck "
-            f"while it was on its way; {unexplained:,} without a fault.",
-            "- **How late are tasks when the only node is killed**, again and again, with RabbitMQ's default settings? "
-            f"The median and the maximum: {crashes}; in parentheses native delayed delivery.",
-            f"- **And the others?** Native delayed delivery: {lost(results, NATIVE)}. Plain `eta`: "
-            f"{lost(results, PLAIN)}, mostly because two scenarios delete the queue in which all of them wait, and "
-            "because the worker's clock decides when they run.",
-            f"- **How many may wait?** With {MOST.removesuffix(' wait')} tasks waiting, the median of tasks without a "
-            f"delay is {', '.join(waiting)}; in parentheses when none waits.",
+            f"- **Lost or early?** {first(results)}",
+            f"- **Run twice?** {twice:,} ({share:.1f} %), each because a fault struck while it was on its way; "
+            f"{unexplained:,} without a fault.",
+            f"- **Native delayed delivery**: {lost(results, NATIVE)}.",
+            f"- **Plain `eta`**: {lost(results, PLAIN)}, mostly because two scenarios delete the queue in which all of "
+            "them wait, and because the worker's clock decides when they run.",
         ]
     )
+
+
+def fought(results: Results) -> str:
+    """Return when and with what the battles were fought."""
+    figures = [figures for *_, figures in rows(results)]
+    earlier = " Some were fought with an earlier layout of the queues." * any(
+        one["layout"] != LAYOUT for one in battles(results, OURS)
+    )
+    return machine("Fought", figures) + earlier
 
 
 def crash(results: Results) -> str:
@@ -161,15 +144,6 @@ def clusters(results: Results) -> str:
     return markdown(["one node after the other", "RabbitMQ", *titles], lines)
 
 
-def totals(results: Results) -> str:
-    lines = []
-    for contender, broker in product(CONTENDERS, results):
-        mine = [figures for _, *who, figures in rows(results) if who == [broker, contender]]
-        sums = [f"{sum(figures.get(name, 0) for figures in mine):,}" for name in COUNTS]
-        lines.append([contender, broker, str(len(mine)), *sums])
-    return markdown(["", "RabbitMQ", "battles", *COUNTS.values()], lines)
-
-
 def verdicts(results: Results) -> str:
     """Return a line of comma-separated values for each battle: how it ended, and seconds late."""
     order = list(SCENARIOS)
@@ -183,62 +157,15 @@ def verdicts(results: Results) -> str:
     return text.getvalue()
 
 
-def scenarios() -> str:
-    return markdown(["scenario", "what is done"], [[name, s.play.__doc__ or ""] for name, s in SCENARIOS.items()])
-
-
-def load(results: Results) -> str:
-    """Return the table of what waiting tasks cost."""
-    lines = []
-    for *who, figures in rows(results):
-        if "broker" in figures:
-            latency = [", ".join(map(milliseconds, figures[name])) for name in ("alone", "beside")]
-            counts = [f"{figures[name]:,.0f}" for name in ("broker", "worker", "rate of one", "rate of eight")]
-            lines.append([*who, *counts[:2], *latency, *counts[2:]])
-    titles = ["broker's memory, bytes a task", "worker's", "immediate tasks alone, ms, half and 99 %", "beside them"]
-    rates = ["sent per second by one process", "by eight"]
-    return markdown(["", "RabbitMQ", "contender", *titles, *rates], lines)
-
-
-def milliseconds(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else "not in 3 s"
-
-
-def bursts(results: Results) -> str:
-    lines = [[*who, f"{figures['seconds']:,.0f}"] for *who, figures in rows(results) if "seconds" in figures]
-    return markdown(["", "RabbitMQ", "contender", "seconds until the last has run"], lines)
-
-
-def earlier(results: Results) -> str:
-    """Return of which layout the battles of this package are."""
-    layouts = {figures.get("layout", 2) for figures in battles(results, OURS)}
-    if layouts == {LAYOUT}:
-        return (
-            f"The battles of this package were fought with the present layout of the queues on the broker ({LAYOUT})."
-        )
-    return (
-        "**The battles of this package are not those of this release**, but of an earlier layout of the queues on the "
-        "broker, which was not published. Battles with the present layout will replace them."
-    )
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
-    "earlier": lambda: earlier(read()),
-    "machine": lambda: machines(read()),
-    "first": lambda: f"{earlier(read())}\n\n{first(read())}\n\n{pieces.summary(pieces.read())}",
-    "answers": lambda: answers(read(), read(LOAD)),
-    "totals": lambda: totals(read()),
+    "fought": lambda: fought(read()),
+    "first": lambda: f"{first(read())} {pieces.summary(pieces.read())}",
+    "answers": lambda: answers(read()),
     "crash": lambda: crash(read()),
     "clusters": lambda: clusters(read()),
     "campaign": lambda: pieces.summary(pieces.read()),
-    "peers": lambda: pieces.peers(pieces.read()),
     "campaign_totals": lambda: pieces.totals(pieces.of_ours(pieces.read())),
-    "faults": lambda: pieces.kinds(pieces.of_ours(pieces.read())),
     "campaign_peers": lambda: pieces.totals(pieces.beside_peers(pieces.read())),
-    "pieces": lambda: pieces.origins(pieces.read()),
-    "scenarios": scenarios,
-    "load": lambda: load(read(LOAD)),
-    "bursts": lambda: bursts(read(LOAD)),
 }
 
 

@@ -3,7 +3,7 @@
     python -m evidence.benchmarks.at_length                    on RabbitMQ 4.3; about ten minutes for each on two CPUs
     python -m evidence.benchmarks.at_length --month 10000 --minute 0 --out /tmp/at_length.json
 
-Writes `at_length.json`, which `evidence.benchmarks.sizing` draws into docs/contributing/sizing.md, and draws it.
+Writes `at_length.json`, of which docs/sizing.md tells.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from celery_rabbit_delay import batch, operate
 from tests.kit import meter
 from tests.kit.node import Node, cluster, find_server
 
-from . import sizing
 from .contenders import QUEUE, Contender, Ours
 
-RESULTS = sizing.AT_LENGTH
+RESULTS = Path(__file__).with_name("at_length.json")
 
 MONTH = 30 * 86400
 
@@ -171,19 +170,14 @@ def main() -> None:
     parser.add_argument("--month", type=int, default=1_000_000, help="messages; 0 leaves it out")
     parser.add_argument("--minute", type=int, default=100_000, help="the same")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--note", help="what the page is to say beside the figures, such as: on a busy machine")
     arguments = parser.parse_args()
     server = find_server(arguments.rabbitmq)
     for name, measure, amount in (("minute", a_minute, arguments.minute), ("month", a_month, arguments.month)):
         if amount:
             found = measure(server, amount)
-            if arguments.note:
-                found["about"]["note"] = arguments.note
             results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
             results[name] = found
             arguments.out.write_text(json.dumps(results, indent=2) + "\n")
-    if arguments.out == RESULTS:
-        sizing.draw()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python -m evidence.benchmarks.backlog --amount 10000 --nodes 1 --out /tmp/backlog.json
 
 All nodes are killed, or stopped as for an upgrade, before the first of these is due, and started when the last one is.
-Writes `backlog.json`, which `evidence.benchmarks.sizing` draws into docs/contributing/sizing.md, and draws it.
+Writes `backlog.json`, of which docs/sizing.md tells.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from celery_rabbit_delay.core.destination import Destination
 from tests.kit import meter
 from tests.kit.node import DEFAULT_AGAIN, Node, cluster, dead_letters_again, find_server, start_all
 
-from . import sizing
 from .at_length import fill, log, send_all
 from .contenders import QUEUE, Ours
 
-RESULTS = sizing.BACKLOG
+RESULTS = Path(__file__).with_name("backlog.json")
 
 #: Tasks that are due while no node is up, and how many seconds from the first to the last.
 DUE, DOWN = 6000, 30
@@ -146,8 +145,6 @@ def main() -> None:
         results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
         results[f"{nodes}, {arguments.again}"] = found
         arguments.out.write_text(json.dumps(results, indent=2) + "\n")
-    if arguments.out == RESULTS:
-        sizing.draw()
 
 
 if __name__ == "__main__":

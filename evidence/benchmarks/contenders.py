@@ -130,23 +130,6 @@ class Ours(Contender):
             channel._basic_publish(sent, exchange, key)
 
 
-class OursWithoutOutbox(Ours):
-    """A cascade that leads straight to its destination, which then stops everybody if it takes nothing."""
-
-    name = "celery-rabbit-delay, without outboxes"
-
-    def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
-        return super().transport_options(confirm, {**options, "outboxes": ()})
-
-    def prepare(self) -> None:
-        super().prepare()
-        cascade = self.options.cascade
-        channel = self.connection.connection.channel()
-        channel.queue_unbind(cascade.outbox_name(DESTINATION), cascade.done, DESTINATION.outbox_address())
-        channel.exchange_bind(cascade.exit, cascade.done, DESTINATION.address)
-        channel.close()
-
-
 @dataclass(frozen=True)
 class Hurried(Cascade):
     """A cascade in which no level and no outbox takes longer than a second: hops as always, but nobody waits long."""
@@ -202,7 +185,7 @@ class NativeHurried(Native):
 
     @staticmethod
     def lead_to(connection: kombu.Connection, queue: kombu.Queue) -> None:
-        with mock.patch("kombu.transport.native_delayed_delivery.pow", lambda base, level: 1, create=True):
+        with mock.patch("kombu.transport.native_delayed_delivery.pow", create=True, return_value=1):
             Native.lead_to(connection, queue)
 
 
@@ -211,7 +194,6 @@ class QueuePerDelay(Contender):
 
     name = "one queue per delay"
     leads_to = QUEUE
-    longest = 10 * 365 * 86400  # seconds
 
     def prepare(self) -> None:
         self.channel = self.connection.default_channel
@@ -234,7 +216,7 @@ class QueuePerDelay(Contender):
             self.declared.add(seconds)
             arguments = {
                 "x-queue-type": "quorum",
-                "x-message-ttl": min(seconds, self.longest) * 1000,
+                "x-message-ttl": seconds * 1000,
                 "x-dead-letter-exchange": "",
                 "x-dead-letter-routing-key": self.leads_to,
                 "x-dead-letter-strategy": "at-least-once",
@@ -261,29 +243,6 @@ class QueuePerDelayAndOutbox(QueuePerDelay):
             "x-overflow": "reject-publish",
         }
         self.channel.queue_declare(self.leads_to, durable=True, auto_delete=False, arguments=arguments)
-
-
-class HurriedQueuePerDelay(QueuePerDelay):
-    """The same, with a second at most."""
-
-    longest = 1
-
-
-class HurriedQueuePerDelayAndOutbox(QueuePerDelayAndOutbox):
-    longest = 1
-
-
-class HurriedQueuePerDelayAndHeader(HurriedQueuePerDelay):
-    """The same as `HurriedQueuePerDelay`, with a header such as ours."""
-
-    name = "one queue per delay, and our header"
-
-    def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
-        exchange, key, _ = super().wire(delay)
-        due = datetime.now(timezone.utc) + timedelta(seconds=delay)
-        headers = headers_.wrap({}, Options().cascade.root, "", QUEUE, due)
-        del headers["CC"]  # which would lead to the queue at once
-        return exchange, key, headers
 
 
 class MessageTTL(QueuePerDelay):

@@ -7,12 +7,11 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import kombu
 import kombu.pools
@@ -20,26 +19,18 @@ from celery import Celery, group
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
 from tests.kit import meter
 from tests.kit.background import kill, start
-from tests.kit.broker import Broker
-from tests.kit.frames import frames
-from tests.kit.node import Node, cluster
-from tests.kit.proxy import proxy
+from tests.kit.node import Node
 
 from .contenders import (
     QUEUE,
     Contender,
-    HurriedQueuePerDelay,
-    HurriedQueuePerDelayAndHeader,
-    HurriedQueuePerDelayAndOutbox,
     MessageTTL,
     Native,
     NativeHurried,
     Ours,
     OursHurried,
-    OursWithoutOutbox,
     QueuePerDelay,
     QueuePerDelayAndOutbox,
     take,
@@ -52,20 +43,14 @@ Log = Callable[[str], None]
 AMOUNTS = {
     "broker_cpu": 4000,
     "broker_cpu_confirmed": 800,
-    "everyday_cpu": 8000,
     "everyday_cpu_confirmed": 800,
     "hour_cpu_confirmed": 800,
-    "hops_cpu": 1200,
-    "publish_rate": 4000,
     "client_cpu": 40,
     "batch_rate": 5000,
-    "after_a_kill": 600,
     "due_at_once": 50_000,
-    "due_at_once_in_a_cluster": 6000,
     "lateness": 1600,
     "lateness_fast": 40_000,
     "worker": 1500,
-    "prefetch": 300,
     "memory": 10_000,
 }
 
@@ -125,25 +110,6 @@ def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> di
         for make in (Contender, Ours, Native, QueuePerDelay, QueuePerDelayAndOutbox)
     }
     return meter.interleaved(runs, repeats, log)
-
-
-def everyday_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure it for everyday delays, sent as fast as they can be; no queue holds them for more than a second.
-
-    Also for one queue per delay with an outbox, which tells what a second queue costs, and with a header as long as
-    ours, which tells what headers cost.
-    """
-    amount = amount_of("everyday_cpu", scale, 62)
-    runs = {
-        make.name: partial(transit, node, make, amount, EVERYDAY)
-        for make in (
-            OursHurried,
-            HurriedQueuePerDelay,
-            HurriedQueuePerDelayAndOutbox,
-            HurriedQueuePerDelayAndHeader,
-        )
-    }
-    return meter.interleaved(runs, repeats, log, HurriedQueuePerDelay.name)
 
 
 def everyday_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
@@ -209,44 +175,7 @@ def hops(node: Node | None, scale: float, repeats: int, log: Log) -> dict[str, A
     return found
 
 
-def hops_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure the hops of delays up to an hour, at 1/125 of the time: ticks of 1 ms, the slack's cap of 8 ms."""
-    amount, limit = amount_of("hops_cpu", scale), 3600 // 125 * 1000
-    slacks: dict[str, Any] = {"default": (0.001, 0.008), "1 %, no cap": 0.01}  # each run takes half a minute
-    runs = {
-        name: partial(transit, node, Ours, amount, [n / 1000 for n in range(10, limit)], tick=0.001, slack=slack)
-        for name, slack in slacks.items()
-    }
-    return meter.interleaved(runs, repeats, log)
-
-
 # --- publishing
-
-
-def publish_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure messages a second with a delay of 64 s, unconfirmed, until the broker has the last one in its queue."""
-    amount = amount_of("publish_rate", scale)
-    waits_in = {Contender: QUEUE, Ours: Options().cascade.levels[9].queue, Native: "celery_delayed_6"}
-
-    def run(make: type[Contender], through_kombu: bool) -> float:
-        with vhost(node) as url:
-            contender = make(url)
-            channel = contender.connection.channel()
-            started = time.perf_counter()
-            if through_kombu:
-                for _ in range(amount):
-                    contender.publish(64)
-            else:
-                contender.burst([64] * amount)
-            while channel.queue_declare(waits_in[make], passive=True).message_count < amount:
-                time.sleep(0.002)
-            rate = amount / (time.perf_counter() - started)
-            contender.close()
-        return rate
-
-    runs = {make.name: partial(run, make, False) for make in waits_in}
-    runs |= {f"{make.name}, through Kombu": partial(run, make, True) for make in waits_in}
-    return meter.interleaved(runs, repeats, log)
 
 
 def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> Celery:
@@ -363,207 +292,36 @@ def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
     return found | meter.interleaved(runs, repeats, log)
 
 
-def declare(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Count the answers that a process waits for before its first message is sent, if all that it needs is there."""
-    with vhost(node) as url:
-        Ours(url, confirm=True).close()
-        options = {"rabbit_delay": {"journal": None}}
-        url = url.replace("amqp", "rabbit-delay", 1)
-        with kombu.Connection(url, transport_options=options) as connection:  # creates the outbox
-            connection.Producer().publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
-        with kombu.Connection(url, transport_options=options) as connection:
-            producer = connection.Producer()
-            producer.publish("undelayed", routing_key=QUEUE)
-            with frames(connection) as (_, answers):
-                producer.publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
-    declaring = sum(method[0] in (40, 50) for method in answers)  # the classes exchange and queue
-    return {"declaring": declaring, "channel.open": answers.count((20, 11)), "confirm": answers.count((60, 80))}
-
-
-#: The outboxes with a delay of each alternative.
-OUTBOXES: dict[str, Sequence[float]] = {"default": DEFAULT_OUTBOXES, "`outboxes=()`": ()}
-
-
-def declaring(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure the seconds of the first delayed message of all, which declares everything."""
-
-    def run(outboxes: Sequence[float]) -> float:
-        with vhost(node) as url:
-            contender = Contender(url)
-            options = {"rabbit_delay": {"outboxes": outboxes, "journal": None}}
-            with kombu.Connection(url.replace("amqp", "rabbit-delay", 1), transport_options=options) as connection:
-                producer = connection.Producer()
-                producer.publish("undelayed", routing_key=QUEUE)
-                started = time.perf_counter()
-                producer.publish("x", routing_key=QUEUE, headers={"x-delay": 60_000})
-                seconds = time.perf_counter() - started
-            contender.close()
-        return seconds
-
-    runs = {name: partial(run, outboxes) for name, outboxes in OUTBOXES.items()}
-    return meter.interleaved(runs, 3 * repeats, log)
-
-
-def queues(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Count the queues of a cascade, and those of a destination that gets delays of 60 s and of 300 s."""
-    with Broker(node).vhost() as fresh:
-        contender = Ours(fresh.url("amqp"))
-        before = set(fresh.names("queues"))
-        for delay in (60, 300):
-            contender.publish(delay)
-        cascade = contender.options.cascade
-        after = set(fresh.names("queues"))
-        contender.close()
-    own = {name for name in after if cascade.outbox_of(name) is not None}
-    found = {"cascade": len(after - own - {QUEUE}), "destination": len(own), "of 60 s and 300 s": len(after - before)}
-    log(f"  {found}")
-    return found
-
-
 # --- what is due in the same moment
-
-AT_ONCE: tuple[type[Ours], ...] = (Ours, OursWithoutOutbox)
-
-
-class Drained(NamedTuple):
-    """How what was due in the same moment was handed on."""
-
-    rate: float  # messages a second
-    cpu: float  # microseconds of the broker's CPU for a message
-    busy: float  # CPUs that the broker used
 
 
 def due_at_once(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure messages a second that reach their queue, all of them due in the same moment."""
     amount = amount_of("due_at_once", scale, 100)
-    runs = {make.name: partial(drain, [node], make, amount, 2500) for make in AT_ONCE}
-    return drained(runs, repeats, log)
+    return meter.interleaved({Ours.name: partial(drain, node, amount)}, repeats, log)
 
 
-def due_at_once_in_a_cluster(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure the same in a cluster of three nodes on this machine."""
-    amount = amount_of("due_at_once_in_a_cluster", scale, 100)
-    with cluster(3, node.conf, server=node.server, plugins=node.plugins) as nodes:
-        deadline = time.monotonic() + 60
-        while len(nodes[0].api("GET", "/nodes?columns=name")) < len(nodes) and time.monotonic() < deadline:
-            time.sleep(0.5)
-        return drained({Ours.name: partial(drain, nodes, Ours, amount, 1000)}, repeats, log)
-
-
-def drained(runs: Mapping[str, Callable[[], Drained]], repeats: int, log: Log) -> dict[str, Any]:
-    """Return the spreads of rates, and of the CPU beside."""
-    beside: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "busy": []} for name in runs}
-
-    def rate(name: str) -> float:
-        one = runs[name]()
-        beside[name]["cpu"].append(one.cpu)
-        beside[name]["busy"].append(one.busy)
-        return one.rate
-
-    found = meter.interleaved({name: partial(rate, name) for name in runs}, repeats, log)
-    for name, values in beside.items():
-        found[name] |= {what: meter.spread(each) for what, each in values.items()}
-        log(f"  {name}: {found[name]}")
-    return found
-
-
-def drain(nodes: Sequence[Node], make: type[Ours], amount: int, publish_rate: float) -> Drained:
-    """Measure messages from when they are due until all of them are in their queue.
-
-    `publish_rate` is one at which the broker surely takes them before. The nodes are those of a cluster, or one.
-    """
-
-    def cpu() -> float:
-        return sum(meter.cpu(meter.pid(node)) for node in nodes)
-
-    with vhost(nodes[0]) as url:
-        contender = make(url)
+def drain(node: Node, amount: int) -> float:
+    """Return the rate of messages from when they are due until all of them are in their queue."""
+    with vhost(node) as url:
+        contender = Ours(url)
         channel = contender.connection.channel()
-        due = time.monotonic() + 3 + amount / publish_rate
+        due = time.monotonic() + 3 + amount / 2500
         contender.burst_due_at(due, amount)
         if time.monotonic() > due:
-            raise RuntimeError(f"{make.name}: publishing took longer than the delay")
+            raise RuntimeError("publishing took longer than the delay")
         time.sleep(due - time.monotonic())
-        before = used = cpu()
         arrived = last = 0
         progress = time.monotonic()
         while arrived < amount and time.monotonic() < progress + 60:
             time.sleep(0.05)
             arrived = channel.queue_declare(QUEUE, passive=True).message_count
             if arrived != last:
-                last, progress, used = arrived, time.monotonic(), cpu()
+                last, progress = arrived, time.monotonic()
         contender.close()
     if arrived < amount:
-        print(f"  {make.name}: {amount - arrived} of {amount} never came", file=sys.stderr)
-    return Drained(arrived / (progress - due), 1e6 * (used - before) / arrived, (used - before) / (progress - due))
-
-
-#: Seconds after which a message is late not because its node was away, but because RabbitMQ waits to try again.
-LATE = 60
-
-
-def bodies(connection: kombu.Connection, patience: float, wanted: Callable[[], bool]) -> Iterator[str]:
-    """Yield the bodies of messages as they come, until no more are wanted and none has come for two seconds."""
-    found: list[str] = []
-    channel = connection.default_channel
-    channel.basic_consume(QUEUE, callback=lambda message: found.append(message.body), no_ack=True)
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        try:
-            connection.drain_events(timeout=2)
-        except TimeoutError:
-            patience -= 2
-            if not wanted() or patience <= 0:
-                return
-        yield from found
-        found.clear()
-
-
-def after_a_kill(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure the seconds that messages are late, if some are due while a node that was killed starts again.
-
-    On RabbitMQ 3.10 it is a race, in which some runs have many that are three minutes late, and others none. While the
-    nodes of former runs wait for these, the next begin.
-    """
-    amount = amount_of("after_a_kill", scale)
-
-    def run(outboxes: Sequence[float]) -> list[float]:
-        chosen = random.Random(1)
-        with Node(node.server, node.plugins, node.conf) as fresh:
-            contender = Ours(fresh.url(), confirm=True, outboxes=outboxes)
-            due = [time.time() + chosen.uniform(4, 14) for _ in range(amount)]
-            with celery_rabbit_delay.batch(contender.producer):
-                for one in due:
-                    contender.publish(one - time.time(), body=repr(one))
-            time.sleep(3)
-            fresh.kill()
-            fresh.start()
-            late: dict[str, float] = {}
-            with kombu.Connection(fresh.url()) as connection:
-                for body in bodies(connection, 220, lambda: len(late) < amount):
-                    late.setdefault(body, time.time() - float(body))
-            if len(late) < amount:
-                print(f"  {amount - len(late)} of {amount} never came", file=sys.stderr)
-        return list(late.values())
-
-    runs: dict[str, list[Future[list[float]]]] = {name: [] for name in OUTBOXES}
-    with ThreadPoolExecutor() as pool:
-        for _ in range(max(5, repeats)):
-            for name, outboxes in OUTBOXES.items():
-                runs[name].append(pool.submit(run, outboxes))
-                wait(runs[name][-1:], timeout=30)
-    found = {}
-    for name in OUTBOXES:
-        each = [one.result() for one in runs[name]]
-        log(f"  {name}: {', '.join(f'{max(late):.1f}' for late in each)} s")
-        every = [seconds for late in each for seconds in late]
-        found[name] = {
-            "p50": meter.percentile(every, 50),
-            "most": max(every),
-            "share": sum(seconds > LATE for seconds in every) / len(every),
-            "runs": len(each),
-        }
-    return found
+        print(f"  {amount - arrived} of {amount} never came", file=sys.stderr)
+    return arrived / (progress - due)
 
 
 # --- lateness
@@ -678,12 +436,6 @@ def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     return meter.interleaved(runs, 2 * repeats, log, Contender.name)
 
 
-def prefetch(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Count how often a worker tells the broker its prefetch count, for each such task."""
-    amount = amount_of("prefetch", scale)
-    return {name: worker_qos(node, amount, name) for name in WORKERS}
-
-
 @contextmanager
 def running_worker(url: str, kind: str, directory: Path, *arguments: str) -> Iterator[int]:
     """Start a solo worker that consumes nothing yet, and yield its process id."""
@@ -744,18 +496,6 @@ def worker_cpu(node: Node, amount: int, kind: str) -> float:
         return 1e6 * (meter.cpu(pid) - before) / amount
 
 
-def worker_qos(node: Node, amount: int, kind: str) -> float:
-    qos = b"\x00\x3c\x00\x0a"  # AMQP 0-9-1: basic.qos is method 10 of class 60
-    with (
-        filled(node, amount, kind) as (url, app),
-        proxy(node.port) as between,
-        running_worker(between.url(url), kind, node.data),
-    ):
-        before = between.sent.count(qos)
-        consume(app)
-        return (between.sent.count(qos) - before) / amount
-
-
 # --- memory
 
 
@@ -764,15 +504,6 @@ _USED = "[erlang:garbage_collect(P) || P <- processes()], erlang:memory(total)."
 
 #: What RabbitMQ does when its write-ahead log has 512 MiB (raft.wal_max_size_bytes).
 _EMPTY_LOG = "ra_log_wal:force_roll_over(ra_log_wal)."
-
-
-#: Contenders, each with the least and the greatest delay in seconds. An hour takes no level, but an outbox alone.
-MEMORY: dict[str, tuple[type[Contender], tuple[int, int]]] = {
-    Contender.name: (Contender, (3600, 7200)),
-    Ours.name: (Ours, (3600, 7200)),
-    f"{Ours.name}, an hour": (Ours, (3600, 3600)),
-    Native.name: (Native, (3600, 7200)),
-}
 
 
 def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
@@ -792,7 +523,8 @@ def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
         return used(fresh)
 
     found = {}
-    for name, (make, delays) in MEMORY.items():
+    for make in (Contender, Ours, Native):
+        name = make.name
         values: dict[str, list[float]] = {name: [], f"{name}, the log emptied": []}
         with Node(node.server, node.plugins, node.conf) as fresh:
             contender = make(fresh.url())
@@ -800,7 +532,7 @@ def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
             kept = used_without_log(fresh)
             for turn in range(1 + repeats):
                 before = kept
-                contender.burst([float(chosen.randint(*delays)) for _ in range(amount)], body="x" * 1024)
+                contender.burst([float(chosen.randint(3600, 7200)) for _ in range(amount)], body="x" * 1024)
                 contender.connection.channel().queue_declare(QUEUE, passive=True)
                 logged = used(fresh)
                 kept = used_without_log(fresh)
@@ -819,24 +551,15 @@ ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
     for row in (
         broker_cpu,
         broker_cpu_confirmed,
-        everyday_cpu,
         everyday_cpu_confirmed,
         hour_cpu_confirmed,
         hops,
-        hops_cpu,
-        publish_rate,
         client_cpu,
         batch_rate,
-        declare,
-        declaring,
-        queues,
-        after_a_kill,
         due_at_once,
-        due_at_once_in_a_cluster,
         lateness,
         lateness_fast,
         worker,
-        prefetch,
         memory,
     )
 }

@@ -19,7 +19,6 @@ from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.schedule import waiting, write_changes
 from celery_rabbit_delay.core import changes, journal, streams
 from tests.kit import meter
-from tests.kit.frames import frames
 from tests.kit.node import Node
 
 from .contenders import Contender, Ours, take, vhost
@@ -168,15 +167,6 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
     }
 
 
-def cancel(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Count the answers that a cancel waits for, over a connection that has been used."""
-    with vhost(node) as url, running_app(url, {}) as app, app.connection_for_write() as connection:
-        write_changes(connection, changes.cancelled([str(uuid.uuid4())], sent_now()))
-        with frames(connection) as (_, answers):
-            write_changes(connection, changes.cancelled([str(uuid.uuid4())], sent_now()))
-    return {"answers": len(answers)}
-
-
 ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
-    row.__name__: row for row in (journal_broker_cpu, journal_client_cpu, schedule_list, cancelled, cancel)
+    row.__name__: row for row in (journal_broker_cpu, journal_client_cpu, schedule_list, cancelled)
 }

@@ -6,10 +6,9 @@ import os
 import platform
 import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -54,30 +53,6 @@ def is_busy(pid: int, seconds: float = 3) -> bool:
     before = cpu(pid)
     time.sleep(seconds)
     return cpu(pid) - before > seconds / 5
-
-
-class Peak:
-    """The most that a process's memory has grown by."""
-
-    grown = 0
-
-
-@contextmanager
-def peak_memory(pid: int) -> Iterator[Peak]:
-    """Watch a process and those below it while the block runs."""
-    peak, before, ended = Peak(), memory(pid), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.2):
-            peak.grown = max(peak.grown, memory(pid) - before)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        ended.set()
-        thread.join()
 
 
 def pid(node: Node) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay.core.topology import LAYOUT
-from evidence.benchmarks import one_off, report, sizing, worker_settings
+from evidence.benchmarks import one_off, report, worker_settings
 from evidence.benchmarks.__main__ import add
 from tests.kit import meter
 from tests.kit.page import drawn, machine, said
@@ -32,33 +32,39 @@ ABOUT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("path", [report.PAGE, report.NOTES])
-def test_the_page_is_drawn_from_the_results(path: Path) -> None:
-    assert path.read_text() == report.page(path.read_text(), report.read())
+def test_the_page_is_drawn_from_the_results() -> None:
+    text = report.PAGE.read_text()
+    assert text == report.page(text)
+    assert drawn(text) == report.SECTIONS.keys()
 
 
-def test_every_result_is_on_a_page_and_goals_are_not_in_front_of_users() -> None:
-    users, contributors = (drawn(path.read_text()) for path in (report.PAGE, report.NOTES))
-    assert users | contributors == {*report.SECTIONS, *report.SCHEDULE_SECTIONS}
-    assert {"goals", "floors", "schedule_goals"} <= contributors
-    assert not users & contributors
+def test_the_page_says_what_was_measured_besides() -> None:
+    text = said(report.PAGE)
+    rows = [found["rows"] for found in report.read().values()]
+    records = [found["rows"] for found in report.read(report.SCHEDULE).values()]
 
+    def each(row: str, name: str, what: str = "median", form: str = "{:,.0f}") -> str:
+        return " / ".join(form.format(one[row][name][what]) for one in rows)
 
-def test_a_row_that_was_not_measured_is_said_to_be_missing() -> None:
-    results: dict[str, Any] = {"4.3": {"rows": {}, "about": {}}}
-    assert report.drawn_from(report.SECTIONS["declaring"], results) == "Not measured yet."
-    assert "not measured yet" in report.goals(results)
+    for name in ("one by one", "batch", "no delay, unconfirmed", "Kombu, one by one", "Kombu, batch"):
+        assert each("batch_rate", name) in text, name
+    for name in ("plain eta", "plain eta, confirmed", "celery-rabbit-delay, no delay", "celery-rabbit-delay"):
+        assert each("client_cpu", name, "ratio", "{:.2f}") in text, name
+    for name in (report.US, report.NATIVE):
+        assert each("worker", name, "ratio", "{:.2f}") in text, name
+        assert each("memory", name) in text, name
+    assert each("due_at_once", report.US) in text
+    assert each("lateness_fast", report.US, "p99") in text
+    for row in ("journal_broker_cpu", "journal_client_cpu"):
+        assert " / ".join(f"{one[row]['one by one']['with']['ratio']:.2f}" for one in records) in text, row
 
 
 def test_figures_of_an_earlier_layout_are_marked() -> None:
-    before = {name: value for name, value in ABOUT.items() if name != "layout"}
-    results: dict[str, Any] = {"4.3": {"rows": {"memory": {}}, "about": {"memory": before}}}
-    assert "`memory`" in report.earlier(results)
-    assert "layout 2 |" in report.measured(results, ["memory"])
-    assert report.current(results)["4.3"]["rows"] == {}
-    results["4.3"]["about"]["memory"] = ABOUT
-    assert report.earlier(results) == f"All figures are those of layout {LAYOUT} of the queues on the broker."
-    assert "layout" not in report.measured(results, ["memory"])
+    about = {"memory": {**ABOUT, "layout": LAYOUT - 1}, "worker": ABOUT}
+    text = report.measured({"4.3": {"rows": {}, "about": about}})
+    assert text.endswith("CPUs. **With an earlier layout of the queues: `memory`.**")
+    about["memory"] = ABOUT
+    assert "layout" not in report.measured({"4.3": {"rows": {}, "about": about}})
 
 
 def test_the_comparison_says_what_was_measured() -> None:
@@ -77,9 +83,10 @@ def test_the_comparison_says_what_was_measured() -> None:
     confirmed, everyday = (
         each(report.ratio(f"{row}_cpu_confirmed", report.US, report.NATIVE)) for row in ("broker", "everyday")
     )
-    cpu = f"{confirmed}, everyday delays {everyday} |"
+    hour = each(report.ratio("hour_cpu_confirmed", report.US, report.NATIVE))
     whole, native = late(f"{report.US}, whole seconds"), late(report.NATIVE)
-    assert f"| 1 | {cpu}" in comparison
+    for ratio in (confirmed, everyday, hour):
+        assert f"| 1 | {ratio} |" in comparison
     burst = each(report.ratio("broker_cpu", f"{report.US}, quorum", f"{report.NATIVE}, quorum"))
     assert f"| 1 | {burst} |" in comparison
     assert f"| {native} | {whole}, fractions of a second {late(report.US)} |" in comparison
@@ -97,11 +104,6 @@ def test_the_how_to_on_one_off_entries_is_drawn_from_the_results() -> None:
     assert drawn(one_off.PAGE.read_text()) == {"one_off"}
 
 
-def test_the_page_on_sizing_is_drawn_from_the_results() -> None:
-    assert sizing.PAGE.read_text() == sizing.page(sizing.PAGE.read_text())
-    assert drawn(sizing.PAGE.read_text()) == {"measured", "settings", "minute", "month", "backlog"}
-
-
 @pytest.mark.parametrize("path", [report.RESULTS, report.SCHEDULE])
 def test_every_row_says_when_and_how_it_was_measured(path: Path) -> None:
     for found in json.loads(path.read_text()).values():
@@ -114,15 +116,10 @@ def test_a_row_measured_later_leaves_what_others_say_of_themselves(tmp_path: Pat
     later = {**ABOUT, "date": "2026-11-09", "cpus": 4, "note": "on a busy machine"}
     add(path, "4.3", "lateness", {"us": {"p50": 1.0}}, ABOUT)
     add(path, "4.3", "memory", {"us": meter.spread([1.0, 2.0, 3.0])}, ABOUT)
-    assert "| `memory` | 3 runs, 500 messages |" in report.measured(
-        json.loads(path.read_text()), ["lateness", "memory"]
-    )
     add(path, "4.3", "memory", {"us": meter.spread([4.0])}, later)
-    text = report.measured(json.loads(path.read_text()), ["lateness", "memory"])
+    text = report.measured(json.loads(path.read_text()))
     assert "Measured from 2026-11-01 to 2026-11-09 on RabbitMQ 4.3.6, " in text
-    assert "on a machine with 2 or 4 CPUs." in text
-    assert "| `lateness` | 500 messages, 2026-11-01, 2 CPUs |" in text
-    assert "| `memory` | 1 run, 500 messages, 2026-11-09, 4 CPUs, on a busy machine |" in text
+    assert text.endswith("on a machine with 2 or 4 CPUs. `memory`: on a busy machine.")
 
 
 def test_what_was_measured_at_once_on_one_machine_is_said_once() -> None:
