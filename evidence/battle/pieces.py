@@ -31,7 +31,6 @@ COUNTS = {
     "lost": "lost",
     "early": "early",
     "duplicated": "twice, by a fault",
-    "unexplained": "other duplicates",
     "cancelled": "cancelled",
     "revoked": "ran anyway",
 }
@@ -123,7 +122,7 @@ def summary(pieces: list[Piece]) -> str:
     return (
         f"In a campaign of {confirmed:,} tasks, {delayed} % of them delayed, through {faults(mine).total():,} faults, "
         f"{faults(alone).total():,} of them on single nodes, {lost:,} were lost, {early:,} ran early, and of "
-        f"{cancelled:,} cancelled ones {ran:,} ran."
+        f"{cancelled:,} cancelled ones {ran:,} ran; {total(mine, 'unexplained'):,} ran twice without a fault."
     )
 
 

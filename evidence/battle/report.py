@@ -113,13 +113,13 @@ def answers(results: Results) -> str:
     )
 
 
-def fought(results: Results) -> str:
-    """Return when and with what the battles were fought."""
+def how(results: Results) -> str:
+    """Return when and with what the battles were run."""
     figures = [figures for *_, figures in rows(results)]
-    earlier = " Some were fought with an earlier layout of the queues." * any(
+    earlier = " Some with an earlier layout of the queues." * any(
         one["layout"] != LAYOUT for one in battles(results, OURS)
     )
-    return machine("Fought", figures) + earlier
+    return machine("Run", figures) + earlier
 
 
 def crash(results: Results) -> str:
@@ -158,7 +158,7 @@ def verdicts(results: Results) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "fought": lambda: fought(read()),
+    "how": lambda: how(read()),
     "first": lambda: f"{first(read())} {pieces.summary(pieces.read())}",
     "answers": lambda: answers(read()),
     "crash": lambda: crash(read()),
