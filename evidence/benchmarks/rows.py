@@ -129,7 +129,7 @@ def hour_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict
         make.name: partial(transit, node, make, amount, range(1, 3601), confirm=True)
         for make in (Contender, OursHurried, NativeHurried)
     }
-    return meter.interleaved(runs, repeats, log)
+    return meter.interleaved(runs, 3 * repeats, log, NativeHurried.name)
 
 
 # --- hops
