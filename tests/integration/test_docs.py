@@ -105,7 +105,6 @@ def test_the_commands_of_the_pages_that_a_team_asks_for_work(vhost: Vhost) -> No
         "production.md",
         "runbook.md",
         "limits.md",
-        "managed-brokers.md",
         "how-to/two-apps.md",
     ):
         codes = run_all(vhost, page)

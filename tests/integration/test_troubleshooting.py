@@ -141,7 +141,7 @@ def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
 def test_orphans_are_listed_with_their_queue_and_task(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
     assert vhost.count(QUICK_CASCADE.orphans) == 1
-    [(command, [line]), *_] = commands(PAGE.name, "Orphans")
+    [(command, [line]), *_] = commands("operations.md", "Orphaned tasks")
     assert command.endswith("orphans list")
     shown = run(vhost.url("amqp"), "orphans", "list").out
     expected = (

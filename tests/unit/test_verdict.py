@@ -105,9 +105,6 @@ def test_the_comparison_says_how_battles_ended() -> None:
         return " / ".join(f"{found[report.CRASH][contender]['p100']:.0f}" for found in report.read().values()) + " s"
 
     assert f"| {last(report.NATIVE)} | {last(OURS)} |" in said(ROOT / "docs" / "comparison.md")
-    operations = said(ROOT / "docs" / "operations.md")
-    assert f"[{last(OURS)}](" in operations
-    assert f"(native: {last(report.NATIVE)})" in operations
 
 
 def test_a_retry_that_is_published_twice_is_due_when_it_was_due_at_first() -> None:
