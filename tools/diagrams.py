@@ -16,7 +16,6 @@ from tools.svg import HEIGHT, Box, Picture
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "diagrams"
 BENCHMARKS = Path(__file__).parents[1] / "evidence" / "benchmarks" / "results.json"
-BATTLES = Path(__file__).parents[1] / "evidence" / "battle" / "results.json"
 
 DEFAULT = Options()
 #: Small enough to look at, with the names of the default options.
@@ -201,33 +200,6 @@ def choice() -> str:
     return picture.svg("Which way to delay tasks", right + 300, last.bottom[1] + 20)
 
 
-def restart() -> str:
-    """Draw how late tasks are when the only node is killed: half of all of them, and the last one."""
-    battles = json.loads(BATTLES.read_text())
-    scenario = "broker killed, RabbitMQ's own settings"
-    lanes = [
-        (f"RabbitMQ {release}, {contender}", battles[release][scenario][contender])
-        for release in ("3.10", "4.3")
-        for contender in ("celery-rabbit-delay", "native delayed delivery")
-    ]
-    most = max(figures["p100"] for _, figures in lanes)
-    picture, left, width, step = Picture(), 20, 640, 62
-    picture.note(
-        left,
-        28,
-        "The only node is killed twice, and starts again. Of all tasks, also those due while it was up:",
-    )
-    for row, (name, figures) in enumerate(lanes):
-        y = 44 + row * step
-        half, last = (width * figures[percent] / most for percent in ("p50", "p100"))
-        picture.note(left, y + 12, name)
-        picture.bar("queue", left, y + 20, last)
-        picture.bar("exchange", left, y + 20, half)
-        words = f"half are late by {figures['p50']:.1f} s at most, the last by {figures['p100']:.0f} s"
-        picture.note(left + (4 if last > width / 2 else last + 8), y + 34, words)
-    return picture.svg("How late tasks are when the only node is killed", left + width + 20, 44 + len(lanes) * step)
-
-
 #: The kinds of their bars.
 CONTENDERS = {
     "celery-rabbit-delay": "exchange",
@@ -284,7 +256,6 @@ DIAGRAMS = {
     "choice.svg": choice,
     "cpu.svg": cpu,
     "journey.svg": lambda: default_journey(70),
-    "restart.svg": restart,
     "round.svg": lambda: default_journey(60),
     "topology.svg": topology,
 }

@@ -87,14 +87,13 @@ def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: 
     codes = run_all(vhost, "operations.md")
     # Before it is created, something is missing.
     assert [code for code in codes if code[1]] == [("status", 3), ("celery-rabbit-delay", 3), ("plan", 3)]
-    assert len(codes) > 10
-    assert not [name for name in vhost.names("exchanges") if name.startswith("celery-rabbit-delay.")]
+    assert len(codes) > 8
 
 
 @pytest.mark.long
 def test_the_commands_of_the_pages_on_deployment_and_leaving_work_one_after_the_other(vhost: Vhost) -> None:
     deployed = run_all(vhost, "deployment.md")
-    assert deployed == [("setup", 0), ("verify", 0), ("status", 0), ("can-leave", 0), ("verify", 0)]
+    assert deployed == [(name, 0) for name in ("setup", "verify", "status", "list", "can-leave", "verify")]
     left = run_all(vhost, "how-to/leave.md")
     assert left == [("can-leave", 0), ("status", 0), ("list", 0), ("celery-rabbit-delay", 0)]
     assert not [name for name in vhost.names("exchanges") if name.startswith("celery-rabbit-delay.")]
@@ -106,9 +105,7 @@ def test_the_commands_of_the_pages_that_a_team_asks_for_work(vhost: Vhost) -> No
         "production.md",
         "runbook.md",
         "limits.md",
-        "managed-brokers.md",
         "how-to/two-apps.md",
-        "how-to/canary.md",
     ):
         codes = run_all(vhost, page)
         assert codes, page

@@ -1,4 +1,4 @@
-"""The permissions that docs/operations.md lists are enough, and each of them is needed."""
+"""The permissions that docs/for-operators.md lists are enough, and each of them is needed."""
 
 from __future__ import annotations
 

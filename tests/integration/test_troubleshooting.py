@@ -1,4 +1,4 @@
-"""The commands of docs/troubleshooting.md exist, and print the documented output for each problem."""
+"""The commands of docs/troubleshooting.md and runbook.md exist, and print the documented output for each problem."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ pytestmark = pytest.mark.more
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
+RUNBOOK = ROOT / "docs" / "runbook.md"
 BIN = Path(sys.executable).parent
 MANAGEMENT = "http://guest:guest@localhost:15672"
 CASCADE = Options().cascade
 SECOND = next(level for level in CASCADE.levels if level.ttl == 1000)
 
 
+TEXT = PAGE.read_text() + RUNBOOK.read_text()
 COMMANDS = sorted(
-    {line.removeprefix("$ ") for line in PAGE.read_text().splitlines() if line.startswith("$ ")}
-    | set(re.findall(r"`(rabbitmqctl [a-z_]+)", PAGE.read_text()))
-    | set(re.findall(r"`(celery -A shop [^`]+)`", PAGE.read_text()))
+    {line.removeprefix("$ ") for line in TEXT.splitlines() if line.startswith("$ ")}
+    | set(re.findall(r"`(rabbitmqctl [a-z_]+)", TEXT))
+    | set(re.findall(r"`(celery -A shop [^`]+)`", TEXT))
 )
 
 
@@ -113,7 +115,7 @@ def test_a_task_that_did_not_run_shows_as_documented(vhost: Vhost) -> None:
     publish(vhost, "gone", 10)
     vhost.delete_queue("gone")
     publish(vhost, "mails", 1, 1, 1)
-    [(command, lines), *_] = commands(PAGE.name, "A task did not run")
+    [(command, lines)] = commands(RUNBOOK.name, "Minute 1: where are the tasks?")
     assert_printed(vhost, command, lines)
 
 
@@ -126,8 +128,9 @@ def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
     with connection(vhost, outboxes=()) as publisher:
         for _ in range(40):
             publisher.Producer().publish("x", routing_key="celery", headers={"x-delay": 1000})
-    (status, blocked), (verify, missing) = commands(PAGE.name, "A level is blocked")
-    assert_printed(vhost, status, blocked)
+    [(status, _)] = commands(RUNBOOK.name, "Minute 1: where are the tasks?")
+    (verify, missing), *_ = commands(RUNBOOK.name, "Minute 5: why is a level blocked?")
+    assert_printed(vhost, status, [f"{SECOND.queue} may be blocked; run `verify`"])
     assert_printed(vhost, verify, missing)
     assert "levels exist" in ask(vhost, "celery -A shop delay setup")
     *lines, _ = ask(vhost, "celery -A shop delay plan").splitlines()
@@ -138,7 +141,7 @@ def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
 def test_orphans_are_listed_with_their_queue_and_task(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
     assert vhost.count(QUICK_CASCADE.orphans) == 1
-    [(command, [line]), *_] = commands(PAGE.name, "Orphans")
+    [(command, [line]), *_] = commands("operations.md", "Orphaned tasks")
     assert command.endswith("orphans list")
     shown = run(vhost.url("amqp"), "orphans", "list").out
     expected = (

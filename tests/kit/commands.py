@@ -20,7 +20,7 @@ QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
 
 PROGRAM = Path(sys.executable).with_name("celery-rabbit-delay")
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+PERMISSIONS = Path(__file__).parents[2] / "docs" / "for-operators.md"
 
 
 class Result:
@@ -74,8 +74,8 @@ def make_orphans(vhost: Vhost, amount: int) -> None:
 
 
 def documented_permissions(who: str, queues: str = "(q|gone)") -> dict[str, str]:
-    """Return a role's row of the table of permissions in docs/operations.md, for some queues."""
-    rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in OPERATIONS.read_text().splitlines() if line.startswith("|")]
+    """Return a role's row of the table of permissions in docs/for-operators.md, for some queues."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:5] for line in PERMISSIONS.read_text().splitlines() if line.startswith("|")]
     [cells] = [cells for cells in rows if cells[0].strip() == who]
     patterns = [cell.strip().strip("`").replace("\\|", "|").replace("QUEUES", queues) for cell in cells[1:]]
     return dict(zip(("configure", "write", "read"), patterns, strict=True))
