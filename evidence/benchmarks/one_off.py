@@ -210,7 +210,6 @@ def drawn(results: dict[str, Any]) -> str:
         [f"add {amount:,} together", *of(lambda found: f"{found['all']:.0f} s")],
         ["CPU while none is due", *of(lambda found: f"{100 * found['idle']:.1f} % of one")],
         [f"CPU of {SOON} more that are due within a minute", *of(lambda found: f"{found['cpu']:.1f} s")],
-        ["these are sent", *of(lambda found: "all" if found["came"] == SOON else f"{found['came']:,}")],
         ["late: half, the last", *of(lambda found: f"{found['p50']:.2f} s, {found['last']:.1f} s")],
     ]
     about = results["about"]
