@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay.core.topology import LAYOUT
-from evidence.benchmarks import one_off, report, sizing
+from evidence.benchmarks import report, sizing
 from evidence.benchmarks.__main__ import add
 from tests.kit import meter
 from tests.kit.page import drawn, machine, said
@@ -84,11 +84,6 @@ def test_the_comparison_says_what_was_measured() -> None:
     assert f"| 1 | {burst} |" in comparison
     assert f"| {native} | {whole}, fractions of a second {late(report.US)} |" in comparison
     assert f"| {memory(report.NATIVE)} | {memory(report.US)} |" in comparison
-
-
-def test_the_how_to_on_one_off_entries_is_drawn_from_the_results() -> None:
-    assert one_off.PAGE.read_text() == one_off.page(one_off.PAGE.read_text())
-    assert drawn(one_off.PAGE.read_text()) == {"one_off"}
 
 
 def test_the_page_on_sizing_is_drawn_from_the_results() -> None:
