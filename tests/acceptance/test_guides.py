@@ -96,31 +96,19 @@ def test_the_guide_to_failed_tasks_shows_what_happens(reader: Reader) -> None:
         reader.sees("order 1 is paid", "order 2 is paid", "order 3 is paid", "order 4 is paid")
         assert vhost.count("orders.failed") == 0
 
-    def courier_is_there() -> None:
-        wait_until(lambda: "parcels" in vhost.names("queues"), "the courier is there")
-
-    def parcel_is_lost() -> None:
-        wait_until(lambda: reader.terminals().count("parcel lost") == 4, "the parcel is lost")
-
     reader.follow(
         "how-to/failed-tasks.md",
-        beside=("python retry_queue.py consume",),
         then={
             "python failed_tasks.py send": lambda: wait_until(
                 lambda: vhost.count("orders.failed") == 3, "three failed for good"
             ),
             "python failed_tasks.py replay 2": all_are_paid,
-            "python retry_queue.py consume": courier_is_there,
-            "python retry_queue.py publish": parcel_is_lost,
         },
     )
     tries = re.findall(r"order (\d), try (\d)", reader.terminals())
     assert tries.count(("2", "1")) == 2  # its tries are counted anew
     assert tries.count(("2", "3")) == 1
     assert tries.count(("4", "1")) == 5  # four times and, repaired, once
-    assert reader.terminals().count("parcel late") == 3
-    assert vhost.count("parcels.failed") == 1
-    assert vhost.count("parcels") == 0
 
 
 @pytest.mark.long

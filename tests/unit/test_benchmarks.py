@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay.core.topology import LAYOUT
-from evidence.benchmarks import one_off, report, worker_settings
+from evidence.benchmarks import report
 from evidence.benchmarks.__main__ import add
 from tests.kit import meter
 from tests.kit.page import drawn, machine, said
@@ -91,17 +91,6 @@ def test_the_comparison_says_what_was_measured() -> None:
     assert f"| 1 | {burst} |" in comparison
     assert f"| {native} | {whole}, fractions of a second {late(report.US)} |" in comparison
     assert f"| {memory(report.NATIVE)} | {memory(report.US)} |" in comparison
-
-
-def test_the_table_for_workers_is_drawn_from_its_results() -> None:
-    text = worker_settings.PAGE.read_text()
-    assert drawn(text) == {"machine", "settings"}
-    assert text == worker_settings.page(text, json.loads(worker_settings.RESULTS.read_text()))
-
-
-def test_the_how_to_on_one_off_entries_is_drawn_from_the_results() -> None:
-    assert one_off.PAGE.read_text() == one_off.page(one_off.PAGE.read_text())
-    assert drawn(one_off.PAGE.read_text()) == {"one_off"}
 
 
 @pytest.mark.parametrize("path", [report.RESULTS, report.SCHEDULE])
