@@ -139,20 +139,20 @@ class Index:
                 db.execute(f"DELETE FROM {table}")
         self._db.executescript(TABLES)
 
-    def apply(self, entries: Iterable[tuple[str, StreamMessage]], queues: QueueNames, now: int) -> Counts:
-        """Store some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
+    def apply(self, entries: Iterable[StreamMessage], queues: QueueNames, now: int) -> Counts:
+        """Store some messages of streams; `now` is in milliseconds since 1970."""
         changes, keys = Changes(lambda: now / 1000), Keys(lambda: now / 1000)
         places: dict[str, Place] = {}
         cancelled: list[str] = []
         rows: list[tuple[Any, ...]] = []
         self._names.clear()
         with self._db as db:
-            for stream, entry in entries:
-                places[stream] = Place.of(entry)
+            for entry in entries:
+                places[entry.stream] = Place.of(entry)
                 with suppress(Unreadable):
                     cancelled += changes.apply(entry.body)
                     keys.apply(entry.body)
-                    rows += self._rows(stream, entry, queues, now)
+                    rows += self._rows(entry, queues, now)
             # The retry of a message with a key keeps its number, and that message may not be pruned yet.
             again = [(row[0], row[1]) for row in rows if row[_RETRIES]]
             db.executemany("DELETE FROM message WHERE number = ? AND due < ?", again)
@@ -185,11 +185,11 @@ class Index:
                 db.execute(f"DELETE FROM {table} WHERE seen < ?", [now - 2000 * streams.MAX_KEYED_DELAY])
         return removed
 
-    def _rows(self, stream: str, entry: StreamMessage, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, entry: StreamMessage, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
         for record in journal.unpack_records(entry.body):
             if now < record.due <= _LATEST and record.number < NUMBERS:
                 with suppress(Unreadable):
-                    yield from self._row(record, queues, stream, entry.offset)
+                    yield from self._row(record, queues, entry.stream, entry.offset)
 
     @streams.reading
     def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> list[tuple[Any, ...]]:

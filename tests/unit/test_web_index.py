@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.stream_reader import StreamMessage
+from celery_rabbit_delay.amqp.follower import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import last_of_key
@@ -58,7 +58,7 @@ class Streams:
         entries = []
         for body in bodies:
             packed = journal.pack_records([body], NOW) if isinstance(body, Record) else body
-            entries.append(("stream", StreamMessage(self.offset, packed)))
+            entries.append(StreamMessage("stream", self.offset, packed))
             self.offset += 1
         self.index.apply(entries, QueueNames(), now)
 
@@ -268,12 +268,12 @@ def test_an_index_goes_on_where_it_stopped_and_may_begin_anew(tmp_path: Path) ->
     streams.index.close()
     index = Index(path, "here")
     assert index.places()["stream"].offset == 1
-    index.apply([("stream", StreamMessage(2, journal.pack_records([record(2), record(3)], NOW)))], QueueNames(), NOW)
+    index.apply([StreamMessage("stream", 2, journal.pack_records([record(2), record(3)], NOW))], QueueNames(), NOW)
     assert streams.found() == ["id-1", "id-3"]
     index.clear()
     assert index.places() == {}
     assert streams.found() == []
-    index.apply([("stream", StreamMessage(0, journal.pack_records([record(2)], NOW)))], QueueNames(), NOW)
+    index.apply([StreamMessage("stream", 0, journal.pack_records([record(2)], NOW))], QueueNames(), NOW)
     assert streams.found(text="id-2") == ["id-2"]
     assert index.prune(NOW + 2 * MINUTE) == 1
     index.close()
@@ -447,7 +447,7 @@ def test_whoever_replaces_a_file_waits_for_its_readers(streams: Streams) -> None
 def test_an_index_of_the_queues_of_an_app_has_no_others_and_is_built_again_for_others(tmp_path: Path) -> None:
     mine = QueueNames([kombu.Queue("q")], only=True)
     entries = [
-        ("stream", StreamMessage(n, journal.pack_records([record(n, queue=queue)], NOW)))
+        StreamMessage("stream", n, journal.pack_records([record(n, queue=queue)], NOW))
         for n, queue in enumerate(("q", "others"), start=1)
     ]
     path = tmp_path / "index"
