@@ -39,10 +39,8 @@ from .create import ensure_stream
 from .limited import NO_ANSWER, LimitedConnection
 from .unreadable import take_anything
 
-#: The prefetch count of a stream. What says that a task is cancelled must not wait until a busy consumer acknowledges
-#: what came before it, for the task itself may be there already. More do not fit into the buffers of a socket, and
-#: RabbitMQ closes a connection that takes nothing for 15 s.
-_PREFETCH = 10_000
+#: The prefetch count, in messages of at most 100 records each.
+_PREFETCH = 500
 
 #: Seconds: for which a stream that exists is waited for, because a starting broker restores streams last; and without
 #: an answer after which it counts as unavailable. Both are at most the option `confirm_timeout`.
@@ -55,8 +53,8 @@ _QUIET, _COUNTED, _BUSY = 0.1, 1, 2
 #: The same after a stream that was followed is consumed anew.
 _QUIET_AGAIN, _BUSY_AGAIN = 0.01, 1
 
-#: Seconds after which streams are consumed anew.
-RENEWAL = 60
+#: Seconds without a message after which a stream is consumed anew.
+RENEWAL = 30
 
 
 class StreamMessage(NamedTuple):
@@ -98,7 +96,7 @@ class _Followed:
     channel: Any = None
     tag: str = ""
     last: StreamMessage | None = None  # that came after the place
-    is_sent: bool = False  # any message came: that at the place comes first
+    is_sent: bool = False  # any message came of late: that at the place comes first
 
     @property
     def reached(self) -> Place | None:
@@ -108,10 +106,11 @@ class _Followed:
 class Follower:
     """Follows streams of a `kombu.Connection`'s cascade over an AMQP connection of its own."""
 
-    def __init__(self, client: kombu.Connection, options: Options | None = None) -> None:
-        """`options`: of a cascade other than the client's."""
+    def __init__(self, client: kombu.Connection, prefetch: int = _PREFETCH) -> None:
+        """RabbitMQ sends `prefetch` messages of each stream ahead."""
         self._client = client
-        self.options: Options = options or client.transport.delay_options
+        self._prefetch = prefetch
+        self.options: Options = client.transport.delay_options
         self._most = math.inf if self.options.confirm_timeout is None else self.options.confirm_timeout
         self._connection: kombu.Connection | None = None
         self._followed: dict[str, _Followed] = {}
@@ -141,6 +140,10 @@ class Follower:
     def streams(self) -> Collection[str]:
         """The names of the streams that are followed."""
         return self._followed.keys()
+
+    def _limit(self, silence: float | None = None) -> float:
+        """Return for how many seconds to wait for an answer."""
+        return min(SILENCE if silence is None else silence, self._most)
 
     def _connect(self) -> LimitedConnection:
         if self._connection is None:
@@ -175,7 +178,8 @@ class Follower:
         def attempt() -> Iterator[StreamMessage]:
             known = self._done.get(stream.name)
             if end is None or known is None or known.offset < end:  # or the error came after the last message
-                yield from self._until(stream, None if end is None else lambda one: one.offset >= end)
+                is_last = None if end is None else lambda one: one.offset >= end
+                yield from self._until(stream, is_last, self._limit())
             self._stop(stream)
             self._arrived.clear()
 
@@ -187,25 +191,26 @@ class Follower:
         create: bool = False,
         options: Options | None = None,
         patience: float = PATIENCE,
-        silence: float = SILENCE,
+        silence: float | None = None,
     ) -> Iterator[StreamMessage]:
         """Yield what a stream holds up to a marker that this publishes, and follow the stream from then on.
 
         Among it is what comes of the other streams that are followed. If the stream is missing, `create` it, or yield
-        nothing. `options`: of the stream's cascade. Raises as `extents`, and `CascadeMissing`.
+        nothing. `options`: of the stream's cascade. `silence`: seconds to wait for an answer, by default `SILENCE`.
+        Raises as `extents`, and `CascadeMissing`.
         """
 
         def attempt() -> Iterator[StreamMessage]:
             marker = streams.marker()
-            if self._mark(stream, marker, create, options or self.options, silence):
-                yield from self._until(stream, lambda one: one.body == marker, silence)
+            if self._mark(stream, marker, create, options or self.options, self._limit(silence)):
+                yield from self._until(stream, lambda one: one.body == marker, self._limit(silence))
 
         yield from self._with_retries(stream, attempt, patience)
 
     def at(self, stream: Stream, offset: int) -> StreamMessage | None:
         """Return the message at an offset of a stream; None if it is no longer there. Raises as `extents`."""
         self._begin(stream, Place(offset - 1, b""))
-        while (message := self.receive(min(SILENCE, self._most))) is not None and message.offset < offset:
+        while (message := self.receive(self._limit())) is not None and message.offset < offset:
             pass
         self._stop(stream)
         return message if message is not None and message.offset == offset else None
@@ -215,12 +220,12 @@ class Follower:
         self._done.pop(stream.name, None)
 
     def _until(
-        self, stream: Stream, is_last: Callable[[StreamMessage], bool] | None, silence: float = SILENCE
+        self, stream: Stream, is_last: Callable[[StreamMessage], bool] | None, silence: float
     ) -> Iterator[StreamMessage]:
         """Follow a stream after what was read, and yield what comes up to a last message, or until nothing comes."""
         done = self._done.get(stream.name)
         self._begin(stream, None if done is None else Place.of(done))
-        seconds = min(silence, self._most) if is_last else _COUNTED
+        seconds = silence if is_last else _COUNTED
         came = time.monotonic()
         while (message := self.receive(seconds)) is not None and time.monotonic() < came + seconds:
             is_its_own = message.stream == stream.name
@@ -263,7 +268,7 @@ class Follower:
         def note(stream: Stream, offset: int | None, body: bytes) -> None:
             lasts[stream] = offset
 
-        with connection.within(min(SILENCE, self._most)), declare.translate_errors(self.options.cascade):
+        with connection.within(self._limit()), declare.translate_errors(self.options.cascade):
             channel = connection.channel()
             counts = {stream: count for stream in wanted if (count := _count(channel, stream)) is not None}
             for stream in counts:
@@ -288,7 +293,7 @@ class Follower:
         try:
             ensure_connection(client)
             channel = ConfirmedChannel(client.connection)
-            with client.connection.within(min(silence, self._most)), declare.translate_errors(cascade):
+            with client.connection.within(silence), declare.translate_errors(cascade):
                 for _ in range(2):
                     try:
                         message = Message(marker, delivery_mode=2)
@@ -310,7 +315,7 @@ class Follower:
 
         Returns the streams that do not exist. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`.
         """
-        with Follower(self._client, self.options) as reader:
+        with Follower(self._client) as reader:
             extents = reader.extents(places) if places else {}
         for stream, place in places.items():
             reached = -1 if place is None else place.offset
@@ -334,7 +339,9 @@ class Follower:
         if seconds and time.monotonic() > self._renewed + RENEWAL:
             self._renewed = time.monotonic()
             for followed in list(self._followed.values()):
-                self._begin_again(followed)
+                if not followed.is_sent:
+                    self._begin_again(followed)
+                followed.is_sent = False
         try:
             with connection.within(seconds or None):
                 while not self._arrived:
@@ -366,7 +373,7 @@ class Follower:
     def _stop(self, stream: Stream) -> None:
         """Follow a stream no more. What has come meanwhile stays there for `receive`."""
         if followed := self._followed.pop(stream.name, None):
-            with self._connect().within(min(SILENCE, self._most)):
+            with self._connect().within(self._limit()):
                 followed.channel.basic_cancel(followed.tag)
             self._unacknowledged.pop(followed.channel, None)
             upstream.close_without_waiting(followed.channel)
@@ -409,7 +416,7 @@ class Follower:
         def on_message(message: Any) -> None:
             nonlocal last
             self._unacknowledged[channel] = message.delivery_tag
-            if message.delivery_tag % (_PREFETCH // 4) == 0:
+            if message.delivery_tag % max(self._prefetch // 4, 1) == 0:
                 self._acknowledge()
             last = (message.headers or {}).get("x-stream-offset", None if last is None else last + 1)
             callback(last, bytes(message.body or b""))  # an empty body is ""
@@ -419,7 +426,7 @@ class Follower:
             raise ConsumerCancelled(tag, spec.Basic.Cancel)
 
         take_anything(channel)
-        channel.basic_qos(0, _PREFETCH, False)
+        channel.basic_qos(0, self._prefetch, False)
         arguments = {"x-stream-offset": offset}
         try:
             tag: str = channel.basic_consume(stream.name, callback=on_message, arguments=arguments, on_cancel=on_cancel)

@@ -42,6 +42,11 @@ RENEWAL = 5
 #: Seconds for which a message waits for the broker's answer when a stream is tried again.
 SILENCE = 2
 
+#: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
+#: itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection that
+#: takes nothing for 15 s.
+_PREFETCH = 10_000
+
 #: Streams of other cascades that cannot be read, and may be made up, which a connection knows of at a time.
 MOST_UNKNOWN = 20
 
@@ -171,7 +176,7 @@ class Following:
     """
 
     def __init__(self, client: kombu.Connection) -> None:
-        self._follower = Follower(client)
+        self._follower = Follower(client, prefetch=_PREFETCH)
         self._options: Options = client.transport.delay_options
         self._lock = threading.RLock()
         self._apply: dict[str, Callable[[bytes], object]] = {}  # by the name of a stream: what takes its messages
@@ -270,7 +275,7 @@ class Following:
         create: bool = True,
         **limits: float,
     ) -> bool:
-        """Read a stream to its end, and follow it.
+        """Read a stream to its end, and follow it. `apply` is the same each time, and so it goes on where it was left.
 
         Without `create`, or with the `options` of another cascade than the connection's, return False if the stream is
         missing; otherwise create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are

@@ -230,14 +230,6 @@ def headers_in(record: Record) -> Mapping[str, Any]:
     return to_message(record).headers or {}
 
 
-class Before(NamedTuple):
-    """What is known of an id from before it was cancelled."""
-
-    id: str
-    waiting: Scheduled | None  # the soonest of the messages that the journal has
-    is_cancelled: bool  # that message, or without one the id: cancelling it changes nothing
-
-
 class About(NamedTuple):
     """What is known of an id."""
 
@@ -246,39 +238,19 @@ class About(NamedTuple):
     cancelled: datetime | None  # when the id was cancelled last, by the clock of who did it
 
 
-def about(connection: kombu.Connection, ids: Iterable[str], queues: QueueNames) -> list[About]:
-    """Return what is known of some ids. Raises as `scheduled`."""
-    fates, answers = Fates(time.time), []
-    for id_, those in _recorded_of(connection, ids, fates).items():
-        messages = [
-            (describe(record, to_message(record).headers, queues), is_cancelled)
-            for is_cancelled, *_, record in sorted(those, key=lambda one: one[1:3])
-        ]
-        sent = fates.changes.cancelled_at(id_)
-        answers.append(About(id_, messages, datetime.fromtimestamp(sent.at / 1e6, timezone.utc) if sent else None))
-    return answers
-
-
-def _recorded_of(
-    connection: kombu.Connection, ids: Iterable[str], fates: Fates
-) -> dict[str, list[tuple[bool, int, int, Record]]]:
-    """Return the records of each id, with whether each is cancelled, its due time and its number."""
-    found: dict[str, list[tuple[bool, int, int, Record]]] = {id_: [] for id_ in ids}
+def about(
+    connection: kombu.Connection, ids: Iterable[str], queues: QueueNames, before: Sent | None = None
+) -> list[About]:
+    """Return what is known of some ids, or was known `before` some moment. Raises as `scheduled`."""
+    fates, answers = Fates(time.time, before), []
+    found: dict[str, list[tuple[Record, bool]]] = {id_: [] for id_ in ids}
     for record, fate in recorded(connection, fates):
         if record.id in found and fate in (Fate.WAITS, Fate.CANCELLED):
-            found[record.id].append((fate is Fate.CANCELLED, record.due, record.number, record))
-    return found
-
-
-def before(connection: kombu.Connection, ids: Iterable[str], sent: Sent, queues: QueueNames) -> list[Before]:
-    """Return what was known of some ids before they were cancelled at a moment. Raises as `scheduled`."""
-    fates, answers = Fates(time.time, sent), []
-    for id_, those in _recorded_of(connection, ids, fates).items():
-        if those:
-            is_cancelled, *_, record = min(those)
-            answers.append(Before(id_, describe(record, to_message(record).headers, queues), is_cancelled))
-        else:
-            answers.append(Before(id_, None, fates.changes.cancelled_at(id_) is not None))
+            found[record.id].append((record, fate is Fate.CANCELLED))
+    for id_, those in found.items():
+        messages = [(describe(record, headers_in(record), queues), gone) for record, gone in sorted(those)]
+        sent = fates.changes.cancelled_at(id_)
+        answers.append(About(id_, messages, datetime.fromtimestamp(sent.at / 1e6, timezone.utc) if sent else None))
     return answers
 
 

@@ -12,7 +12,7 @@ from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.follower import Follower, Place, StreamMessage, StreamReplaced
 from ..amqp.reschedule import moving, reschedule, reschedule_all
-from ..amqp.schedule import About, Before, Scheduled, about, before, cancel, concerns, describe, scheduled, to_message
+from ..amqp.schedule import About, Scheduled, about, cancel, concerns, describe, scheduled, to_message
 from ..amqp.schemes import delay_url
 from ..amqp.waiting import Allowed
 from ..core.journal import Record

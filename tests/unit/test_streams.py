@@ -26,7 +26,7 @@ class Stored(Follower):
     """Follows streams that are lists of bodies, over connections that break."""
 
     def __init__(self, **bodies: list[bytes]) -> None:
-        super().__init__(object(), Options())
+        super().__init__(SimpleNamespace(transport=SimpleNamespace(delay_options=Options())))
         self.bodies = bodies
         self.begun: list[int | str] = []
         self.breaks_after = 99
@@ -110,7 +110,7 @@ def test_what_comes_of_another_stream_meanwhile_is_not_lost() -> None:
     follower = Stored(s=[b"a"], t=[b"b"])
     other = Stream("t", "@.t", 1, 1)
     follower.go_on()
-    assert [one.body for one in follower._until(other, lambda one: one.body == b"b")] == [b"a", b"b"]
+    assert [one.body for one in follower._until(other, lambda one: one.body == b"b", 1)] == [b"a", b"b"]
 
 
 def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_one_later(
