@@ -9,17 +9,15 @@ from collections.abc import Collection, Iterator
 
 import kombu
 
-from ..core import journal, streams
-from ..core.changes import Changes
+from ..core import streams
+from ..core.fates import Fate, Fates
 from ..core.journal import Record
-from ..core.keys import Keys
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clocks import utc_ms
 from .destinations import QueueNames
-from .following import Follower
-from .schedule import Scheduled, concerns, describe, is_cancelled, is_due_later, to_message
-from .stream_reader import StreamMessage
+from .follower import Follower, StreamMessage
+from .schedule import Scheduled, concerns, describe, headers_in, to_message
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ class Outlook:
 
     def __init__(self, follower: Follower, connection: kombu.Connection) -> None:
         self._follower = follower
-        self._changes, self._keys = Changes(time.time), Keys(time.monotonic)
+        self._fates = Fates(time.time)
         self._records: dict[int, Record] = {}  # by number, without bodies
         self._elsewhere: set[int] = set()  # numbers of those that go to queues which nobody has asked for
         self._reached: dict[str, int] = {}
@@ -41,12 +39,12 @@ class Outlook:
 
     def look(self) -> None:
         """Follow those streams that have appeared. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`."""
-        self._lacking = self._follower.follow(dict.fromkeys(self._lacking), self._apply)
+        self._lacking = self._follower.follow(dict.fromkeys(self._lacking))
 
     @property
     def is_complete(self) -> bool:
         """Whether all is read that the streams had when following them began."""
-        return all(self._reached.get(name, -1) >= last for name, last in self._follower.streams.items())
+        return all(self._reached.get(name, -1) >= last for name, last in self._follower.ends.items())
 
     @property
     def is_exhausted(self) -> bool:
@@ -76,7 +74,7 @@ class Outlook:
     def _shown(self, record: Record, names: QueueNames) -> tuple[tuple[Scheduled, int | None] | None, bool]:
         """Return a message with its priority, if it waits, and whether it is for one of the queues."""
         try:
-            if not is_due_later(record, self._changes, self._keys) or is_cancelled(record, self._changes):
+            if self._fates.of(record, utc_ms(), headers_in) is not Fate.WAITS:
                 return None, False
             message = to_message(record)
             shown = describe(record, message.headers, names), message.properties.get("priority")
@@ -84,12 +82,11 @@ class Outlook:
             return None, False
         return shown, concerns(message.headers, names)
 
-    def _apply(self, stream: str, message: StreamMessage) -> None:
-        self._reached[stream] = message.offset
+    def apply(self, message: StreamMessage) -> None:
+        """Take a message that the follower has received."""
+        self._reached[message.stream] = message.offset
         try:
-            self._changes.apply(message.body)
-            self._keys.apply(message.body)
-            records = journal.unpack_records(message.body)
+            records = self._fates.apply(message.body)
         except Unreadable:
             return
         now = utc_ms()

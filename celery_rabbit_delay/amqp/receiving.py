@@ -9,12 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import kombu
-from amqp.exceptions import AMQPError, ChannelError
-from amqp.exceptions import ConnectionError as AMQPConnectionError
+from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from ..core import streams
@@ -26,15 +24,9 @@ from ..core.options import Options, options_of
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
-from .connecting import abandon, connect, copy_of
-from .limited import LimitedConnection
-from .stream_reader import StreamMessage, StreamReader
-from .subscription import Subscription
+from .follower import Follower, StreamMessage
 
 logger = logging.getLogger(__name__)
-
-#: Seconds that the first message waits for a stream that exists but cannot be read.
-PATIENCE = 15
 
 #: Seconds after which a message that comes makes the connection try again to read a stream: one that may come back by
 #: itself, at first and in the end, and one that somebody has to see to. When a node of a cluster goes or comes,
@@ -49,6 +41,11 @@ RENEWAL = 5
 
 #: Seconds for which a message waits for the broker's answer when a stream is tried again.
 SILENCE = 2
+
+#: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
+#: itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection that
+#: takes nothing for 15 s.
+_PREFETCH = 10_000
 
 #: Streams of other cascades that cannot be read, and may be made up, which a connection knows of at a time.
 MOST_UNKNOWN = 20
@@ -161,7 +158,7 @@ def _follow_once(connection: Receiver, options: Options, stream: Stream, apply: 
         if options is not connection.delay_options and not following.has_room():
             return
         try:
-            following.catch_up(stream, apply, PATIENCE, options=options)
+            following.catch_up(stream, apply, options=options)
         except DelayError as exc:
             logger.warning(
                 "Messages that were moved, cancelled or replaced may still be delivered, until the next attempt "
@@ -173,40 +170,55 @@ def _follow_once(connection: Receiver, options: Options, stream: Stream, apply: 
 
 
 class Following:
-    """The streams that a `kombu.Connection` follows, on an AMQP connection of our own. One thread uses it at a time."""
+    """The streams that a `kombu.Connection` follows to drop messages. One thread uses it at a time.
+
+    It says when a stream is read, renewed, or tried again.
+    """
 
     def __init__(self, client: kombu.Connection) -> None:
-        self._own = copy_of(client, "follower")
+        self._follower = Follower(client, prefetch=_PREFETCH)
         self._options: Options = client.transport.delay_options
         self._lock = threading.RLock()
+        self._apply: dict[str, Callable[[bytes], object]] = {}  # by the name of a stream: what takes its messages
         #: Name of a stream -> the time (`time.monotonic`) to try again to read it, or to renew its subscription.
         self.until: dict[str, float] = {}
         self.failing: dict[str, float] = {}  # the time at which the first attempt to read it began that failed
-        self.subscriptions: dict[str, Subscription] = {}
 
     def close(self) -> None:
-        """Close the connection, and wait for nothing. What was followed is read again when it is needed."""
-        for name in self.subscriptions:
-            self.until[name] = time.monotonic()
-        self.subscriptions = {}
-        abandon(self._own)
+        """Close the connection, and wait for nothing. What was followed is read on when it is needed."""
+        self.until.update(dict.fromkeys(self._follower.streams, time.monotonic()))
+        self._follower.close()
+
+    def follows(self, stream: Stream) -> bool:
+        return stream.name in self._follower.streams
 
     def poll(self) -> None:
-        """Call back for what has come, and wait for nothing."""
-        if self.subscriptions and self._lock.acquire(blocking=False):
+        """Apply what has come, and wait for nothing."""
+        if self._follower.streams and self._lock.acquire(blocking=False):
             try:
-                with self._closing():
-                    self._own.connection.read_all()
-            except (AMQPError, OSError) as exc:
+                with self._using():
+                    self._apply_all()
+            except (AMQPError, OSError, StreamUnavailable) as exc:
                 logger.info("The streams have to be read again: %s", exc)
             finally:
                 self._lock.release()
 
+    def _apply_all(self) -> None:
+        while (message := self._follower.receive()) is not None:
+            self._take(message)
+
+    def _take(self, message: StreamMessage) -> None:
+        """Apply a message of a stream; log a warning if it is malformed."""
+        try:
+            self._apply[message.stream](message.body)
+        except Unreadable as exc:
+            logger.warning("Message %d of the stream %r is skipped: %s", message.offset, message.stream, exc)
+
     def keep_up(self, stream: Stream, apply: Callable[[bytes], Any]) -> None:
-        """Call back for what has come; read a stream again that was followed until it ended, or its connection."""
+        """Apply what has come; read a stream again that was followed until it ended, or its connection."""
         self.poll()
         until = self.until.get(stream.name)
-        if until is not None and until <= time.monotonic() and stream.name not in self.subscriptions:
+        if until is not None and until <= time.monotonic() and not self.follows(stream):
             self.try_again(stream, apply, create=False)
 
     def try_again(self, stream: Stream, apply: Callable[[bytes], Any], **options: Any) -> None:
@@ -218,72 +230,75 @@ class Following:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
 
     @contextmanager
-    def _closing(self) -> Iterator[None]:
-        """Close the connection on whatever is not an answer of the broker."""
+    def _using(self) -> Iterator[None]:
+        """Close the connection after an error, and have streams that are followed no more read on when needed."""
+        before = set(self._follower.streams)
         try:
             yield
-        except (ChannelError, DelayError):
-            raise
         except BaseException:
-            self.close()
+            self._follower.close()
             raise
+        finally:
+            self.until.update(dict.fromkeys(before - set(self._follower.streams), time.monotonic()))
 
     def renew(self, stream: Stream) -> bool:
         """Renew the subscription to a stream; return False if there is none, or if nothing comes: it has ended."""
         with self._lock:
-            subscription = self.subscriptions.get(stream.name)
-            if subscription is None:
+            if not self.follows(stream):
                 return False
             self.until[stream.name] = time.monotonic() + RENEWAL
             try:
-                with self._closing():
-                    subscription.renew(SILENCE)
+                with self._using():
+                    self._follower.renew(stream, SILENCE)
+                    self._apply_all()
             except (AMQPError, StreamUnavailable, OSError) as exc:
                 logger.info("The stream %r has to be read again: %s", stream.name, exc)
-                subscription.close()
-                self.subscriptions.pop(stream.name, None)
                 return False
             return True
 
     def has_room(self) -> bool:
         """Return whether a stream that may be made up can be looked for, after such streams were forgotten in time."""
-        unknown = [name for name in self.until if name not in self.subscriptions]
+        unknown = [name for name in self.until if name not in self._follower.streams]
         if len(unknown) < MOST_UNKNOWN:
             return True
         over = [name for name in unknown if self.until[name] <= time.monotonic()]
         for name in over:
-            del self.until[name]
-            self.failing.pop(name, None)
+            for known in (self.until, self.failing, self._apply):
+                known.pop(name, None)
         return bool(over)
 
     def catch_up(
         self,
         stream: Stream,
         apply: Callable[[bytes], Any],
-        patience: float,
-        silence: float | None = None,
         options: Options | None = None,
         create: bool = True,
+        **limits: float,
     ) -> bool:
-        """Read a stream to its end, through another connection, and then follow it.
+        """Read a stream to its end, and follow it. `apply` is the same each time, and so it goes on where it was left.
 
         Without `create`, or with the `options` of another cascade than the connection's, return False if the stream is
         missing; otherwise create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are
-        delivered without the stream for some time, so that not every message waits for it. `silence` is that of
-        `StreamReader`.
+        delivered without the stream for some time, so that not every message waits for it. `limits` are those of
+        `Follower.catch_up`.
         """
         of_others = options is not None and options is not self._options
+        self._apply[stream.name] = apply
         with self._lock:
             began = time.monotonic()
             try:
-                found = self._catch_up(
-                    stream, apply, patience, silence, options or self._options, create and not of_others
-                )
+                with self._using():
+                    for message in self._follower.catch_up(stream, create and not of_others, options, **limits):
+                        self._take(message)
             except Exception as exc:
-                comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError))
+                self._follower.forget(stream)
+                comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError, OperationalError))
                 self.until[stream.name] = time.monotonic() + (self._pause(stream, began) if comes_back else MUCH_LATER)
+                if isinstance(exc, OperationalError):  # the consumer has its connection, and goes on
+                    raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
                 raise
             self.failing.pop(stream.name, None)
+            found = self.follows(stream)
             if found or of_others:
                 self.until[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
             else:  # the first message that the stream may concern asks again, and creates it
@@ -296,66 +311,6 @@ class Following:
         failing: float = now - self.failing.setdefault(stream.name, began)
         return min(AGAIN, max(SOON, (SHARE - 1) * (now - began), failing / SHARE))
 
-    def _catch_up(
-        self,
-        stream: Stream,
-        apply: Callable[[bytes], Any],
-        patience: float,
-        silence: float | None,
-        options: Options,
-        create: bool,
-    ) -> bool:
-        try:
-            with StreamReader(self._own, patience, silence, options) as reader:
-                deadline = time.monotonic() + reader.patience
-                last = _read(reader, stream, apply, create)
-        except OperationalError as exc:  # the consumer has its connection, and goes on
-            raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
-        if last < 0:
-            return False
-        if known := self.subscriptions.pop(stream.name, None):
-            known.close()
-
-        def on_end() -> None:
-            """Let the next message of a consumer read the stream again."""
-            self.subscriptions.pop(stream.name, None)
-            self.until[stream.name] = time.monotonic()
-
-        callback = partial(apply_readable, apply, stream)
-        while True:
-            try:
-                self.subscriptions[stream.name] = self._subscribe(stream, last, callback, on_end)
-                return True
-            except StreamUnavailable:  # the replica on this node has stopped, or the reader was connected to another
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.2)
-
-    def _subscribe(
-        self, stream: Stream, last: int, callback: Callable[[StreamMessage], None], on_end: Callable[[], None]
-    ) -> Subscription:
-        try:
-            with self._closing():
-                connect(self._own)
-                connection: LimitedConnection = self._own.connection
-                with connection.within(PATIENCE):
-                    return Subscription(connection, stream, last, callback, on_end)
-        except (AMQPConnectionError, OSError) as exc:
-            raise StreamUnavailable(f"the stream {stream.name!r} cannot be followed: {exc}") from exc
-
-
-def _read(reader: StreamReader, stream: Stream, apply: Callable[[bytes], Any], create: bool) -> int:
-    """Read a stream to its end, and return its last offset; -1 if it is missing, and is not created."""
-    last = -1
-    for _ in range(2):
-        for message in reader.read_exactly(stream):
-            last = message.offset
-            apply_readable(apply, stream, message)
-        if last >= 0 or not create:
-            break
-        reader.create(stream)
-    return last
-
 
 def learn(client: kombu.Connection) -> None:
     """Read which messages were cancelled, moved or replaced so far. Raises `StreamUnavailable`, `NotPermitted`.
@@ -365,21 +320,8 @@ def learn(client: kombu.Connection) -> None:
     """
     if not client.transport.delay_options.streams:
         return
-    cascade = client.transport.delay_options.cascade
+    cascade, following = client.transport.delay_options.cascade, client.connection.following
     known = known_to[client]
     known.on_cancelled = known.on_cancelled or (lambda id_: False)
-    with StreamReader(client) as reader:
-        for stream, apply in (
-            (streams.changes(cascade), known.changes.apply),
-            (streams.keys(cascade), known.keys[cascade.root].apply),
-        ):
-            for message in reader.read_exactly(stream):
-                apply_readable(apply, stream, message)
-
-
-def apply_readable(apply: Callable[[bytes], object], stream: Stream, message: StreamMessage) -> None:
-    """Call a function with a message of a stream; log a warning if the message is malformed."""
-    try:
-        apply(message.body)
-    except Unreadable as exc:
-        logger.warning("Message %d of the stream %r is skipped: %s", message.offset, stream.name, exc)
+    following.catch_up(streams.changes(cascade), known.changes.apply, create=False)
+    following.catch_up(streams.keys(cascade), known.keys[cascade.root].apply, create=False)

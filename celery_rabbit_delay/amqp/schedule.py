@@ -8,28 +8,25 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import kombu
 from amqp import Message
 from amqp.exceptions import AMQPError
 
 from .. import upstream
-from ..core import changes, journal, streams
+from ..core import changes, streams
 from ..core import headers as headers_
-from ..core.changes import Changes
 from ..core.due import eta_in_utc
+from ..core.fates import Fate, Fates
 from ..core.journal import Record
-from ..core.keys import Keys
 from ..core.sent import Sent
 from ..core.streams import Unreadable
 from .clocks import sent_now, utc_ms
 from .destinations import QueueNames
-from .stream_reader import StreamReader
+from .follower import Follower
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
@@ -196,39 +193,20 @@ def waiting(
     connection: kombu.Connection, progress: Progress | None = None, report: Report = logger.warning
 ) -> Iterator[Record]:
     """Yield the journal's records of waiting messages, in no order; two of a message that was published again."""
-    return (record for record, is_cancelled in recorded(connection, progress, report) if not is_cancelled)
+    found = recorded(connection, Fates(time.time), progress, report)
+    return (record for record, fate in found if fate is Fate.WAITS)
 
 
 def recorded(
-    connection: kombu.Connection,
-    progress: Progress | None = None,
-    report: Report = logger.warning,
-    known: Changes | None = None,
-) -> Iterator[tuple[Record, bool]]:
-    """Yield the same, each with whether it was cancelled, and those that were. Tells `known` of all changes."""
-    known, keys = known or Changes(time.time), Keys(time.monotonic)
+    connection: kombu.Connection, fates: Fates, progress: Progress | None = None, report: Report = logger.warning
+) -> Iterator[tuple[Record, Fate]]:
+    """Yield the journal's records of messages that are not due, each with what became of the message.
 
-    def judge(record: Record) -> bool | None:
-        return is_cancelled(record, known) if is_due_later(record, known, keys) else None
-
-    return judged(connection, known, keys, judge, progress, report)
-
-
-def judged(
-    connection: kombu.Connection,
-    known: Changes,
-    keys: Keys,
-    judge: Callable[[Record], T | None],
-    progress: Progress | None = None,
-    report: Report = logger.warning,
-) -> Iterator[tuple[Record, T]]:
-    """Yield the journal's records, each with what `judge` says of it, if that is not None.
-
-    Before that, `known` and `keys` learn what was changed later.
+    Before that, `fates` learns what was changed later.
     """
     cascade = connection.transport.delay_options.cascade
     done = 0
-    with StreamReader(connection) as reader:
+    with Follower(connection) as reader:
         # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
         wanted = reader.extents([streams.changes(cascade), streams.keys(cascade)])
         wanted |= reader.extents(streams.journals(cascade))
@@ -239,36 +217,17 @@ def judged(
                 if progress:
                     progress(min(done, total), total)
                 try:
-                    known.apply(message.body)
-                    keys.apply(message.body)
-                    records = [
-                        (one, judgement)
-                        for one in journal.unpack_records(message.body)
-                        if (judgement := judge(one)) is not None
-                    ]
+                    now = utc_ms()
+                    found = [(one, fates.of(one, now, headers_in)) for one in fates.apply(message.body)]
                 except Unreadable as exc:
                     report(f"Message {message.offset} of the stream {stream.name!r} is skipped: {exc}")
                     continue
-                yield from records
+                yield from ((record, fate) for record, fate in found if fate is not None)
 
 
-def is_due_later(record: Record, known: Changes, keys: Keys) -> bool:
-    """Return whether a message waits, unless it was cancelled."""
-    return record.due > utc_ms() and not known.voids(record.number) and not keys.replaces(record.number)
-
-
-def is_cancelled(record: Record, known: Changes) -> bool:
-    """Return whether a message was cancelled by its id or a stamp. Raises `Unreadable`."""
-    is_known = known.stamps or known.cancelled_at(record.id)  # or its headers, which take time to read, say nothing
-    return bool(is_known) and known.cancels(record.id, to_message(record).headers or {})
-
-
-class Before(NamedTuple):
-    """What is known of an id from before it was cancelled."""
-
-    id: str
-    waiting: Scheduled | None  # the soonest of the messages that the journal has
-    is_cancelled: bool  # that message, or without one the id: cancelling it changes nothing
+def headers_in(record: Record) -> Mapping[str, Any]:
+    """Return the headers of a message as it entered the cascade. Raises `Unreadable`."""
+    return to_message(record).headers or {}
 
 
 class About(NamedTuple):
@@ -279,43 +238,19 @@ class About(NamedTuple):
     cancelled: datetime | None  # when the id was cancelled last, by the clock of who did it
 
 
-def about(connection: kombu.Connection, ids: Iterable[str], queues: QueueNames) -> list[About]:
-    """Return what is known of some ids. Raises as `scheduled`."""
-    known, answers = Changes(time.time), []
-    for id_, those in _recorded_of(connection, ids, known).items():
-        messages = [
-            (describe(record, to_message(record).headers, queues), is_cancelled)
-            for is_cancelled, *_, record in sorted(those, key=lambda one: one[1:3])
-        ]
-        sent = known.cancelled_at(id_)
+def about(
+    connection: kombu.Connection, ids: Iterable[str], queues: QueueNames, before: Sent | None = None
+) -> list[About]:
+    """Return what is known of some ids, or was known `before` some moment. Raises as `scheduled`."""
+    fates, answers = Fates(time.time, before), []
+    found: dict[str, list[tuple[Record, bool]]] = {id_: [] for id_ in ids}
+    for record, fate in recorded(connection, fates):
+        if record.id in found and fate in (Fate.WAITS, Fate.CANCELLED):
+            found[record.id].append((record, fate is Fate.CANCELLED))
+    for id_, those in found.items():
+        messages = [(describe(record, headers_in(record), queues), gone) for record, gone in sorted(those)]
+        sent = fates.changes.cancelled_at(id_)
         answers.append(About(id_, messages, datetime.fromtimestamp(sent.at / 1e6, timezone.utc) if sent else None))
-    return answers
-
-
-def _recorded_of(
-    connection: kombu.Connection, ids: Iterable[str], known: Changes
-) -> dict[str, list[tuple[bool, int, int, Record]]]:
-    """Return the records of each id, with whether each is cancelled, its due time and its number.
-
-    Tells `known` of all changes.
-    """
-    found: dict[str, list[tuple[bool, int, int, Record]]] = {id_: [] for id_ in ids}
-    for record, is_cancelled in recorded(connection, known=known):
-        if record.id in found:
-            found[record.id].append((is_cancelled, record.due, record.number, record))
-    return found
-
-
-def before(connection: kombu.Connection, ids: Iterable[str], sent: Sent, queues: QueueNames) -> list[Before]:
-    """Return what was known of some ids before they were cancelled at a moment. Raises as `scheduled`."""
-    known = Changes(time.time, sent)
-    answers = []
-    for id_, those in _recorded_of(connection, ids, known).items():
-        if those:
-            is_cancelled, *_, record = min(those)
-            answers.append(Before(id_, describe(record, to_message(record).headers, queues), is_cancelled))
-        else:
-            answers.append(Before(id_, None, known.cancelled_at(id_) is not None))
     return answers
 
 

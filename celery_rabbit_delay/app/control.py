@@ -171,10 +171,10 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
                 logger.info("%s", advice)
         self._has_begun = True
         options = connection.transport.delay_options
-        following, stream = connection.connection.following, streams.changes(options.cascade)
+        stream = streams.changes(options.cascade)
         try:
             if options.streams:
-                following.catch_up(stream, self.changes.apply, PATIENCE, create=False)
+                connection.connection.following.catch_up(stream, self.changes.apply, create=False, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
@@ -187,7 +187,8 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         if consumer.hub or getattr(consumer.pool, "is_green", False):  # otherwise timers run in another thread
             event_loop.enter(consumer.timer.call_after)
             if options.streams:
-                self._timer = consumer.timer.call_repeatedly(POLL, following.keep_up, (stream, self.changes.apply))
+                keep_up = connection.connection.following.keep_up
+                self._timer = consumer.timer.call_repeatedly(POLL, keep_up, (stream, self.changes.apply))
 
     def stop(self, consumer: Any) -> None:
         event_loop.leave()

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from kombu.pidbox import Node
 
 from ..amqp.destinations import QueueNames
-from ..amqp.following import Follower, StreamReplaced
+from ..amqp.follower import Follower, StreamReplaced
 from ..amqp.outlook import Outlook
 from ..amqp.schedule import Scheduled
 from ..core.errors import DelayError
@@ -127,7 +127,10 @@ class Reading(threading.Thread):
             if now > looked + LOOK:
                 outlook.look()
                 looked = now
-            is_read = not follower.read(_TURN) and outlook.is_complete
+            message = follower.receive(_TURN)
+            if message is not None:
+                outlook.apply(message)
+            is_read = message is None and outlook.is_complete
             if self._questions and (is_read or now > self._questions[0][0] + PATIENCE):
                 if not is_read:
                     logger.warning("`celery inspect` shows only a part of what waits: ask again when all is read")

@@ -197,18 +197,20 @@ def _tell_of_ids(
 ) -> None:
     """Say what was known of each id before it was cancelled. No worker says whether a task with such an id waits."""
     try:
-        known = operate.before(connection, ids, sent, names)
+        known = operate.about(connection, ids, names, sent)
     except (NotPermitted, StreamUnavailable, Unreadable) as exc:
         click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
         known = []
     for one in known:
-        state = ("waiting", "cancelled") if one.waiting else ("unknown", "cancelled")
+        waited = [waiting for waiting, is_cancelled in one.messages if not is_cancelled]
+        shown = next(iter(waited or [waiting for waiting, _ in one.messages]), None)
+        was_cancelled = not waited and bool(one.messages or one.cancelled)
         if as_json:
-            about = _as_data(one.waiting) if one.waiting else {"id": one.id}
-            click.echo(json.dumps({**about, "was": state[one.is_cancelled]}))
+            was = "waiting" if waited else "cancelled" if was_cancelled else "unknown"
+            click.echo(json.dumps({**(_as_data(shown) if shown else {"id": one.id}), "was": was}))
             continue
-        was = "was already cancelled" if one.is_cancelled else "waited" if one.waiting else _NOT_RECORDED
-        due = f", due {one.waiting.due:%Y-%m-%d %H:%M:%S}Z for {one.waiting.queue}" if one.waiting else ""
+        was = "waited" if waited else "was already cancelled" if was_cancelled else _NOT_RECORDED
+        due = f", due {shown.due:%Y-%m-%d %H:%M:%S}Z for {shown.queue}" if shown else ""
         click.echo(escape(f"{one.id} {was}{due}"))
     if not as_json:
         click.echo(f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'} cancelled")

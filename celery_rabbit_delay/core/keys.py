@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 
 from .changes import KEPT, check_size
 from .errors import InvalidDelay
@@ -66,12 +66,6 @@ class Keys:
         """The number of the message that was sent last, by key."""
         last, _ = self._before
         return {**last, **self._last}
-
-    @property
-    def replaced(self) -> Set[int]:
-        """The numbers of messages that a later message with the same key replaces."""
-        _, replaced = self._before
-        return self._replaced | replaced
 
     def __contains__(self, key: object) -> bool:
         """Return whether a message of a key was sent."""

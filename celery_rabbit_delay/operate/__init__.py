@@ -10,11 +10,10 @@ from ..amqp.connecting import connected, copy_of
 from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
-from ..amqp.following import Follower, Place, StreamReplaced, message_at
+from ..amqp.follower import Follower, Place, StreamMessage, StreamReplaced
 from ..amqp.reschedule import moving, reschedule, reschedule_all
-from ..amqp.schedule import About, Before, Scheduled, about, before, cancel, concerns, describe, scheduled, to_message
+from ..amqp.schedule import About, Scheduled, about, cancel, concerns, describe, scheduled, to_message
 from ..amqp.schemes import delay_url
-from ..amqp.stream_reader import StreamMessage, StreamReader
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
 from ..core.sent import Sent

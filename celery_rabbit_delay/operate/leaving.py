@@ -10,13 +10,10 @@ from typing import NamedTuple
 import kombu
 
 from ..amqp import schedule
-from ..amqp.clocks import utc_ms
 from ..amqp.destinations import QueueNames
 from ..amqp.schedule import Scheduled
-from ..core.changes import Changes
 from ..core.destination import Destination
-from ..core.journal import Record
-from ..core.keys import Keys
+from ..core.fates import Fate, Fates
 from ..core.streams import Unreadable
 from .management import Snapshot
 from .status import status
@@ -45,25 +42,12 @@ def revivable(
     waiting = found.waiting + found.stuck
     if not connection.transport.delay_options.streams or (snapshot and not waiting):
         return Revivable([], 0)
-    known, keys = Changes(time.time), Keys(time.monotonic)
-
-    def judge(record: Record) -> str | None:
-        return _fate(record, known, keys) if record.due > utc_ms() else None
-
-    fates = {record.number: (record, fate) for record, fate in schedule.judged(connection, known, keys, judge)}
+    fates = Fates(time.time)
+    known = {record.number: (record, fate) for record, fate in schedule.recorded(connection, fates)}
     dead = []
-    for record, fate in sorted(fates.values()):
+    for record, fate in sorted(known.values(), key=lambda one: one[0]):
         with suppress(Unreadable):  # `list` names it
-            if fate:
-                dead.append((schedule.describe(record, schedule.to_message(record).headers, names), fate))
-    may_be_dead = known.has_cancelled or bool(keys.last)
-    return Revivable(dead, max(0, waiting - len(fates)) if may_be_dead else 0)
-
-
-def _fate(record: Record, known: Changes, keys: Keys) -> str:
-    """Return what was done to a message; "" if it is to be delivered."""
-    if known.voids(record.number):
-        return "moved"
-    if keys.replaces(record.number):
-        return "replaced"
-    return "cancelled" if schedule.is_cancelled(record, known) else ""
+            if fate is not Fate.WAITS:
+                dead.append((schedule.describe(record, schedule.headers_in(record), names), fate.value))
+    may_be_dead = fates.changes.has_cancelled or bool(fates.keys.last)
+    return Revivable(dead, max(0, waiting - len(known)) if may_be_dead else 0)

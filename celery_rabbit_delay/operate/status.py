@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
@@ -14,6 +15,7 @@ from ..amqp.destinations import QueueNames
 from ..amqp.schedule import Soonest
 from ..core import streams
 from ..core.destination import Destination
+from ..core.fates import Fate, Fates
 from ..core.streams import Unreadable
 from .cascades import existing, existing_outboxes
 from .held_up import LONG_NAME, HeldUp, held_up, unsettled
@@ -168,11 +170,12 @@ def recorded(connection: kombu.Connection, names: QueueNames) -> Recorded:
     numbers: set[int] = set()
     cancelled: set[int] = set()
     soonest = Soonest(SOONEST)
-    for record, is_cancelled in schedule.recorded(connection):
-        numbers.add(record.number)
-        if is_cancelled:
+    for record, fate in schedule.recorded(connection, Fates(time.time)):
+        if fate in (Fate.WAITS, Fate.CANCELLED):
+            numbers.add(record.number)
+        if fate is Fate.CANCELLED:
             cancelled.add(record.number)
-        elif soonest.wants(record):
+        elif fate is Fate.WAITS and soonest.wants(record):
             soonest.add(record)
     groups: dict[tuple[str, str], Group] = {}
     elsewhere = 0

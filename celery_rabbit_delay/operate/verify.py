@@ -15,7 +15,7 @@ from amqp.exceptions import AccessRefused, PreconditionFailed
 
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
-from ..amqp.stream_reader import StreamReader
+from ..amqp.follower import Follower
 from ..core import streams
 from ..core.destination import Destination, read
 from ..core.errors import CascadeMissing, StreamUnavailable
@@ -270,9 +270,9 @@ def _named(route: Iterable[Level]) -> str:
 
 def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> Iterator[str]:
     """Yield the reason for each existing stream that cannot be written or read."""
-    with StreamReader(connection, patience=2) as reader:
-        for stream in streams:
-            try:
-                next(reader.read_exactly(stream), None)
-            except (StreamUnavailable, CascadeMissing) as exc:
-                yield str(exc)
+    for stream in streams:
+        try:
+            with Follower(connection) as follower:
+                next(follower.catch_up(stream, patience=2), None)
+        except (StreamUnavailable, CascadeMissing) as exc:
+            yield str(exc)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.changes import is_sent_before
 from ..core.errors import DelayError
-from ..core.sent import Sent
+from ..core.fates import Fate
 from .damage import Gate, noticing_damage
 
 #: Readers of the index hold it while they have its file open; whoever replaces a damaged file closes it.
 gate = Gate()
 
-#: The state of a message: waiting, cancelled before it is due, replaced by a later message with its key.
+#: The state of a message. The index has none that was moved.
 WAITING, CANCELLED, REPLACED = 0, 1, 2
+STATES: Mapping[Fate | None, int] = {Fate.WAITS: WAITING, Fate.CANCELLED: CANCELLED, Fate.REPLACED: REPLACED}
 
-VERSION = 3
+VERSION = 4
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -45,19 +45,10 @@ CREATE TABLE IF NOT EXISTS message (
 );
 CREATE INDEX IF NOT EXISTS message_due ON message (state, due);
 CREATE INDEX IF NOT EXISTS message_id ON message (id);
+CREATE INDEX IF NOT EXISTS message_key ON message (key) WHERE key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS message_task ON message (task, state, due);
 CREATE INDEX IF NOT EXISTS message_queue ON message (queue, state, due);
 CREATE INDEX IF NOT EXISTS message_stamps ON message (row) WHERE stamps IS NOT NULL;
--- The ids and the stamps by which tasks that were sent until then were cancelled.
-CREATE TABLE IF NOT EXISTS cancelled (
-    id TEXT PRIMARY KEY, at INTEGER NOT NULL, clock TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS stamp (
-    name TEXT, value TEXT, at INTEGER NOT NULL, clock TEXT NOT NULL, PRIMARY KEY (name, value)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS void (number INTEGER PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS last (key TEXT PRIMARY KEY, number INTEGER NOT NULL, seen INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS replaced (number INTEGER PRIMARY KEY, seen INTEGER NOT NULL);
 CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(
     arguments, content='message', content_rowid='row', tokenize='trigram', detail='none'
 );
@@ -87,17 +78,12 @@ def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
             # Syncs only at checkpoints: a crash costs the last moments at most.
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA journal_size_limit = 64000000")
-            db.create_function("is_sent_before", 3, _is_sent_before, deterministic=True)
         else:
             db.execute("PRAGMA query_only = ON")
     except sqlite3.Error:
         db.close()
         raise
     return db
-
-
-def _is_sent_before(sent: str | None, at: int, clock: str) -> bool:
-    return is_sent_before(sent, Sent(at, clock))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """An index of waiting messages in an SQLite file: fed from the journal's streams, read by the page and the metrics.
 
 The file grows with the journal, but the memory of the process does not. After a restart the index continues where it
-stopped, because it stores the contents of a stream together with the position in it.
+stopped, because it stores the contents of a stream together with the position in it. What was said of messages, such as
+that they are cancelled, it reads anew at each start and keeps in memory, as a worker does.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import operate
-from ..core import changes, journal, streams
-from ..core.changes import Changes
-from ..core.headers import X_DELAY_SENT
-from ..core.keys import Keys
-from ..core.sent import Sent
+from ..core import streams
+from ..core.fates import Fates
+from ..core.headers import X_DELAY_SENT, own
 from ..core.streams import Unreadable
 from ..operate import Place, QueueNames, Record, StreamMessage
 from .damage import IndexDamaged, noticing_damage
-from .database import CANCELLED, REPLACED, TABLES, VERSION, WAITING, IndexUnusable, clean, connect, create, gate, lock
+from .database import STATES, TABLES, VERSION, IndexUnusable, clean, connect, create, gate, lock
 from .printing import SEARCHED, body_text, printable
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,10 @@ _INSERT = """INSERT OR IGNORE INTO message
     (number, due, state, id, task, queue, key, retries, sent, stamps, arguments, stream, offset)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
-_IF_LATER = "DO UPDATE SET at = excluded.at, clock = excluded.clock WHERE excluded.at > at"
+_JUDGED = "number, due, id, sent, stamps"
+
+#: The endings of the names of streams that are read from their beginning at each start.
+_READ_ANEW = (".changes", ".keys")
 
 #: The position of `retries` in a row.
 _RETRIES = 7
@@ -110,6 +112,7 @@ class Index:
             self.clear()
         with db:
             db.execute("INSERT OR REPLACE INTO about VALUES ('queues', ?)", [clean(self._scope)])
+        self._begin()
 
     def close(self) -> None:
         self._db.close()
@@ -127,32 +130,40 @@ class Index:
 
     def places(self) -> dict[str, Place]:
         """Return the last message that was read of each stream, by the stream's name."""
+        return dict(self._places)
+
+    def _begin(self) -> None:
+        """Go on where the file stops; what was said of messages is read anew, for it is kept in memory."""
+        self._now = 0
+        self._fates = Fates(lambda: self._now / 1000)
         rows = self._db.execute("SELECT stream, offset, digest FROM place")
-        return {stream: Place(offset, digest) for stream, offset, digest in rows}
+        self._places = {stream: Place(offset, digest) for stream, offset, digest in rows}
 
     def clear(self) -> None:
         """Delete all contents, to build the index again."""
         with self._db as db:
             db.execute("DROP TRIGGER message_removed")  # it would take minutes, because it runs for each row
             db.execute("INSERT INTO search (search) VALUES ('delete-all')")
-            for table in ("message", "name", "place", "cancelled", "stamp", "void", "last", "replaced"):
+            for table in ("message", "name", "place"):
                 db.execute(f"DELETE FROM {table}")
         self._db.executescript(TABLES)
+        self._begin()
 
-    def apply(self, entries: Iterable[tuple[str, StreamMessage]], queues: QueueNames, now: int) -> Counts:
-        """Store some messages, each with the name of its stream; `now` is in milliseconds since 1970."""
-        changes, keys = Changes(lambda: now / 1000), Keys(lambda: now / 1000)
+    def apply(self, entries: Iterable[StreamMessage], queues: QueueNames, now: int) -> Counts:
+        """Store some messages of streams; `now` is in milliseconds since 1970."""
+        self._now = now
+        said = Fates(lambda: now / 1000)
         places: dict[str, Place] = {}
         cancelled: list[str] = []
         rows: list[tuple[Any, ...]] = []
         self._names.clear()
         with self._db as db:
-            for stream, entry in entries:
-                places[stream] = Place.of(entry)
+            for entry in entries:
+                places[entry.stream] = Place.of(entry)
                 with suppress(Unreadable):
-                    cancelled += changes.apply(entry.body)
-                    keys.apply(entry.body)
-                    rows += self._rows(stream, entry, queues, now)
+                    cancelled += said.changes.apply(entry.body)
+                    said.keys.apply(entry.body)
+                    rows += self._rows(self._fates.apply(entry.body), queues, entry)
             # The retry of a message with a key keeps its number, and that message may not be pruned yet.
             again = [(row[0], row[1]) for row in rows if row[_RETRIES]]
             db.executemany("DELETE FROM message WHERE number = ? AND due < ?", again)
@@ -162,52 +173,48 @@ class Index:
             db.execute(
                 "INSERT INTO search (rowid, arguments) SELECT row, arguments FROM message WHERE row > ?", [newest]
             )
-            self._change(changes, cancelled)
-            self._replace(keys, now)
-            if rows:
-                self._settle(newest)
-            db.executemany(
-                "INSERT OR REPLACE INTO place VALUES (?, ?, ?)", [(name, *place) for name, place in places.items()]
-            )
-        return Counts(len(rows), len(cancelled), sum(1 for _ in changes.void))
+            self._settle(said, cancelled)
+            kept = [(name, *place) for name, place in places.items() if not name.endswith(_READ_ANEW)]
+            db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", kept)
+        self._places |= places
+        return Counts(len(rows), len(cancelled), sum(1 for _ in said.changes.void))
 
     def prune(self, now: int) -> int:
         """Remove some messages that are due before `now`, in milliseconds since 1970; return their number."""
         removed = 0
         with self._db as db:
-            for state in (WAITING, CANCELLED, REPLACED):
+            for state in STATES.values():
                 removed += db.execute(
                     "DELETE FROM message WHERE row IN "
                     "(SELECT row FROM message WHERE state = ? AND due <= ? ORDER BY due LIMIT ?)",
                     [state, now, _PRUNED],
                 ).rowcount
-            for table in ("last", "replaced"):
-                db.execute(f"DELETE FROM {table} WHERE seen < ?", [now - 2000 * streams.MAX_KEYED_DELAY])
         return removed
 
-    def _rows(self, stream: str, entry: StreamMessage, queues: QueueNames, now: int) -> Iterator[tuple[Any, ...]]:
-        for record in journal.unpack_records(entry.body):
-            if now < record.due <= _LATEST and record.number < NUMBERS:
+    def _rows(self, records: Iterable[Record], queues: QueueNames, entry: StreamMessage) -> Iterator[tuple[Any, ...]]:
+        for record in records:
+            if record.due <= _LATEST and record.number < NUMBERS:
                 with suppress(Unreadable):
-                    yield from self._row(record, queues, stream, entry.offset)
+                    yield from self._row(record, queues, entry.stream, entry.offset)
 
     @streams.reading
     def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> list[tuple[Any, ...]]:
         """Return a record's row, if it is for one of the queues that the index is about."""
         headers: Mapping[str, Any] = operate.to_message(record).headers
         shown = operate.describe(record, headers, queues)
-        if not operate.concerns(headers, queues):
+        state = STATES.get(self._fates.of(record, self._now, lambda record: headers))
+        if state is None or not operate.concerns(headers, queues):
             return []
         if shown.task is None:
             arguments = body_text(record.body, SEARCHED)
         else:
             parts = [text for text in (shown.args, shown.kwargs) if text not in (None, "()", "{}")]
             arguments = printable(" ".join(map(str, parts)), SEARCHED)
-        sent, stamps = headers.get(X_DELAY_SENT), headers.get("stamps")
+        sent, stamps = own(headers).get(X_DELAY_SENT), headers.get("stamps")
         row = (
             record.number,
             record.due,
-            WAITING,
+            state,
             clean(record.id),
             self._name(shown.task or ""),
             self._name(shown.queue),
@@ -231,82 +238,21 @@ class Index:
             self._names[text] = number
         return number
 
-    def _change(self, changes: Changes, cancelled: list[str]) -> None:
-        """Apply changes to the messages in the index, and store them for later messages."""
+    def _settle(self, said: Fates, cancelled: Iterable[str]) -> None:
+        """Note what became of messages in the index of which the streams have just said something."""
         db = self._db
-        void = [(number,) for number in changes.void if number < NUMBERS]
-        db.executemany("INSERT OR IGNORE INTO void VALUES (?)", void)
-        db.executemany("DELETE FROM message WHERE number = ?", void)
-        moments = ((id_, changes.cancelled_at(id_)) for id_ in dict.fromkeys(cancelled))
-        ids = [(clean(id_), *_storable(sent)) for id_, sent in moments if sent]
-        db.executemany(f"INSERT INTO cancelled VALUES (?, ?, ?) ON CONFLICT (id) {_IF_LATER}", ids)
         db.executemany(
-            f"UPDATE message SET state = {CANCELLED} WHERE id = ? AND is_sent_before(sent, ?, ?)",
-            ids,
+            "DELETE FROM message WHERE number = ?", [(number,) for number in said.changes.void if number < NUMBERS]
         )
-        stamps = [
-            (clean(name), clean(value), *_storable(sent))
-            for name, values in changes.stamps.items()
-            for value, sent in values.items()
-        ]
-        db.executemany(f"INSERT INTO stamp VALUES (?, ?, ?, ?) ON CONFLICT (name, value) {_IF_LATER}", stamps)
-        if stamps:
-            self._cancel_by_stamps(0)
+        told = [("id = ?", [clean(id_)]) for id_ in dict.fromkeys(cancelled)]
+        told += [("key = ?", [clean(key)]) for key in said.keys.last]
+        told += [("stamps IS NOT NULL", [])] if said.changes.stamps else []
+        for condition, values in told:
+            for row, *message in db.execute(f"SELECT row, {_JUDGED} FROM message WHERE {condition}", values).fetchall():
+                if (state := self._state(*message)) is not None:
+                    db.execute("UPDATE message SET state = ? WHERE row = ?", [state, row])
 
-    def _replace(self, keys: Keys, now: int) -> None:
-        """Mark messages as replaced by the last one of their key. A message whose key was never stored still waits."""
-        db = self._db
-        last = [(clean(key), number) for key, number in keys.last.items() if number < NUMBERS]
-        replaced = {number for number in keys.replaced if number < NUMBERS}
-        for key, number in last:
-            before = db.execute("SELECT number FROM last WHERE key = ? AND number != ?", [key, number]).fetchone()
-            replaced.update(before or ())
-        db.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?)", [(*one, now) for one in last])
-        db.executemany("INSERT OR REPLACE INTO replaced VALUES (?, ?)", [(number, now) for number in replaced])
-        db.executemany(
-            f"UPDATE message SET state = {REPLACED} WHERE number = ? AND state = {WAITING}",
-            [(number,) for number in replaced],
-        )
-        again = [(number,) for _, number in last]  # a message that is published again after an error is the last again
-        db.executemany("DELETE FROM replaced WHERE number = ?", again)
-        db.executemany(f"UPDATE message SET state = {WAITING} WHERE number = ? AND state = {REPLACED}", again)
-
-    def _settle(self, after: int) -> None:
-        """Apply earlier changes to the rows after a row."""
-        db = self._db
-        db.execute("DELETE FROM message WHERE row > ? AND number IN (SELECT number FROM void)", [after])
-        db.execute(
-            f"UPDATE message SET state = {REPLACED} WHERE row > ? AND number IN (SELECT number FROM replaced)", [after]
-        )
-        db.execute(
-            f"UPDATE message SET state = {CANCELLED} WHERE row > ? AND EXISTS "
-            "(SELECT 1 FROM cancelled WHERE cancelled.id = message.id AND is_sent_before(message.sent, at, clock))",
-            [after],
-        )
-        self._cancel_by_stamps(after)
-
-    def _cancel_by_stamps(self, after: int) -> None:
-        db = self._db
-        known = {
-            (name, value): Sent(*at) for name, value, *at in db.execute("SELECT name, value, at, clock FROM stamp")
-        }
-        if not known:
-            return
-        rows = db.execute("SELECT row, sent, stamps FROM message WHERE row > ? AND stamps IS NOT NULL", [after])
-        found = [(row,) for row, sent, stamps in rows.fetchall() if _is_cancelled(sent, json.loads(stamps), known)]
-        db.executemany(f"UPDATE message SET state = {CANCELLED} WHERE row = ?", found)
-
-
-def _storable(sent: Sent) -> tuple[int, str]:
-    return min(sent.at, 1000 * _LATEST), clean(sent.clock)
-
-
-def _is_cancelled(sent: str | None, stamps: Mapping[str, Any], known: Mapping[tuple[str, str], Sent]) -> bool:
-    times = [known[pair] for pair in _pairs(stamps) if pair in known]
-    return any(changes.is_sent_before(sent, at) for at in times)
-
-
-def _pairs(stamps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in stamps.items():
-        for one in value if isinstance(value, list) else [value]:
-            yield name, str(one)
+    def _state(self, number: int, due: int, id_: str, sent: str | None, stamps: str | None) -> int | None:
+        """Return the state of a message; None if it is moved or due."""
+        headers = {X_DELAY_SENT: sent, "stamps": json.loads(stamps) if stamps else None}
+        return STATES.get(self._fates.of(Record(due, number, id_, "", b"", b""), self._now, lambda record: headers))

@@ -62,7 +62,7 @@ class Indexer:
         self._index = index
         self._connect = connect
         self._queues = queues
-        self._pending: list[tuple[str, StreamMessage]] = []
+        self._pending: list[StreamMessage] = []
         self._bytes = 0  # of what is pending
         self._reached: dict[str, int] = {}
         self._has_streams = True
@@ -99,7 +99,7 @@ class Indexer:
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
         """Wait until the index has all messages that the streams have now. Raises `StreamUnavailable`."""
         cascade = connection.transport.delay_options.cascade
-        with operate.StreamReader(connection) as reader:
+        with Follower(connection) as reader:
             extents = reader.extents(streams.all_streams(cascade))
         if any(stream.name not in self._ends for stream in extents):  # one was just created
             self._look.set()
@@ -171,11 +171,11 @@ class Indexer:
                 pause = min(2 * pause, _LOOK_AT_MOST) if len(before) == len(lacking) else _LOOK
                 look = moment + pause
                 self._error, self._failed = None, 0
-            came = follower.read(_PAUSE if self._pending else _TURN)
+            came = self._take(follower.receive(_PAUSE if self._pending else _TURN))
             if self._pending and (not came or self._is_much or time.monotonic() - stored > _SECONDS):
                 self._store()
                 stored = time.monotonic()
-                came = follower.read(0)  # on a busy stream, an index with all that has come is up to date, too
+                came = False  # on a busy stream, an index with all that has come is up to date, too
             if not came and not self._pending and not self.progress.left:
                 self._complete = time.monotonic()
                 self.is_ready.set()
@@ -194,13 +194,15 @@ class Indexer:
         for stream, place in places.items():
             self._reached[stream.name] = place.offset if place else -1
             self._first[stream.name] = place.offset + 1 if place else 0
-        lacking = follower.follow(places, self._take)
-        self._ends = follower.streams
+        lacking = follower.follow(places)
+        self._ends = dict(follower.ends)
         return lacking
 
-    def _take(self, stream: str, message: StreamMessage) -> None:
-        self._pending.append((stream, message))
-        self._bytes += len(message.body)
+    def _take(self, message: StreamMessage | None) -> bool:
+        if message is not None:
+            self._pending.append(message)
+            self._bytes += len(message.body)
+        return message is not None
 
     def _store(self) -> None:
         pending, self._pending, self._bytes = self._pending, [], 0
@@ -208,8 +210,8 @@ class Indexer:
         if self.is_ready.is_set():  # what came before the start is no event
             self.counts = Counts(*map(sum, zip(self.counts, found, strict=True)))
         with self._seen:
-            for name, message in pending:
-                self._reached[name] = message.offset
+            for message in pending:
+                self._reached[message.stream] = message.offset
             self._seen.notify_all()
 
 

@@ -18,7 +18,7 @@ from ..amqp.clocks import utc_ms
 from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
-from ..operate import Allowed, BeatStatus, Finding, Orphan, QueueNames, Record, Snapshot, Status
+from ..operate import Allowed, BeatStatus, Finding, Follower, Orphan, QueueNames, Record, Snapshot, Status
 from . import search
 from .database import WAITING, reading
 from .indexer import Indexer
@@ -98,7 +98,7 @@ class Operations:
         moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
-            with operate.moving(connection, self.broker.allowed) as move:
+            with operate.moving(connection, self.broker.allowed) as move, Follower(connection, 10) as follower:
                 # A message that somebody else has just moved must not be moved again: it would be delivered twice.
                 self.indexer.catch_up(connection)
                 found, refused = self._waiting(numbers)
@@ -108,7 +108,7 @@ class Operations:
                     try:
                         with reading(self.indexer.path) as db:
                             copies = search.copies(db, row, utc_ms())
-                        move([self._record(connection, copy) for copy in copies], due)
+                        move([self._record(follower, copy) for copy in copies], due)
                         covered.update(copy.number for copy in copies)
                         moved.append(row.id or str(row.number))
                     except DelayError as exc:
@@ -119,8 +119,8 @@ class Operations:
 
     def record(self, row: Row) -> Record:
         """Return the record of a message from the journal. Raises `NotWaiting`."""
-        with self._connected() as connection:
-            return self._record(connection, row)
+        with self._connected() as connection, Follower(connection, 10) as follower:
+            return self._record(follower, row)
 
     def _waiting(self, numbers: Iterable[int]) -> tuple[list[Row], list[str]]:
         wanted = list(dict.fromkeys(numbers))
@@ -129,10 +129,9 @@ class Operations:
         gone = len(wanted) - len(rows)
         return rows, [f"{gone:,} of the selected tasks no longer wait"] if gone else []
 
-    def _record(self, connection: kombu.Connection, row: Row) -> Record:
-        cascade = connection.transport.delay_options.cascade
-        [stream] = [stream for stream in streams.all_streams(cascade) if stream.name == row.stream]
-        entry = operate.message_at(connection, stream, row.offset)
+    def _record(self, follower: Follower, row: Row) -> Record:
+        [stream] = [stream for stream in streams.all_streams(follower.options.cascade) if stream.name == row.stream]
+        entry = follower.at(stream, row.offset)
         for record in journal.unpack_records(entry.body) if entry else ():
             if record.number == row.number:
                 return record

@@ -1,8 +1,8 @@
 """Lets a worker that imports it wait for streams for seconds only, where others wait for half a minute."""
 
-from celery_rabbit_delay.amqp import receiving, stream_reader
+from celery_rabbit_delay.amqp import follower, receiving
 from celery_rabbit_delay.app import control
 
 control.PATIENCE = 1
-stream_reader.SILENCE = 3
+follower.SILENCE = 3
 receiving.AGAIN = 1

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 
 import celery_rabbit_delay
 from celery_rabbit_delay import StreamUnavailable, scheduled
-from celery_rabbit_delay.amqp import event_loop, stream_reader
+from celery_rabbit_delay.amqp import event_loop, follower
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
@@ -124,10 +124,10 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
                     publish(connection, body)
             with soon(), pytest.raises(OSError):  # noqa: PT011
                 publish(other, "x" * 50_000_000)  # more than any socket takes
-            monkeypatch.setattr(stream_reader, "SILENCE", 2)
+            monkeypatch.setattr(follower, "SILENCE", 2)
             unavailable = pytest.raises(StreamUnavailable, match="does an alarm block publishers")
-            with soon(), stream_reader.StreamReader(reading, patience=0) as reader, unavailable:
-                next(reader.read_exactly(stream))
+            with soon(), follower.Follower(reading) as reader, unavailable:
+                next(reader.catch_up(stream, patience=0, silence=2))
             assert list(reader.read(stream))  # which writes nothing
         for one in (connection, other):
             wait_until(partial(publishes, one, "after"), "it publishes again")

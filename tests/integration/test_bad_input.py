@@ -18,9 +18,8 @@ from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
 from celery_rabbit_delay import BatchFailed, DestinationNotFound, batch
-from celery_rabbit_delay.amqp.following import Follower, message_at
+from celery_rabbit_delay.amqp.follower import Follower, StreamMessage
 from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.amqp.stream_reader import StreamMessage, StreamReader
 from celery_rabbit_delay.amqp.unreadable import is_unreadable, take_anything
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
@@ -254,22 +253,24 @@ def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
     running, starting = Changes(time.time), Changes(time.time)
     with vhost.connection() as connection, vhost.connection() as worker, Follower(connection) as follower:
         cancel(connection, ["before"])
-        worker.connection.following.catch_up(stream, running.apply, patience=5)
+        worker.connection.following.catch_up(stream, running.apply)
         followed: list[StreamMessage] = []
-        follower.follow({stream: None}, lambda name, entry: followed.append(entry))
+        follower.follow({stream: None})
         amount = put_unreadable(vhost, vhost.cascade.ingest, stream.routing_key)
         cancel(connection, ["after"])
         wait_to_learn(worker, lambda: running.cancels("after"))
         while not followed or b"after" not in followed[-1].body:
-            assert follower.read(10)
+            entry = follower.receive(10)
+            assert entry
+            followed.append(entry)
         assert [entry.offset for entry in followed] == list(range(len(followed)))
         assert [entry.body for entry in followed].count(b"\\ud800") == amount
-        with StreamReader(connection, patience=0) as reader:
+        with Follower(connection) as reader:
             read = list(reader.read(stream))
+            assert reader.at(stream, followed[-2].offset) == followed[-2]
         assert read[: len(followed)] == followed
         connection.connection.following.catch_up(stream, starting.apply, patience=0)
         assert starting.cancels("after")
-        assert message_at(connection, stream, followed[-2].offset) == followed[-2]
 
 
 def test_what_nobody_can_read_in_a_queue_can_be_got_and_given_back(vhost: Vhost) -> None:

@@ -15,9 +15,9 @@ import pytest
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.clocks import sent_now
+from celery_rabbit_delay.amqp.follower import Follower, StreamMessage
 from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN, known_to
 from celery_rabbit_delay.amqp.schedule import write_changes
-from celery_rabbit_delay.amqp.stream_reader import StreamMessage, StreamReader
 from celery_rabbit_delay.core import changes, streams
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.sent import Sent
@@ -62,14 +62,13 @@ def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as consumer:
         publish(publisher, 0.1, correlation_id="begin")
         assert take(consumer, "q", 1)
-        [subscription] = consumer.connection.following.subscriptions.values()
-        callbacks = subscription._channel.callbacks
+        [followed] = consumer.connection.following._follower._followed.values()
+        callbacks = followed.channel.callbacks
         callbacks.update(dict.fromkeys(callbacks, lambda message: None))
         publish(publisher, 3, correlation_id="victim")
         operate.cancel(publisher, ["victim"])
         publish(publisher, 3.5, correlation_id="end")
         assert [message.properties["correlation_id"] for message in take(consumer, "q", 1)] == ["end"]
-        assert list(consumer.connection.following.subscriptions.values()) == [subscription]
 
 
 @pytest.mark.long
@@ -133,13 +132,13 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
 ) -> None:
     vhost.declare("q")
     read: Counter[str] = Counter()
-    original = StreamReader.read_exactly
+    original = Follower.catch_up
 
-    def counting(self: StreamReader, stream: Stream) -> Iterator[StreamMessage]:
+    def counting(self: Follower, stream: Stream, *args: Any, **kwargs: Any) -> Iterator[StreamMessage]:
         read[stream.name] += 1
-        return original(self, stream)
+        return original(self, stream, *args, **kwargs)
 
-    monkeypatch.setattr(StreamReader, "read_exactly", counting)
+    monkeypatch.setattr(Follower, "catch_up", counting)
     roots = ["made up", "amq.x.v3.10ms", *(f"made-up-{n}.v3.10ms" for n in range(3 * MOST_UNKNOWN))]
     with vhost.connection() as consumer:
         publish(consumer, 0.1)
@@ -164,9 +163,9 @@ def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as worker:
         operate.cancel(publisher, ["before"])
         changes_, following = known_to[worker].changes, worker.connection.following
-        following.catch_up(stream, changes_.apply, patience=5)
+        following.catch_up(stream, changes_.apply)
         if how == "connection":
-            following._own.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+            following._follower._connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
         else:
             vhost.delete_queue(stream.name)
         operate.cancel(publisher, ["after"])

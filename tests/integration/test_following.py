@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
-from celery_rabbit_delay.amqp import following
-from celery_rabbit_delay.amqp.following import Follower
+from celery_rabbit_delay.amqp import follower as follower_
+from celery_rabbit_delay.amqp.follower import Follower, StreamMessage
 from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
 from tests.kit.broker import Vhost, own_node, publish
@@ -44,23 +43,30 @@ def test_a_quiet_stream_is_followed_for_longer_than_a_message_may_stay_unacknowl
         channel.basic_consume("q", callback=lambda message: None)
         publish(connection, 0.02)
         cancel(connection, ["before"])
-        found: list[bytes] = []
-        follower.follow({streams.changes(vhost.cascade): None}, lambda name, entry: found.append(entry.body))
+        found: list[StreamMessage] = []
+        follower.follow({streams.changes(vhost.cascade): None})
         while not is_timed_out(neighbour):
-            follower.read(0.1)
+            found += receive(follower, 0.1)
+        assert b"before" in found[-1].body
         cancel(connection, ["after"])
-        while not found or b"after" not in found[-1]:
-            assert follower.read(10)
+        while b"after" not in found[-1].body:
+            found += receive(follower, 10)
+
+
+def receive(follower: Follower, seconds: float) -> list[StreamMessage]:
+    """Return the next message, if one comes."""
+    message = follower.receive(seconds)
+    return [] if message is None else [message]
 
 
 def follow_to_its_end(vhost: Vhost, stream: Stream) -> None:
     found: list[int] = []
     with vhost.connection() as connection, Follower(connection) as follower:
-        assert follower.follow({stream: None}, lambda name, entry: found.append(entry.offset)) == []
-        [end] = follower.streams.values()
+        assert follower.follow({stream: None}) == []
+        [end] = follower.ends.values()
         assert end >= 50
         while not found or found[-1] < end:
-            assert follower.read(10)
+            found += [message.offset for message in receive(follower, 10)]
     gaps = set(range(found[-1] + 1)) - set(found)  # each new segment begins with a chunk of RabbitMQ's own
     assert found == sorted(set(found))
     assert len(gaps) <= found[-1] // 1000
@@ -98,18 +104,18 @@ def test_a_stream_that_rabbitmq_does_not_send_any_more_is_consumed_anew(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a node was cut off for a moment: the connection stays, and the consumer of the stream is forgotten."""
-    monkeypatch.setattr(following, "RENEWAL", 0.5)
+    monkeypatch.setattr(follower_, "RENEWAL", 0.5)
     vhost.declare("q")
     found: list[StreamMessage] = []
     with vhost.connection(journal=0) as connection, Follower(connection) as follower:
         cancel(connection, ["a"])
-        follower.follow({streams.changes(vhost.cascade): None}, lambda name, message: found.append(message))
+        follower.follow({streams.changes(vhost.cascade): None})
         for number in range(2):
             while len(found) < number + 1:
-                follower.read(0.1)
-            [(channel, *_)] = follower._followed.values()
-            channel.callbacks.update(dict.fromkeys(channel.callbacks, lambda message: None))
+                found += receive(follower, 0.1)
+            [followed] = follower._followed.values()
+            followed.channel.callbacks.update(dict.fromkeys(followed.channel.callbacks, lambda message: None))
             cancel(connection, ["b"])
         while len(found) < 3:
-            follower.read(0.1)
+            found += receive(follower, 0.1)
         assert [message.offset for message in found] == [0, 1, 2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch, scheduled
-from celery_rabbit_delay.amqp.stream_reader import StreamReader
+from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from celery_rabbit_delay.core.journal import Record
@@ -24,7 +24,7 @@ KEYS = "celery-rabbit-delay.v3.10ms.keys"
 
 
 def records(vhost: Vhost) -> list[Record]:
-    with vhost.connection() as connection, StreamReader(connection) as reader:
+    with vhost.connection() as connection, Follower(connection) as reader:
         stream = streams.journal_for(vhost.cascade, 60)
         return [record for entry in reader.read(stream) for record in journal.unpack_records(entry.body)]
 
@@ -61,7 +61,7 @@ def test_a_batch_puts_many_records_into_one_message(vhost: Vhost, make_app: Make
     with batch(app) as producer:
         ids += [app.send_task("t", ("x" * 30_000,), countdown=60, producer=producer).id for _ in range(4)]
     assert [record.id for record in records(vhost)] == ids
-    with vhost.connection() as connection, StreamReader(connection) as reader:
+    with vhost.connection() as connection, Follower(connection) as reader:
         packs = [list(journal.unpack_records(e.body)) for e in reader.read(streams.journal_for(vhost.cascade, 60))]
     assert [len(pack) for pack in packs if pack] == [100, 100, 50, 3, 1]
 
@@ -72,7 +72,7 @@ def test_each_stream_gets_messages_of_its_own_size(vhost: Vhost, make_app: MakeA
     with batch(app) as producer:
         for size, countdown in ((90_000, 60), (1, 1000), (1, 1000), (50_000, 60)):
             app.send_task("t", ("x" * size,), countdown=countdown, producer=producer)
-    with vhost.connection() as connection, StreamReader(connection) as reader:
+    with vhost.connection() as connection, Follower(connection) as reader:
         packs = {
             delay: [len(pack) for e in reader.read(stream) if (pack := journal.unpack_records(e.body))]
             for delay, stream in ((d, streams.journal_for(vhost.cascade, d)) for d in (60, 1000))

@@ -140,7 +140,7 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
     vhost.delete_queue(stream.name)
     told: list[bytes] = []
     with vhost.connection(vhost.user(**documented("worker"))) as connection:
-        connection.connection.following.catch_up(stream, told.append, patience=5)
+        connection.connection.following.catch_up(stream, told.append)
         operate.cancel(connection, ["later"])
         wait_to_learn(connection, lambda: len(told) == 2)  # the mark comes first
 

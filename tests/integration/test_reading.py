@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import kombu
 import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, operate
-from celery_rabbit_delay.amqp.stream_reader import StreamReader
+from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
+from celery_rabbit_delay.amqp.create import ensure_stream
+from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.core import streams
+from celery_rabbit_delay.core.topology import Stream
 from tests.kit.broker import Vhost, publish
 
 pytestmark = pytest.mark.own_vhost
 
 RECORDED: dict[str, Any] = {"journal": 0}
+
+
+def create(connection: kombu.Connection, stream: Stream) -> None:
+    options = connection.transport.delay_options
+    ensure_stream(ConfirmedChannel(connection.connection), options, options.cascade, stream)
 
 
 def listed(vhost: Vhost, **options: Any) -> list[str]:
@@ -46,7 +55,7 @@ def test_a_user_with_read_permission_alone_lists_and_leaves_nothing(vhost: Vhost
         operate.cancel(connection, ["b"])
 
         def written() -> dict[str, int | None]:
-            with StreamReader(connection) as reader:
+            with Follower(connection) as reader:
                 extents = reader.extents(streams.all_streams(vhost.cascade))
             return {stream.name: extent.last for stream, extent in extents.items()}
 
@@ -61,11 +70,11 @@ def test_a_user_with_read_permission_alone_lists_and_leaves_nothing(vhost: Vhost
 
 
 def test_streams_that_are_empty_are_read_at_once(vhost: Vhost) -> None:
-    with vhost.connection(**RECORDED) as connection, StreamReader(connection) as reader:
+    with vhost.connection(**RECORDED) as connection, Follower(connection) as reader:
         wanted = streams.all_streams(vhost.cascade)
         assert reader.extents(wanted) == {}
         for stream in wanted:
-            reader.create(stream)
+            create(connection, stream)
         assert set(reader.extents(wanted).values()) == {(0, -1)}
         assert [list(reader.read(stream)) for stream in wanted] == [[] for _ in wanted]
 
@@ -78,6 +87,5 @@ def test_apps_that_keep_cancellations_for_other_times_are_told_what_to_do(vhost:
     with (
         vhost.connection(max_delay=3 * year) as long,
         pytest.raises(CascadeConflict, match="give apps with the same prefix the same `max_delay`"),
-        StreamReader(long) as reader,
     ):
-        reader.create(streams.changes(long.transport.delay_options.cascade))
+        create(long, streams.changes(long.transport.delay_options.cascade))

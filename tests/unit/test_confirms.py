@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +11,14 @@ from typing import Any
 import amqp
 import pytest
 from amqp import spec
-from amqp.exceptions import AMQPError, ChannelError, MessageNacked, PreconditionFailed, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, MessageNacked, PreconditionFailed
 from kombu.transport import pyamqp
 
 from celery_rabbit_delay import NotRouted, Options
-from celery_rabbit_delay.amqp import following, limited, stream_reader
+from celery_rabbit_delay.amqp import follower, limited
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing, Sent
-from celery_rabbit_delay.amqp.stream_reader import Extent, StreamMessage
+from celery_rabbit_delay.amqp.follower import Extent, Follower
 from celery_rabbit_delay.amqp.transport import DelayConnection
 from celery_rabbit_delay.core.topology import Stream
 
@@ -148,66 +147,56 @@ def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     client.ensure_connection = lambda **options: None
     client.alt, client.connect_timeout = [], 4
     client.connected = False
-    monkeypatch.setattr(following, "copy_of", lambda client, purpose: client)
-    monkeypatch.setattr(stream_reader, "copy_of", lambda client, purpose: client)
-    monkeypatch.setattr(stream_reader, "_count", lambda *args: 1)
-    monkeypatch.setattr(following, "consume", lambda *args, **kwargs: "tag")
-    monkeypatch.setattr(stream_reader, "consume", lambda *args, **kwargs: "tag")
+    use(client, monkeypatch)
+    channel = SimpleNamespace(basic_cancel=lambda tag: None, is_open=False)
+    monkeypatch.setattr(Follower, "_consume", lambda *args: (channel, "tag"))
     return client
+
+
+def use(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make followers use a connection."""
+    monkeypatch.setattr(follower, "copy_of", lambda client, purpose: client)
+    monkeypatch.setattr(follower, "_count", lambda *args: 1)
 
 
 STREAM = Stream("s", "@.s", 1, 1)
 
 
 def test_a_follower_comes_back_in_time(broker: Broker, client: Any) -> None:
-    assert not following.Follower(client).read(2.5)
+    assert Follower(client).receive(2.5) is None
     assert broker.now == 2.5
 
 
 def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(broker: Broker, client: Any) -> None:
     broker.questions = 3
     with pytest.raises(TimeoutError, match="has not answered in time"):
-        stream_reader.StreamReader(client)._extents([STREAM])
-    assert broker.now == stream_reader.SILENCE
-
-
-def test_an_error_after_the_last_message_of_a_stream_begins_nothing_again(
-    client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = [StreamMessage(0, b"a"), StreamMessage(1, b"b")]
-    begun: list[int] = []
-
-    def read(stream: Stream, first: int, is_last: Any) -> Iterator[StreamMessage]:
-        begun.append(first)
-        yield from there[first:]
-        raise RecoverableConnectionError("lost while the consumer ended")
-
-    reader = stream_reader.StreamReader(client)
-    monkeypatch.setattr(reader, "_read", read)
-    assert list(reader.read(STREAM, Extent(2, 1))) == there
-    assert begun == [0]
+        Follower(client)._extents([STREAM])
+    assert broker.now == follower.SILENCE
 
 
 @pytest.mark.parametrize(("offsets", "last"), [([4], 4), ([None], None), ([0, None], 1), ([0, None, None], 2)])
 def test_a_message_that_does_not_say_its_offset_comes_after_the_one_before(
     client: Any, monkeypatch: pytest.MonkeyPatch, offsets: list[int | None], last: int | None
 ) -> None:
-    acknowledged: list[int] = []
-    monkeypatch.setattr(client.connection, "channel", lambda: SimpleNamespace(basic_ack=acknowledged.append))
+    class Channel:
+        def basic_qos(self, *args: Any) -> None:
+            pass
 
-    def consume(channel: Any, stream: Stream, offset: str, callback: Any, prefetch: int) -> None:
-        for tag, number in enumerate(offsets, start=1):
-            callback(SimpleNamespace(delivery_tag=tag, headers={} if number is None else {"x-stream-offset": number}))
+        def basic_consume(self, queue: str, callback: Any, **arguments: Any) -> None:
+            for tag, number in enumerate(offsets, start=1):
+                headers = {} if number is None else {"x-stream-offset": number}
+                callback(SimpleNamespace(delivery_tag=tag, headers=headers, body=b""))
 
-    monkeypatch.setattr(stream_reader, "consume", consume)
-    assert stream_reader.StreamReader(client).extents([STREAM]) == {STREAM: Extent(1, last)}
-    assert len(acknowledged) == len(offsets)
+    monkeypatch.undo()
+    use(client, monkeypatch)
+    monkeypatch.setattr(client.connection, "channel", Channel)
+    assert Follower(client).extents([STREAM]) == {STREAM: Extent(1, last)}
 
 
 def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Broker, client: Any) -> None:
     broker.questions = 3
-    assert following.message_at(client, STREAM, 7) is None
-    assert broker.now == stream_reader.SILENCE
+    assert Follower(client).at(STREAM, 7) is None
+    assert broker.now == follower.SILENCE
 
 
 def test_a_refusal_to_store_is_py_amqps_own_and_one_of_its_errors() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +14,8 @@ from celery_rabbit_delay import Options, upstream
 from celery_rabbit_delay.amqp import outlook
 from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.destinations import QueueNames
+from celery_rabbit_delay.amqp.follower import StreamMessage
 from celery_rabbit_delay.amqp.outlook import Outlook
-from celery_rabbit_delay.amqp.stream_reader import StreamMessage
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import wrap
 from celery_rabbit_delay.core.journal import Record, pack_records
@@ -27,16 +26,17 @@ ROOT = Options().cascade.root
 class Followed:
     """Takes the place of a follower: streams are what a test says."""
 
-    def __init__(self) -> None:
-        self.streams = {"journal": 3}
+    outlook: Outlook
 
-    def follow(self, places: Any, callback: Callable[[str, StreamMessage], None]) -> list[Any]:
-        self.callback, self.offset = callback, -1
+    def __init__(self) -> None:
+        self.ends, self.offset = {"journal": 3}, -1
+
+    def follow(self, places: Any) -> list[Any]:
         return []
 
     def say(self, body: bytes) -> None:
         self.offset += 1
-        self.callback("journal", StreamMessage(self.offset, body))
+        self.outlook.apply(StreamMessage("journal", self.offset, body))
 
 
 def record(number: int, seconds: float, queue: str = "q", **properties: Any) -> Record:
@@ -56,6 +56,7 @@ def waits(followed: Followed) -> Outlook:
     transport = SimpleNamespace(delay_options=Options())
     waits = Outlook(followed, SimpleNamespace(transport=transport))  # type: ignore[arg-type]
     waits.look()
+    followed.outlook = waits
     return waits
 
 

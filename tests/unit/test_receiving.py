@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import pickle
 import time
 import uuid
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +18,9 @@ from celery.utils.collections import LimitedSet
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.clocks import sent_now
-from celery_rabbit_delay.amqp.stream_reader import StreamMessage
+from celery_rabbit_delay.amqp.follower import Follower, StreamMessage
 from celery_rabbit_delay.app import control
-from celery_rabbit_delay.core import changes, streams
+from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.options import Options
@@ -32,8 +32,9 @@ class Client:
 
 def connected(client: Client) -> Any:
     """Return an `amqp.Connection`."""
+    options = Options()
     following: Any = receiving.Following(kombu.Connection("rabbit-delay://"))
-    following._options = options = Options()
+    following._options = following._follower.options = options
     following.poll = lambda: None
     return SimpleNamespace(client=client, known=receiving.known_to[client], delay_options=options, following=following)
 
@@ -76,14 +77,16 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     answers: list[Exception | None] = [StreamUnavailable("its node is down"), NotPermitted("no"), None]
     tried: list[float] = []
 
-    def catch_up(self: Any, stream: Any, *args: Any) -> bool:
+    def catch_up(self: Any, stream: Any, *args: Any, **limits: Any) -> Iterator[Any]:
         tried.append(now)
         if (answer := answers.pop(0)) is not None:
             raise answer
-        self.subscriptions[stream.name] = SimpleNamespace(renew=lambda seconds: None)
-        return True
+        self._followed[stream.name] = None
+        return iter(())
 
-    monkeypatch.setattr(receiving.Following, "_catch_up", catch_up)
+    monkeypatch.setattr(Follower, "catch_up", catch_up)
+    monkeypatch.setattr(Follower, "renew", lambda self, stream, seconds: None)
+    monkeypatch.setattr(Follower, "receive", lambda self: None)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for seconds in range(1000):
         now = float(seconds)
@@ -101,13 +104,13 @@ def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
     connection = connected(Client())
     now, tried = 1000.0, list[float]()
 
-    def catch_up(self: Any, stream: Any, *args: Any) -> bool:
+    def catch_up(self: Any, stream: Any, *args: Any, **limits: Any) -> None:
         nonlocal now
         tried.append(now)
         now += takes
         raise StreamUnavailable("it has no replica on this node")
 
-    monkeypatch.setattr(receiving.Following, "_catch_up", catch_up)
+    monkeypatch.setattr(Follower, "catch_up", catch_up)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={})
     while now < 1200:
@@ -120,36 +123,25 @@ def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
     assert len(tried) * takes <= 200 / receiving.SHARE + takes
 
 
-@pytest.mark.parametrize(("patience", "refusals"), [(5, 3), (0, 1)])
-def test_a_subscription_that_is_refused_is_tried_again_as_long_as_patience_lasts(
-    monkeypatch: pytest.MonkeyPatch, patience: float, refusals: int
-) -> None:
-    client = Client()
-    connection = connected(client)
-    heard: list[bytes] = []
-    refused: list[int] = []
+def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, read = connected(Client()), list[str]()
+    known = receiving.known_to[connection.client]
+    bodies = iter([*changes.cancelled(["a", "b"], sent_now())])
 
-    def subscribe(self: Any, stream: Any, last: int, *args: Any) -> str:
-        if len(refused) < refusals:
-            refused.append(last)
-            raise StreamUnavailable("it has no replica on this node")
-        return "followed"
+    def catch_up(self: Any, stream: Any, *args: Any, **limits: Any) -> Iterator[StreamMessage]:
+        read.append(stream.name.rpartition(".")[2])
+        if read[-1] == "keys":
+            self.close()
+            raise StreamUnavailable("it has no leader")
+        self._followed[stream.name] = None
+        yield from (StreamMessage(stream.name, 0, body) for body in bodies)
 
-    # The reader's patience is that of the caller, and no more than `confirm_timeout`.
-    reader = SimpleNamespace(patience=patience, read_exactly=lambda stream: [StreamMessage(7, b"known")])
-    monkeypatch.setattr(receiving, "StreamReader", lambda *args: contextlib.nullcontext(reader))
-    monkeypatch.setattr(receiving.Following, "_subscribe", subscribe)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    stream = streams.changes(Options().cascade)
-    if patience:
-        assert connection.following.catch_up(stream, heard.append, 60)
-        assert connection.following.subscriptions == {stream.name: "followed"}
-    else:
-        with pytest.raises(StreamUnavailable, match="no replica"):
-            connection.following.catch_up(stream, heard.append, 60)
-        assert connection.following.until[stream.name] <= time.monotonic() + receiving.SOON
-    assert heard == [b"known"]
-    assert refused == [7] * refusals
+    monkeypatch.setattr(Follower, "catch_up", catch_up)
+    headers = {HEADER: {"prefix": Options().cascade.root, "exchange": "", "due": 0, "n": 1}, "x-delay-key": "k"}
+    for _ in range(2):
+        assert not receiving.is_dropped(connection, SimpleNamespace(headers=headers, properties={}))
+    assert read == ["changes", "keys", "changes"]
+    assert known.changes.cancels("a")
 
 
 def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_nothing_is_sent(
@@ -159,17 +151,19 @@ def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_n
     connection = connected(client)
     done: list[tuple[str, float]] = []
 
-    def renew(seconds: float) -> None:
+    def renew(self: Any, stream: Any, seconds: float) -> None:
         done.append(("renewed", now))
         if now > 2 * receiving.RENEWAL:
             raise TimeoutError("RabbitMQ has not answered in time")
 
-    def catch_up(self: Any, stream: Any, *args: Any) -> bool:
+    def catch_up(self: Any, stream: Any, *args: Any, **limits: Any) -> Iterator[Any]:
         done.append(("read", now))
-        self.subscriptions[stream.name] = SimpleNamespace(renew=renew, close=lambda: done.append(("closed", now)))
-        return True
+        self._followed[stream.name] = None
+        return iter(())
 
-    monkeypatch.setattr(receiving.Following, "_catch_up", catch_up)
+    monkeypatch.setattr(Follower, "catch_up", catch_up)
+    monkeypatch.setattr(Follower, "renew", renew)
+    monkeypatch.setattr(Follower, "receive", lambda self: None)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={})
     for seconds in range(3 * receiving.RENEWAL + 1):
@@ -181,7 +175,6 @@ def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_n
         ("renewed", first),
         ("renewed", second),
         ("renewed", third),
-        ("closed", third),
         ("read", third),
     ]
 
@@ -205,7 +198,7 @@ def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
 def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     client, now = Client(), 0.0
     connection = connected(client)
-    monkeypatch.setattr(receiving.Following, "_catch_up", lambda *args: False)  # there is no such stream
+    monkeypatch.setattr(Follower, "catch_up", lambda *args, **limits: iter(()))  # there is no such stream
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for number in range(1000):
         now += 1

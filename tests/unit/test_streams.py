@@ -3,37 +3,64 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 
 from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
-from celery_rabbit_delay.amqp.stream_reader import Extent, StreamMessage, StreamReader
+from celery_rabbit_delay.amqp.follower import Extent, Follower, Place, StreamMessage, StreamReplaced
 from celery_rabbit_delay.amqp.stream_writer import StreamWriter, paused_of
 from celery_rabbit_delay.core import streams
+from celery_rabbit_delay.core.topology import Stream
 
 
 class Client:
     """In place of a `kombu.Connection`."""
 
 
+class Stored(Follower):
+    """Follows streams that are lists of bodies, over connections that break."""
+
+    def __init__(self, **bodies: list[bytes]) -> None:
+        super().__init__(SimpleNamespace(transport=SimpleNamespace(delay_options=Options())))
+        self.bodies = bodies
+        self.begun: list[int | str] = []
+        self.breaks_after = 99
+        self.breaks_at_the_end = False
+
+    def _connect(self) -> Any:
+        return SimpleNamespace(within=lambda seconds: nullcontext(), drain_events=self._break_off)
+
+    def _break_off(self, timeout: float | None = None) -> None:
+        raise (TimeoutError if timeout == 0 else RecoverableConnectionError)("it broke off")
+
+    def _consume(self, stream: Any, offset: Any, callback: Any) -> Any:
+        self.begun.append(offset)
+        first = 0 if offset == "first" else offset
+        for number, body in enumerate(self.bodies[stream.name][first : first + self.breaks_after], start=first):
+            callback(number, body)
+        return SimpleNamespace(basic_cancel=self._end, is_open=False), "tag"
+
+    def go_on(self) -> None:
+        """Follow the stream after what is done with."""
+        done = self._done.get("s")
+        self._begin(STREAM, done and Place.of(done))
+
+    def _end(self, tag: str) -> None:
+        if self.breaks_at_the_end:
+            raise RecoverableConnectionError("lost while the consumer ended")
+
+
+STREAM = Stream("s", "@.s", 1, 1)
+
+
 def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    attempts: list[int] = []
-
-    class Flaky(StreamReader):
-        """Reads two messages in a minute, and breaks off; in the end it reads none."""
-
-        def _read(self, stream: Any, first: int, is_last: Any) -> Iterator[StreamMessage]:
-            nonlocal now
-            attempts.append(first)
-            for offset in range(first, min(first + 2, 6)):
-                now += 30
-                yield StreamMessage(offset, b"")
-            raise StreamUnavailable("it broke off")
+    """Two messages come in a minute, and in the end none."""
+    now, found = 0.0, list[int]()
 
     def sleep(seconds: float) -> None:
         nonlocal now
@@ -41,14 +68,49 @@ def test_a_read_that_breaks_off_is_resumed_for_as_long_as_it_goes_on(monkeypatch
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", sleep)
-    options = Options()
-    reader = Flaky(object(), patience=15, options=options)
-    found: list[int] = []
+    follower = Stored(s=[b"%d" % number for number in range(6)])
+    follower.breaks_after = 3  # that at the place, and two more
+
+    def note(message: StreamMessage) -> int:
+        nonlocal now
+        now += 30
+        return message.offset
+
     with pytest.raises(StreamUnavailable, match="it broke off"):
-        found.extend(entry.offset for entry in reader.read(streams.changes(options.cascade), Extent(9, 8)))
-    assert attempts[:4] == [0, 2, 4, 6]
-    assert set(attempts[4:]) == {6}
+        found.extend(map(note, follower.read(STREAM, Extent(9, 8))))
+    assert found == list(range(6))
+    assert follower.begun[:4] == ["first", 2, 4, 5]
+    assert set(follower.begun[4:]) == {5}
     assert 180 + 15 <= now <= 180 + 16
+
+
+def test_an_error_after_the_last_message_of_a_stream_begins_nothing_again() -> None:
+    follower = Stored(s=[b"a", b"b"])
+    follower.breaks_at_the_end = True
+    assert [message.body for message in follower.read(STREAM, Extent(2, 1))] == [b"a", b"b"]
+    assert follower.begun == ["first"]
+
+
+def test_a_stream_is_read_again_from_what_was_done_with_and_from_its_beginning_if_it_is_another_one() -> None:
+    follower = Stored(s=[b"a", b"b", b"c"])
+    follower.go_on()
+    assert [follower.receive(), follower.receive()] == [("s", 0, b"a"), ("s", 1, b"b")]
+    follower.close()  # nobody asked for the third, so the second may not be done with
+    follower.go_on()
+    assert follower.receive() == ("s", 1, b"b")
+    follower.close()
+    follower.bodies["s"] = [b"x", b"y"]
+    with pytest.raises(StreamReplaced):
+        follower.go_on()
+    follower.go_on()
+    assert follower.receive() == ("s", 0, b"x")
+
+
+def test_what_comes_of_another_stream_meanwhile_is_not_lost() -> None:
+    follower = Stored(s=[b"a"], t=[b"b"])
+    other = Stream("t", "@.t", 1, 1)
+    follower.go_on()
+    assert [one.body for one in follower._until(other, lambda one: one.body == b"b", 1)] == [b"a", b"b"]
 
 
 def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_one_later(

@@ -12,38 +12,21 @@ from typing import Any
 
 import kombu
 import pytest
-from amqp import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.stream_reader import StreamMessage
-from celery_rabbit_delay.core import changes, headers, journal
+from celery_rabbit_delay.amqp.follower import StreamMessage
+from celery_rabbit_delay.core import changes, journal
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import last_of_key
-from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web.damage import IndexDamaged
 from celery_rabbit_delay.web.database import IndexUnusable, connect, reading
 from celery_rabbit_delay.web.index import Index
 from celery_rabbit_delay.web.search import Filter
-
-NOW = 1_800_000_000_000
-MINUTE = 60_000
-SENT = Sent(NOW * 1000, "here")
-UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"
-
-
-def record(number: int, due: int = NOW + MINUTE, id_: str = "", key: str = "", **more: Any) -> Record:
-    queue = more.pop("queue", "q")
-    of_task = {"task": "shop.t", "id": id_ or f"id-{number}", "argsrepr": "()", "kwargsrepr": "{}", **more}
-    if key:
-        of_task[headers.X_DELAY_KEY] = key
-    wrapped = headers.wrap(of_task, "root.", "", queue, headers.moment(due), number)
-    properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
-    return Record(due, number, id_ or f"id-{number}", key, properties, body)
+from tests.kit.fates import CASES, MINUTE, NOW, SENT, UUID, Case, record
 
 
 class Streams:
@@ -58,7 +41,7 @@ class Streams:
         entries = []
         for body in bodies:
             packed = journal.pack_records([body], NOW) if isinstance(body, Record) else body
-            entries.append(("stream", StreamMessage(self.offset, packed)))
+            entries.append(StreamMessage("stream", self.offset, packed))
             self.offset += 1
         self.index.apply(entries, QueueNames(), now)
 
@@ -100,66 +83,22 @@ def test_a_record_that_comes_twice_is_one(streams: Streams) -> None:
     assert streams.found() == ["id-1"]
 
 
-CHANGES: dict[str, list[bytes]] = {
-    "by its id": list(changes.cancelled(["id-1"], SENT)),
-    "by a UUID": list(changes.cancelled([UUID], SENT)),
-    "by a stamp": [changes.cancelled_stamps({"batch": ["red"]}, SENT)],
-    "moved": [changes.void(3, NOW + MINUTE)],
-}
-
-
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_change_counts_whether_it_comes_before_or_after(streams: Streams, what: str, first: bool) -> None:
-    told = [
-        record(1),
-        record(2, id_=UUID),
-        record(3, stamps={"batch": ["red", "blue"]}),
-        record(4, stamps={"batch": "x"}),
-    ]
-    for bodies in (CHANGES[what], told) if first else (told, CHANGES[what]):
-        streams.tell(*bodies)
-    gone = {"by its id": "id-1", "by a UUID": UUID, "by a stamp": "id-3", "moved": "id-3"}[what]
-    assert set(streams.found()) == {"id-1", UUID, "id-3", "id-4"} - {gone}
-    assert streams.ask(search.cancelled, NOW) == (what != "moved")
-
-
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("how", ["by its id", "by a UUID", "by a stamp"])
-def test_only_what_was_sent_before_is_cancelled(streams: Streams, how: str, first: bool) -> None:
-    """A message that is sent again with its id has another number."""
-    id_ = UUID if how == "by a UUID" else "again"
-    told = []
-    for number, sent in ((1, SENT), (2, Sent(SENT.at + 1, "here")), (3, Sent(SENT.at + 1, "elsewhere"))):
-        stamped: dict[str, Any] = {"stamps": {"batch": "red"}, headers.X_DELAY_SENT: str(sent)}
-        told.append(record(number, id_=id_, argsrepr=f"({number},)", **stamped))
-    earlier = Sent(SENT.at - 1000, "here")
-    cancelling: list[bytes] = []
-    for at in (SENT, earlier):
-        by_stamp = changes.cancelled_stamps({"batch": "red"}, at)
-        cancelling += [by_stamp] if how == "by a stamp" else changes.cancelled([id_], at)
-    for bodies in (told, cancelling) if first else (cancelling, told):
-        streams.tell(*bodies)
-    assert streams.ask(search.cancelled, NOW) == 2
-    assert [row.arguments for row in streams.ask(search.page, Filter(), NOW)] == ["(2,)"]
-
-
-def test_what_was_never_said_to_be_the_last_of_its_key_is_not_replaced(streams: Streams) -> None:
-    streams.tell(record(1, key="k"), last_of_key("k", 1))
-    streams.tell(record(2, key="k"))  # its publisher was killed before it said so
-    assert streams.found() == ["id-1", "id-2"]
-    streams.tell(last_of_key("k", 3))
-    streams.tell(record(3, key="k"))
-    assert streams.found() == ["id-2", "id-3"]
-
-
-def test_what_is_published_again_is_the_last_again(streams: Streams) -> None:
-    streams.tell(record(1, key="k"), record(2, key="k"))
-    for number in (1, 2, 1):
-        streams.tell(last_of_key("k", number))
-    assert streams.found() == ["id-1"]
-    streams.tell(*(last_of_key("k", number) for number in (2, 1, 2)))
-    assert streams.found() == ["id-2"]
+@pytest.mark.parametrize("records_first", [True, False])
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_index_has_what_became_of_a_message(
+    streams: Streams, case: Case, records_first: bool, together: bool
+) -> None:
+    told: list[Any] = [*case.records, *case.says] if records_first else [*case.says, *case.records]
+    if together:
+        streams.tell(*told)
+    else:
+        for one in told:
+            streams.tell(one)
+    wanted = {number: database.STATES[fate] for number, fate in case.became.items() if fate in database.STATES}
+    db = connect(streams.path)
+    assert dict(db.execute("SELECT number, state FROM message")) == wanted
+    db.close()
 
 
 @given(st.permutations(["first", "second", "third", "key 1", "key 2", "key 3"]))
@@ -264,16 +203,20 @@ def test_copies_of_one_message_are_found_together(streams: Streams) -> None:
 def test_an_index_goes_on_where_it_stopped_and_may_begin_anew(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
     streams = Streams(path)
-    streams.tell(record(1), *changes.cancelled(["id-2"], SENT))
+    streams.tell(record(1), record(4))
+    cancelled = [StreamMessage("root.changes", 0, one) for one in changes.cancelled(["id-2", "id-4"], SENT)]
+    streams.index.apply(cancelled, QueueNames(), NOW)
+    assert set(streams.index.places()) == {"stream", "root.changes"}
     streams.index.close()
     index = Index(path, "here")
-    assert index.places()["stream"].offset == 1
-    index.apply([("stream", StreamMessage(2, journal.pack_records([record(2), record(3)], NOW)))], QueueNames(), NOW)
+    assert {name: place.offset for name, place in index.places().items()} == {"stream": 1}
+    entries = [StreamMessage("stream", 2, journal.pack_records([record(2), record(3)], NOW))]
+    index.apply([*entries, *cancelled], QueueNames(), NOW)
     assert streams.found() == ["id-1", "id-3"]
     index.clear()
     assert index.places() == {}
     assert streams.found() == []
-    index.apply([("stream", StreamMessage(0, journal.pack_records([record(2)], NOW)))], QueueNames(), NOW)
+    index.apply([StreamMessage("stream", 0, journal.pack_records([record(2)], NOW))], QueueNames(), NOW)
     assert streams.found(text="id-2") == ["id-2"]
     assert index.prune(NOW + 2 * MINUTE) == 1
     index.close()
@@ -447,7 +390,7 @@ def test_whoever_replaces_a_file_waits_for_its_readers(streams: Streams) -> None
 def test_an_index_of_the_queues_of_an_app_has_no_others_and_is_built_again_for_others(tmp_path: Path) -> None:
     mine = QueueNames([kombu.Queue("q")], only=True)
     entries = [
-        ("stream", StreamMessage(n, journal.pack_records([record(n, queue=queue)], NOW)))
+        StreamMessage("stream", n, journal.pack_records([record(n, queue=queue)], NOW))
         for n, queue in enumerate(("q", "others"), start=1)
     ]
     path = tmp_path / "index"

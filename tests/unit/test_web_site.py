@@ -21,7 +21,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.stream_reader import StreamMessage
+from celery_rabbit_delay.amqp.follower import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
@@ -64,7 +64,7 @@ def store(index: Index, *numbers: int) -> None:
         wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
         properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
         records.append(Record(due, number, f"my-id-{number}", "", properties, body))
-    index.apply([("s", StreamMessage(0, journal.pack_records(records, moment)))], QueueNames(), moment)
+    index.apply([StreamMessage("s", 0, journal.pack_records(records, moment))], QueueNames(), moment)
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
 def test_cancelled_tasks_are_a_list_of_their_own_that_cannot_be_changed(client: Any, tmp_path: Path) -> None:
     [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
     store(index, 6)
-    index.apply([("c", StreamMessage(0, next(changes.cancelled(["my-id-6"], sent_now()))))], QueueNames(), 0)
+    index.apply([StreamMessage("c", 0, next(changes.cancelled(["my-id-6"], sent_now())))], QueueNames(), 0)
     waiting, cancelled = text(client.get("/")), text(client.get("/?state=cancelled"))
     assert "my-id-5" in waiting
     assert "my-id-6" not in waiting
@@ -401,6 +401,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
         raise TooLate(says)
 
     monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
+    monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args: nullcontext())
     indexer = Indexer(index, lambda: None, QueueNames())
     operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
     assert operations.move([5], datetime.now(timezone.utc)).refused == [shown]

@@ -1,0 +1,97 @@
+"""What streams say of messages that were recorded, and what became of these: for all that adds it up."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from amqp import Message
+
+from celery_rabbit_delay import upstream
+from celery_rabbit_delay.core import changes, headers
+from celery_rabbit_delay.core.fates import Fate
+from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.core.keys import last_of_key
+from celery_rabbit_delay.core.sent import Sent
+
+NOW = 1_800_000_000_000
+MINUTE = 60_000
+SENT = Sent(NOW * 1000, "here")
+UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"
+
+
+def record(number: int, due: int = NOW + MINUTE, id_: str = "", key: str = "", **more: Any) -> Record:
+    """Return the record of a message that goes to the queue `q`, with more headers."""
+    queue = more.pop("queue", "q")
+    of_task = {"task": "shop.t", "id": id_ or f"id-{number}", "argsrepr": "()", "kwargsrepr": "{}", **more}
+    if key:
+        of_task[headers.X_DELAY_KEY] = key
+    wrapped = headers.wrap(of_task, "root.", "", queue, headers.moment(due), number)
+    properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
+    return Record(due, number, id_ or f"id-{number}", key, properties, body)
+
+
+class Case(NamedTuple):
+    """Records, what else streams say in this order, and what became of each message, by its number."""
+
+    records: list[Record]
+    says: list[bytes]
+    became: dict[int, Fate | None]
+
+
+def _sent(number: int, after: int, clock: str = "here") -> Record:
+    """Return the record of a message with an id that others have, sent some microseconds after `SENT`."""
+    sent = str(Sent(SENT.at + after, clock))
+    more: dict[str, Any] = {"stamps": {"batch": "red"}, headers.X_DELAY_SENT: sent}
+    return record(number, id_="again", **more)
+
+
+W, C, M, R = Fate.WAITS, Fate.CANCELLED, Fate.MOVED, Fate.REPLACED
+_EARLIER = Sent(SENT.at - 1000, "here")
+_STAMPED = [
+    record(1, stamps={"batch": ["red", "blue"]}),
+    record(2, stamps={"batch": "red"}),
+    record(3, stamps={"batch": "blue"}),
+    record(4, stamps={"lot": "red"}),
+    record(5, stamps="red"),
+    record(6),
+]
+_KEYED = [record(number, key="k") for number in (1, 2, 3)]
+_SENT = [_sent(1, 0), _sent(2, 1), _sent(3, 1, "elsewhere"), _sent(4, 6_000_000, "elsewhere")]
+
+
+def _last(*numbers: int, key: str = "k") -> list[bytes]:
+    return [last_of_key(key, number) for number in numbers]
+
+
+CASES: dict[str, Case] = {
+    "nothing is said": Case([record(1)], [], {1: W}),
+    "due": Case([record(1, NOW), record(2, NOW - 1)], [changes.void(1, NOW)], {1: None, 2: None}),
+    "cancelled by its id": Case([record(1), record(2)], [*changes.cancelled(["id-1"], SENT)], {1: C, 2: W}),
+    "by a UUID": Case([record(1, id_=UUID), record(2)], [*changes.cancelled([UUID, "x"], SENT)], {1: C, 2: W}),
+    "all with the id": Case([record(1, id_="a"), record(2, id_="a")], [*changes.cancelled(["a"], SENT)], {1: C, 2: C}),
+    "by a stamp": Case(
+        _STAMPED, [changes.cancelled_stamps({"batch": ["red"]}, SENT)], {1: C, 2: C, 3: W, 4: W, 5: W, 6: W}
+    ),
+    "moved": Case([record(1), record(2)], [changes.void(1, NOW + MINUTE)], {1: M, 2: W}),
+    "moved and cancelled": Case(
+        [record(1)], [changes.void(1, NOW + MINUTE), *changes.cancelled(["id-1"], SENT)], {1: M}
+    ),
+    "sent again after its id was cancelled": Case(
+        _SENT,
+        [m for at in (SENT, _EARLIER) for m in changes.cancelled(["again"], at)],
+        {1: C, 2: W, 3: C, 4: W},
+    ),
+    "sent again after its stamp was cancelled": Case(
+        _SENT,
+        [changes.cancelled_stamps({"batch": "red"}, at) for at in (SENT, _EARLIER)],
+        {1: C, 2: W, 3: C, 4: W},
+    ),
+    "replaced by a later one with its key": Case(_KEYED, _last(1, 2, 3), {1: R, 2: R, 3: W}),
+    "of another key": Case([record(1, key="k"), record(2, key="l")], _last(1) + _last(2, key="l"), {1: W, 2: W}),
+    "nothing was said of its key yet": Case(_KEYED, _last(1, 3), {1: R, 2: W, 3: W}),
+    "published again after an error": Case(_KEYED[:2], _last(1, 2, 1), {1: W, 2: R}),
+    "published again and replaced again": Case(_KEYED[:2], _last(1, 2, 1, 2, 1, 2), {1: R, 2: W}),
+    "replaced and cancelled": Case(
+        _KEYED[:2], [*_last(1, 2), *changes.cancelled(["id-1", "id-2"], SENT)], {1: R, 2: C}
+    ),
+}
