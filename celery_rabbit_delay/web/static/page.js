@@ -30,6 +30,9 @@ function count() {
   if (every) every.checked = selected.length > 0 && selected.length === boxes().length;
 }
 
+// What tells an element from others of its parent; texts and most elements are told by their place.
+const key = (node) => node.dataset?.key || node.id || "";
+
 // Makes an element like a fresh one. What is in both stays the same node: so do the focus, selections and what is open.
 function update(old, fresh) {
   for (const name of new Set([...old.getAttributeNames(), ...fresh.getAttributeNames()])) {
@@ -38,35 +41,34 @@ function update(old, fresh) {
     if (value === null) old.removeAttribute(name);
     else old.setAttribute(name, value);
   }
-  for (const child of [...old.children]) if (child.id && !fresh.querySelector(`:scope > #${child.id}`)) child.remove();
+  const named = new Map([...old.children].filter(key).map((child) => [key(child), child]));
+  const kept = new Set([...fresh.children].map(key));
+  for (const [name, child] of named) if (!kept.has(name)) child.remove();
   let at = old.firstChild;
+  const drop = () => ([at] = [at.nextSibling, at.remove()]);
   for (const wanted of [...fresh.childNodes]) {
-    const same = wanted.id ? old.querySelector(`:scope > #${wanted.id}`) : at;
-    while (same && at && at !== same && !at.id) at = drop(at);
-    if (!same || same.nodeName !== wanted.nodeName || (same.id ?? "") !== (wanted.id ?? "")) {
+    const same = key(wanted) ? named.get(key(wanted)) : at;
+    while (same && at && at !== same && !key(at)) drop();
+    if (!same || same.nodeName !== wanted.nodeName || key(same) !== key(wanted)) {
       old.insertBefore(wanted, at);
-    } else {
-      if (same !== at) old.insertBefore(same, at);
-      else at = at.nextSibling;
-      if (same.nodeType === Node.ELEMENT_NODE) update(same, wanted);
-      else if (same.data !== wanted.data) same.data = wanted.data;
+      continue;
     }
+    if (same === at) at = at.nextSibling;
+    else old.insertBefore(same, at);
+    if (same.nodeType === Node.ELEMENT_NODE) update(same, wanted);
+    else if (same.data !== wanted.data) same.data = wanted.data;
   }
-  while (at) at = drop(at);
-}
-
-function drop(node) {
-  const next = node.nextSibling;
-  node.remove();
-  return next;
+  while (at) drop();
 }
 
 function replace(fresh) {
   document.title = fresh.title;
+  const focused = document.activeElement;
   for (const old of all("[data-live]")) {
     const now = fresh.getElementById(old.id);
     if (now) update(old, now);
   }
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   count();
 }
 
@@ -108,8 +110,7 @@ async function live() {
 
 // Shows that a form was sent, until its answer is there.
 function busy(button, is) {
-  if (is) button.setAttribute("aria-busy", "true");
-  else button.removeAttribute("aria-busy");
+  button.ariaBusy = is ? "true" : null;
   document.documentElement.classList.toggle("busy", is);
 }
 
