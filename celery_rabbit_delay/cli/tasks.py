@@ -174,6 +174,8 @@ def _lines_about(known: operate.About) -> Iterator[str]:
         yield f"sent to    exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}"
         if waiting.retries:
             yield f"retries    {waiting.retries}"
+        if waiting.error:
+            yield f"last try   {waiting.error}"
         if waiting.key:
             yield f"key        {waiting.key}"
 
@@ -355,7 +357,8 @@ def _found(
     with progress("reading") as shown:
         most = None if search else limit
         found = operate.scheduled(connection, task, only_queue, until, most, names, shown, report, elsewhere=elsewhere)
-    matches = (one for one in found if all(_has(one, word) for word in search or ()))
+    texts = ((one, (one.id, one.task or "", one.queue, f"{one.args or ''} {one.kwargs or ''}")) for one in found)
+    matches = (one for one, places in texts if all(word.is_in(*places) for word in search or ()))
     yield from itertools.islice(matches, limit)
     if not is_all:
         click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)
@@ -367,20 +370,18 @@ def _as_data(waiting: Scheduled) -> dict[str, Any]:
     return data
 
 
-def _has(waiting: Scheduled, word: Word) -> bool:
-    arguments = f"{waiting.args or ''} {waiting.kwargs or ''}"
-    return word.is_in(waiting.id, waiting.task or "", waiting.queue, arguments)
-
-
 def _shown(waiting: Scheduled) -> str:
     """Return what a terminal shows of a waiting message, below `_HEADINGS`."""
     lines = [f"{format_time(waiting.due):<24}  {waiting.queue:<20}  {waiting.task or 'message'}"]
     arguments = f"{waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else ""
     lines.append(f"  {waiting.id or '-':<36}  {arguments}".rstrip())
+    if waiting.error:
+        lines.append(f"  retry {waiting.retries}, after {waiting.error}")
     return "\n".join(fit(escape(line)) for line in lines)
 
 
 def format_scheduled(waiting: Scheduled) -> str:
     """Return a line about a waiting message."""
     what = f"{waiting.task} {waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else "message"
-    return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}")
+    why = f"  after {waiting.error}" if waiting.error else ""
+    return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}{why}")

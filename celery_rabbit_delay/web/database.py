@@ -21,7 +21,7 @@ gate = Gate()
 #: The state of a message: waiting, cancelled before it is due, replaced by a later message with its key.
 WAITING, CANCELLED, REPLACED = 0, 1, 2
 
-VERSION = 3
+VERSION = 4
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS message (
     sent TEXT,                     -- when; NULL: unknown
     stamps TEXT,                   -- JSON; NULL: none
     arguments TEXT NOT NULL,       -- as they are searched
+    error TEXT,                    -- of the last try; NULL: unknown
     stream INTEGER NOT NULL,       -- a name
     offset INTEGER NOT NULL
 );
