@@ -135,6 +135,8 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
     delivery = resent(Delivery(f"{state.prefix}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
     headers.setdefault(headers_.X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
+    if headers_.X_DELAY_ERROR in message.headers:
+        headers[headers_.X_DELAY_ERROR] = message.headers[headers_.X_DELAY_ERROR]
     headers[headers_.X_DELAY] = x_delay_until(due, moment)  # "at once" is one tick, so that it is confirmed
     if headers.get("eta"):
         headers["eta"] = due.isoformat()

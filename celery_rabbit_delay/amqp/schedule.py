@@ -60,6 +60,8 @@ class Scheduled(NamedTuple):
     retries: int
     #: Tells the message from others, also from those with the same id.
     number: int
+    #: Of a retry, the error of the try before, shortened; None: unknown.
+    error: str | None = None
 
 
 @streams.reading
@@ -84,11 +86,13 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     queue = queues.name(exchange, routing_key, wanted)
     if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
         queue, routing_key = routing_key, state.routing_key
-    texts = [None if headers.get(name) is None else str(headers[name]) for name in ("task", "argsrepr", "kwargsrepr")]
-    task, args, kwargs = texts
+    names = ("task", "argsrepr", "kwargsrepr", headers_.X_DELAY_ERROR)
+    task, args, kwargs, error = (None if headers.get(name) is None else str(headers[name]) for name in names)
     due = headers_.moment(record.due)
     key, retries = record.key or None, _retries(headers)
-    return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number)
+    return Scheduled(
+        record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number, error
+    )
 
 
 def concerns(headers: Mapping[str, Any], queues: QueueNames) -> bool:

@@ -6,6 +6,7 @@ Registered under the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS).
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -90,6 +91,8 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
             tell_of_naive_eta(asked, headers, options.naive_timezone)
         if delay <= 0:
             return publish(_without_waiting(msg, headers), exchange, routing_key, *args, **kwargs)
+        if headers.get("retries") and options.retry_errors and (exc := sys.exc_info()[1]):  # in Celery's `retry`
+            headers = headers_.with_error(headers, exc)
         planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
         timeout, confirm_timeout = kwargs.get("timeout"), kwargs.get("confirm_timeout")
         return self._delay(planned._replace(timeout=timeout, confirm_timeout=confirm_timeout))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from typing import Any, TypeVar
 
 import click
@@ -22,6 +24,15 @@ EXIT_PROBLEMS = 3
 #: The exit code of a command that Ctrl-C has ended, as of any program: 128 and the signal's number.
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
+_UTC = f"{__name__}.utc"
+
+utc_option = click.option(
+    "--utc",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, param, value: ctx.meta.update({_UTC: value}),
+    help="Show times in UTC on a terminal, as a pipe gets them, instead of in this machine's zone.",
+)
 version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
 
 
@@ -97,6 +108,36 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
                 bar.update(done - bar.pos)
 
         yield show
+
+
+def is_terminal() -> bool:
+    """Return whether people read the output; others get the data alone, one line each, with times in UTC."""
+    return sys.stdout.isatty()
+
+
+def tell(heading_or_hint: str) -> None:
+    """Print what is not data: on a terminal in its place, else as a message."""
+    click.echo(heading_or_hint, err=not is_terminal())
+
+
+def format_time(moment: datetime) -> str:
+    """Return a time, on a terminal in this machine's zone unless `--utc` was given."""
+    context = click.get_current_context(silent=True)
+    if is_terminal() and not (context and context.meta.get(_UTC)):
+        with suppress(OverflowError):
+            return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    return f"{moment:%Y-%m-%d %H:%M:%S}Z"
+
+
+def pad(text: str, width: int) -> str:
+    """Return a text in a column; on a terminal as wide as that."""
+    return text.ljust(width) if is_terminal() else text
+
+
+def fit(line: str) -> str:
+    """Return a line of a table; on a terminal not longer than it is wide, or than 80 columns."""
+    columns = max(80, shutil.get_terminal_size().columns)
+    return line if len(line) <= columns or not is_terminal() else f"{line[: columns - 1]}…"
 
 
 def format_duration(milliseconds: int) -> str:

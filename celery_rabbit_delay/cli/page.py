@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,17 @@ def page(
     any_queue: bool = False,
     index: Path | None = None,
     management_url: str | None = None,
+    links: Mapping[str, str] | None = None,
 ) -> WSGIApplication:
     """Return the web page of a Celery app as a WSGI application (PEP 3333), to be mounted at any path.
 
     Whoever can reach that path can see and change what waits: the application that mounts it has to check the login.
     The page notes what was done by the `REMOTE_USER` of the request. `secret` signs its cookie, and is the same in all
-    processes. The other arguments are those of the command `web`.
+    processes. `links` lead to other pages about a task: names and URLs, in which `{id}` stands for its id. The other
+    arguments are those of the command `web`.
 
     The first request raises `UnsupportedConfiguration` if `install` was not called, or if the extra `web` is missing,
-    and `IndexUnusable`.
+    and `IndexUnusable`. Raises `ValueError` for a link without `{id}`.
     """
 
     def broker() -> Broker:
@@ -44,8 +47,8 @@ def page(
 
     try:
         from ..web.mounted import MountedPage
-        from ..web.setting import Setting
+        from ..web.setting import Setting, check_links
     except ModuleNotFoundError as exc:
         raise UnsupportedConfiguration("the page needs more: pip install 'celery-rabbit-delay[web]'") from exc
-    setting = Setting(read_only=read_only, secret=secret, is_mounted=True)
+    setting = Setting(read_only=read_only, secret=secret, links=check_links(links or {}), is_mounted=True)
     return MountedPage(setting, broker, index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from .. import operate
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape
 from ..operate import BeatStatus, HeldUp, QueueNames, Recorded, Status
-from .output import EXIT_PROBLEMS, format_duration
+from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
 
@@ -26,6 +26,7 @@ RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/
 @management_option
 @other_queues_option
 @click.option("--levels", is_flag=True, help="Also show the levels and outboxes that hold them.")
+@utc_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @pass_target
@@ -54,8 +55,9 @@ def status(
             if as_json:
                 click.echo(json.dumps(_as_data(found, beat), default=datetime.isoformat))
             else:
-                lines = _as_lines(found, _recorded(target.names(any_queue), connection, found), levels)
-                click.echo("\n".join(map(escape, [*lines, *(_beat_as_lines(beat) if beat else ())])))
+                _show(found, _recorded(target.names(any_queue), connection, found), levels)
+                if beat:
+                    _show_beat(beat)
             if not watch:
                 break
             time.sleep(2)
@@ -97,7 +99,7 @@ def _as_data(found: Status, beat: BeatStatus | None) -> dict[str, Any]:
     }
 
 
-def _as_lines(found: Status, recorded: Recorded | None, levels: bool) -> list[str]:
+def _show(found: Status, recorded: Recorded | None, levels: bool) -> None:
     counts = [f"{found.waiting:,} wait"]
     if recorded:
         counts.append(f"{recorded.amount:,} recorded")
@@ -105,18 +107,21 @@ def _as_lines(found: Status, recorded: Recorded | None, levels: bool) -> list[st
             counts.append(f"{recorded.cancelled:,} cancelled")
     if found.orphans is not None:
         counts.append(f"{found.orphans:,} are orphans")
-    lines = [", ".join(counts)]
+    click.echo(", ".join(counts))
     if recorded and not recorded.amount:
-        lines.append(
+        tell(
             "no task is recorded: `list`, `reschedule` and `run-now` know those with the delay of the option `journal`"
         )
-    for one in recorded.groups if recorded else ():
-        lines.append(f"{one.due:%Y-%m-%d %H:%M:%S}Z  {one.amount:>6,}  {one.queue}  {one.task or 'messages'}")
+    _table(
+        f"{'FIRST DUE':<24}   TASKS  {'QUEUE':<20}  TASK",
+        (
+            f"{pad(format_time(one.due), 24)}  {one.amount:>6,}  {pad(one.queue, 20)}  {one.task or 'messages'}"
+            for one in (recorded.groups if recorded else ())
+        ),
+    )
     if recorded and recorded.elsewhere:
-        lines.append(
-            f"{recorded.elsewhere:,} of the soonest are for other queues than those of the app: see --any-queue"
-        )
-    lines += [f"leads to {destination!r}" for destination in found.destinations or ()]
+        tell(f"{recorded.elsewhere:,} of the soonest are for other queues than those of the app: see --any-queue")
+    lines = [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
     if len(found.missing) == len(found.levels):
         lines.append(
@@ -126,29 +131,38 @@ def _as_lines(found: Status, recorded: Recorded | None, levels: bool) -> list[st
     else:
         lines += [f"{level.queue} is missing; run `setup`" for level in found.missing]
     lines += [f"{level.queue} may be blocked; run `verify`" for level in found.blocked]
+    for line in lines:
+        click.echo(escape(line))
     if levels:
         holding = [(one.ttl, one.ready, one.unsettled, one.queue) for one in found.levels if one.held]
-        lines += _table("level", "queue", holding)
+        _table(f"{'LEVEL':>10}  {'READY':>9}  UNSETTLED  QUEUE", _rows(holding))
         outboxes = [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes]
-        lines += _table("outbox", "for", outboxes)
-    return lines
+        _table(f"{'OUTBOX':>10}  {'READY':>9}  UNSETTLED  FOR", _rows(outboxes))
 
 
-def _table(what: str, where: str, rows: Sequence[tuple[int, int | None, int | None, str]]) -> Iterator[str]:
-    """Yield a line for each queue, the one with the shortest delay first, below the names of the columns."""
-    if rows:
-        yield f"{what:>10}  {'ready':>9}  {'unsettled':>9}  {where}"
-    for delay, ready, unsettled, name in sorted(rows, key=lambda row: (row[0], row[3])):
+def _rows(queues: Iterable[tuple[int, int | None, int | None, str]]) -> Iterator[str]:
+    """Yield a line for each queue, the one with the shortest delay first."""
+    for delay, ready, unsettled, name in sorted(queues, key=lambda row: (row[0], row[3])):
         settling = "" if unsettled is None else f"{unsettled:,}"
         yield f"{format_duration(delay):>10}  {ready or 0:>9,}  {settling:>9}  {name}"
 
 
-def _beat_as_lines(beat: BeatStatus) -> Iterator[str]:
-    """Yield the active process, and when it will send what."""
+def _table(headings: str, rows: Iterable[str]) -> None:
+    """Print lines, on a terminal below their headings."""
+    for number, row in enumerate(rows):
+        if number == 0 and is_terminal():
+            click.echo(headings)
+        click.echo(fit(escape(row)))
+
+
+def _show_beat(beat: BeatStatus) -> None:
+    """Print the active process, and when it will send what."""
     if beat.process is None:
-        yield "no beat is active: start one with `celery -A APP beat -S rabbit-delay`"
+        click.echo("no beat is active: start one with `celery -A APP beat -S rabbit-delay`")
         return
-    yield f"beat is active on {beat.process}"
-    for one in beat.entries:
-        due = f"{one.next:%Y-%m-%d %H:%M:%S}Z" if one.next else "unknown"
-        yield f"{due:>20}  {one.entry}  {one.task}"
+    click.echo(escape(f"beat is active on {beat.process}"))
+    rows = (
+        f"{pad(format_time(one.next) if one.next else 'unknown', 24)}  {pad(one.entry, 20)}  {one.task}"
+        for one in beat.entries
+    )
+    _table(f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK", rows)

@@ -15,17 +15,21 @@ from .. import operate
 from ..core.due import due_at
 from ..core.errors import InvalidDelay, NotPermitted, StreamUnavailable
 from ..core.headers import milliseconds
+from ..core.search import Word, parse
 from ..core.streams import Unreadable
 from ..core.text import escape
 from ..operate import Scheduled
-from .output import EXIT_PROBLEMS, format_duration, progress
+from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, progress, utc_option
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
 from .target import Target, pass_target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: The parameters that select tasks.
-_FILTERS = ("task", "only_queue", "until")
+_FILTERS = ("task", "only_queue", "until", "search")
+
+#: The headings of what a terminal shows of a task: two lines.
+_HEADINGS = f"{'DUE':<24}  {'QUEUE':<20}  TASK\n  {'ID':<36}  ARGUMENTS"
 
 _NOT_RECORDED = "is not in the journal: if a task with this id waits, it does not run"
 
@@ -43,8 +47,23 @@ def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value
 
 
+def _check_search(ctx: click.Context, param: click.Parameter, value: str | None) -> list[Word] | None:
+    """Read the words of a search; a search without any would select all."""
+    words = None if value is None else parse(value)
+    if words == []:
+        raise click.BadParameter("it is empty")
+    return words
+
+
 def _filters(command: F) -> F:
     for option in (
+        click.option(
+            "--search",
+            metavar="WORDS",
+            callback=_check_search,
+            help="Select tasks with all of these words in the beginning of the id, name, queue or arguments; in one of "
+            "these with id:, task:, queue: or args: before the word.",
+        ),
         click.option(
             "--until",
             metavar="TIME",
@@ -73,20 +92,25 @@ def _chosen(all_help: str) -> Callable[[F], F]:
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="List at most this many tasks.")
 @other_queues_option
+@utc_option
 @json_option
 @pass_target
 def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
     """List waiting tasks for the queues of the app, the soonest first.
 
-    Shows only tasks in the journal: see the option `journal` of install().
+    Shows only tasks in the journal: see the option `journal` of install(). A pipe gets one line for each task, without
+    headings.
     """
     is_empty = True
     problems: list[str] = []
     with target.connected() as connection:
         operate.require(connection)
         waiting = _found(target, connection, problems.append, **filters)
-        lines = (json.dumps(_as_data(one)) if as_json else format_scheduled(one) for one in waiting)
+        shown = _shown if is_terminal() else format_scheduled
+        lines = (json.dumps(_as_data(one)) if as_json else shown(one) for one in waiting)
         while many := list(itertools.islice(lines, 1000)):  # each echo is flushed
+            if is_empty and is_terminal() and not as_json:
+                click.echo(_HEADINGS)
             is_empty = False
             click.echo("\n".join(many))
         if is_empty:
@@ -101,6 +125,7 @@ def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
 
 @click.command(short_help="Show what is known of a task.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...", callback=check_names)
+@utc_option
 @json_option
 @pass_target
 def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
@@ -133,7 +158,7 @@ def _data_about(known: operate.About) -> Iterator[dict[str, Any]]:
 
 def _lines_about(known: operate.About) -> Iterator[str]:
     """Yield what is known of an id, a line for each thing."""
-    cancelled = f"cancelled {known.cancelled:%Y-%m-%d %H:%M:%S}Z" if known.cancelled else "cancelled"
+    cancelled = f"cancelled {format_time(known.cancelled)}" if known.cancelled else "cancelled"
     if not known.messages:
         state = "not in the journal: it is due, is below the option `journal`, or was never sent"
         yield from (f"id         {known.id}", f"state      {f'{cancelled}, and ' if known.cancelled else ''}{state}")
@@ -141,7 +166,7 @@ def _lines_about(known: operate.About) -> Iterator[str]:
         left = format_duration(max(0, milliseconds(waiting.due) - milliseconds(datetime.now(timezone.utc))))
         yield f"id         {waiting.id}"
         yield f"state      {cancelled if is_cancelled else 'waits'}"
-        yield f"due        {waiting.due:%Y-%m-%d %H:%M:%S}Z, in {left}"
+        yield f"due        {format_time(waiting.due)}, in {left}"
         if waiting.task:
             yield f"task       {waiting.task}"
             yield f"arguments  {waiting.args or '()'} {waiting.kwargs or '{}'}"
@@ -149,6 +174,8 @@ def _lines_about(known: operate.About) -> Iterator[str]:
         yield f"sent to    exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}"
         if waiting.retries:
             yield f"retries    {waiting.retries}"
+        if waiting.error:
+            yield f"last try   {waiting.error}"
         if waiting.key:
             yield f"key        {waiting.key}"
 
@@ -210,7 +237,7 @@ def _tell_of_ids(
             click.echo(json.dumps({**(_as_data(shown) if shown else {"id": one.id}), "was": was}))
             continue
         was = "waited" if waited else "was already cancelled" if was_cancelled else _NOT_RECORDED
-        due = f", due {shown.due:%Y-%m-%d %H:%M:%S}Z for {shown.queue}" if shown else ""
+        due = f", due {format_time(shown.due)} for {shown.queue}" if shown else ""
         click.echo(escape(f"{one.id} {was}{due}"))
     if not as_json:
         click.echo(f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'} cancelled")
@@ -272,22 +299,20 @@ def _move(
     with target.connected() as connection:
         zone, now = connection.transport.delay_options.naive_timezone, datetime.now(timezone.utc)
         due = due_at(eta, countdown, now, zone)
-        past = f"{due:%Y-%m-%d %H:%M:%S}Z is in the past" if due < now else ""
+        past = f"{format_time(due)} is in the past" if due < now else ""
         operate.require(connection)
         allowed = target.allowed(any_queue)
         if past and ids:
             _ask(f"{past}: run {_tasks(ids)} now?", ids, yes)
         if len(ids) == 1:
             operate.reschedule(connection, ids[0], due, allowed)
-            click.echo(f"due {due:%Y-%m-%d %H:%M:%S}Z")
+            click.echo(f"due {format_time(due)}")
             return
         found: set[int] = set()
         if not ids:
             listed = _found(target, connection, problems.append, any_queue=any_queue, **filters)
             found = {one.number for one in listed}
-            what = (
-                f"{past}: run {_tasks(found)} now?" if past else f"Make {_tasks(found)} due {due:%Y-%m-%d %H:%M:%S}Z?"
-            )
+            what = f"{past}: run {_tasks(found)} now?" if past else f"Make {_tasks(found)} due {format_time(due)}?"
             _ask(what, found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
         moved = 0
@@ -295,13 +320,13 @@ def _move(
             moved += refused is None
             if refused:
                 problems.append(str(refused))
-        click.echo(f"{moved:,} due {due:%Y-%m-%d %H:%M:%S}Z")
+        click.echo(f"{moved:,} due {format_time(due)}")
     _report(problems)
 
 
 def _check_chosen(ids: tuple[str, ...], everything: bool, filters: dict[str, Any]) -> None:
     if bool(ids) == bool(everything or any(filters.values())):
-        raise click.UsageError("name either ids or --task, --queue, --until or --all")
+        raise click.UsageError("name either ids or --task, --queue, --until, --search or --all")
 
 
 def _report(problems: list[str]) -> None:
@@ -319,6 +344,7 @@ def _found(
     task: str | None,
     only_queue: str | None,
     until: str | None,
+    search: list[Word] | None,
     any_queue: bool,
     limit: int | None = None,
 ) -> Iterator[Scheduled]:
@@ -331,8 +357,11 @@ def _found(
 
     names = target.names(any_queue)
     with progress("reading") as shown:
-        found = operate.scheduled(connection, task, only_queue, until, limit, names, shown, report, elsewhere=elsewhere)
-    yield from found
+        most = None if search else limit
+        found = operate.scheduled(connection, task, only_queue, until, most, names, shown, report, elsewhere=elsewhere)
+    texts = ((one, (one.id, one.task or "", one.queue, f"{one.args or ''} {one.kwargs or ''}")) for one in found)
+    matches = (one for one, places in texts if all(word.is_in(*places) for word in search or ()))
+    yield from itertools.islice(matches, limit)
     if not is_all:
         click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)
 
@@ -343,7 +372,18 @@ def _as_data(waiting: Scheduled) -> dict[str, Any]:
     return data
 
 
+def _shown(waiting: Scheduled) -> str:
+    """Return what a terminal shows of a waiting message, below `_HEADINGS`."""
+    lines = [f"{format_time(waiting.due):<24}  {waiting.queue:<20}  {waiting.task or 'message'}"]
+    arguments = f"{waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else ""
+    lines.append(f"  {waiting.id or '-':<36}  {arguments}".rstrip())
+    if waiting.error:
+        lines.append(f"  retry {waiting.retries}, after {waiting.error}")
+    return "\n".join(fit(escape(line)) for line in lines)
+
+
 def format_scheduled(waiting: Scheduled) -> str:
     """Return a line about a waiting message."""
     what = f"{waiting.task} {waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else "message"
-    return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}")
+    why = f"  after {waiting.error}" if waiting.error else ""
+    return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}{why}")

@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS message (
     sent TEXT,                     -- when; NULL: unknown
     stamps TEXT,                   -- JSON; NULL: none
     arguments TEXT NOT NULL,       -- as they are searched
+    error TEXT,                    -- of the last try; NULL: unknown
     stream INTEGER NOT NULL,       -- a name
     offset INTEGER NOT NULL
 );

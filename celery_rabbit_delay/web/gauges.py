@@ -56,7 +56,7 @@ def exposition(measured: Measured) -> bytes:
 def _of_the_index(measured: Measured) -> Iterator[Gauge | Counter]:
     waiting = Gauge(_named("waiting"), "Waiting messages in the journal, by their queue.", labels=["queue"])
     for share in measured.queues:
-        waiting.add_metric([share.name], share.waiting)
+        waiting.add_metric([share.name], share.amount)
     yield waiting
     yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", measured.cancelled)
     if measured.next_due is not None:

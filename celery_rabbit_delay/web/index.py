@@ -37,8 +37,8 @@ NUMBERS = 1 << streams.NUMBER_BITS
 _PRUNED = 5000
 
 _INSERT = """INSERT OR IGNORE INTO message
-    (number, due, state, id, task, queue, key, retries, sent, stamps, arguments, stream, offset)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    (number, due, state, id, task, queue, key, retries, sent, stamps, arguments, error, stream, offset)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 _JUDGED = "number, due, id, sent, stamps"
 
@@ -223,6 +223,7 @@ class Index:
             clean(sent) if isinstance(sent, str) else None,
             json.dumps(stamps, default=str) if isinstance(stamps, dict) and stamps else None,
             clean(arguments),
+            shown.error and printable(shown.error, SEARCHED),
             self._name(stream),
             offset,
         )

@@ -18,7 +18,7 @@ from ..amqp.clocks import utc_ms
 from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
-from ..operate import Allowed, BeatStatus, Finding, Follower, Orphan, QueueNames, Record, Snapshot, Status
+from ..operate import About, Allowed, BeatStatus, Finding, Follower, Orphan, QueueNames, Record, Snapshot, Status
 from . import search
 from .database import WAITING, reading
 from .indexer import Indexer
@@ -136,6 +136,18 @@ class Operations:
             if record.number == row.number:
                 return record
         raise NotWaiting("the journal no longer has its record")
+
+    def about(self, id_: str) -> About:
+        """Return what the journal knows of an id, as far as it is about the queues of the page."""
+        names = self.broker.names
+        with self._connected() as connection:
+            [found] = operate.about(connection, [id_], names)
+
+        def is_shown(one: operate.Scheduled) -> bool:
+            places = (one.exchange, one.routing_key), ("", one.queue)
+            return not names.only or any(names.leads_to_one(exchange, [key]) for exchange, key in places)
+
+        return found._replace(messages=[(one, state) for one, state in found.messages if is_shown(one)])
 
     def orphans(self) -> list[Orphan]:
         """Return the oldest orphans, each with the reason if it would not be sent on."""

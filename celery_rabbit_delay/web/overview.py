@@ -36,7 +36,6 @@ class Summary(NamedTuple):
     soonest: int | None
     latest: int | None
     cancelled: int
-    tasks: list[Share]
     queues: list[Share]
 
 
@@ -53,6 +52,16 @@ class Overview:
 
     def summary(self) -> Summary:
         return self._remembered("summary", 1, self._summary)
+
+    def shares(self, state: int) -> tuple[list[Share], list[Share]]:
+        """Return the messages in a state by their tasks, and by their queues."""
+
+        def ask() -> tuple[list[Share], list[Share]]:
+            with reading(self._indexer.path) as db:
+                tasks, queues = (search.shares(db, column, utc_ms(), state) for column in ("task", "queue"))
+                return tasks, queues
+
+        return self._remembered(("shares", state), 1, ask)
 
     def bars(self, wanted: Filter, edges: list[int]) -> list[int]:
         def ask() -> list[int]:
@@ -105,11 +114,10 @@ class Overview:
             soonest, latest = search.extent(db, moment) or (None, None)
             queues = search.shares(db, "queue", moment)
             return Summary(
-                sum(share.waiting for share in queues),
+                sum(share.amount for share in queues),
                 soonest,
                 latest,
                 search.cancelled(db, moment),
-                search.shares(db, "task", moment),
                 queues,
             )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ..core.search import FIELDS, Word, parse
 from .database import CANCELLED, WAITING
 from .printing import pattern
 
@@ -19,7 +21,7 @@ PAGE, _NEAR, MOST = 50, 20_000, 10_000
 _NAMES = 50
 
 _COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id = task),
-    (SELECT text FROM name WHERE name.id = queue), key, retries, message.arguments,
+    (SELECT text FROM name WHERE name.id = queue), key, retries, message.arguments, error,
     (SELECT text FROM name WHERE name.id = stream), offset, state"""
 
 #: The names that contain a text, and what tells whether a message's id begins with it, or its arguments contain it.
@@ -40,6 +42,7 @@ class Row(NamedTuple):
     key: str | None
     retries: int
     arguments: str  # truncated
+    error: str | None  # of the last try
     stream: str
     offset: int
     state: int
@@ -62,10 +65,10 @@ class Filter(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The waiting messages of one task, or for one queue."""
+    """The messages of one task, or for one queue, that wait or are cancelled."""
 
     name: str
-    waiting: int
+    amount: int
     soonest: int
 
 
@@ -80,6 +83,9 @@ class _Where:
         for column, name in (("task", wanted.task), ("queue", wanted.queue)):
             if name:
                 self.add(f"{column} = (SELECT id FROM name WHERE text = ?)", name if name != NONE else "")
+
+        #: The words to find. The longest, which fewest have, is looked for first.
+        self.words = sorted(parse(wanted.text), key=lambda word: -len(word.text))
 
     def add(self, condition: str, *values: Any) -> None:
         self.conditions.append(condition)
@@ -101,11 +107,11 @@ def page(
     if after is not None:
         where.add(f"(due, message.row) {'<' if back else '>'} (?, ?)", *after)
     order = "ORDER BY due DESC, message.row DESC" if back else "ORDER BY due, message.row"
-    if not wanted.text:
+    if not where.words:
         condition, values = where.and_()
         rows = _rows(db, f"message WHERE {condition} {order} LIMIT {PAGE + 1}", values)
     else:
-        rows = _near(db, where, wanted.text, order) or _far(db, where, wanted.text, order, back)
+        rows = _near(db, where, order) or _far(db, where, order, back)
     return rows[::-1] if back else rows
 
 
@@ -119,7 +125,7 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
 
 def ordered(db: sqlite3.Connection, wanted: Filter, now: int, order: str) -> list[Row]:
     """Return all matches of a filter, `MOST` at most, in one of `ORDERS`, and equal ones by their due times."""
-    sources = _sources(db, _Where(wanted, now), wanted.text)
+    sources = _sources(db, _Where(wanted, now))
     found = {row.row: row for rest, values in sources for row in _rows(db, f"{rest} LIMIT {MOST}", values)}
     return sorted(found.values(), key=lambda row: (ORDERS[order](row), row.place))
 
@@ -128,40 +134,63 @@ def _rows(db: sqlite3.Connection, rest: str, values: list[Any]) -> list[Row]:
     return [Row(*row) for row in db.execute(f"SELECT {_COLUMNS} FROM {rest}", values)]
 
 
-def _near(db: sqlite3.Connection, where: _Where, text: str, order: str) -> list[Row]:
-    """Return a page of matches of a text from the soonest rows; nothing if they do not fill a page."""
+def _near(db: sqlite3.Connection, where: _Where, order: str) -> list[Row]:
+    """Return a page of matches of words from the soonest rows; nothing if they do not fill a page."""
     condition, values = where.and_()
     source = f"(SELECT * FROM message WHERE {condition} {order} LIMIT {_NEAR}) AS message"
-    test = f"{_BEGINS} OR task IN ({_NAMED}) OR queue IN ({_NAMED}) OR {_CONTAINS}"
-    values += [text, _after(text), *[pattern(text)] * 3]
-    rows = _rows(db, f"{source} WHERE {test} {order} LIMIT {PAGE + 1}", values)
+    test, more = _all(where.words)
+    rows = _rows(db, f"{source} WHERE {test} {order} LIMIT {PAGE + 1}", [*values, *more])
     return rows if len(rows) > PAGE else []
 
 
-def _far(db: sqlite3.Connection, where: _Where, text: str, order: str, back: bool) -> list[Row]:
-    """Return a page of matches of a text, found with the database's indexes."""
+def _far(db: sqlite3.Connection, where: _Where, order: str, back: bool) -> list[Row]:
+    """Return a page of matches of words, found with the database's indexes."""
     found: dict[int, Row] = {}
-    for rest, values in _sources(db, where, text):
+    for rest, values in _sources(db, where):
         found |= {row.row: row for row in _rows(db, f"{rest} {order} LIMIT {PAGE + 1}", values)}
     return sorted(found.values(), key=lambda row: row.place, reverse=back)[: PAGE + 1]
 
 
-def _sources(db: sqlite3.Connection, where: _Where, text: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield what to select from, with its values: together all that match a filter and a text, some of it twice."""
-    for table, condition, values in _tables(db, text) if text else [("message", "1", ())]:
-        conditions, more = where.and_(condition, *values)
+def _sources(db: sqlite3.Connection, where: _Where) -> Iterator[tuple[str, list[Any]]]:
+    """Yield what to select from, with its values: together all that match a filter and its words, some of it twice."""
+    test, tested = _all(where.words[1:])
+    for table, condition, values in _tables(db, where.words[0]) if where.words else [("message", "1", ())]:
+        conditions, more = where.and_(f"{condition} AND {test}", *values, *tested)
         yield f"{table} WHERE {conditions}", more
 
 
-def _tables(db: sqlite3.Connection, text: str) -> Iterator[tuple[str, str, Sequence[Any]]]:
-    """Yield the tables to search for a text, each by an index of its own, with a condition and its values."""
-    yield "message INDEXED BY message_id", _BEGINS, (text, _after(text))
+def _all(words: Sequence[Word]) -> tuple[str, list[Any]]:
+    """Return the condition that a message has all of some words, with its values."""
+    conditions, values = ["1"], []
+    for field, text in words:
+        like = [pattern(text)]
+        tests = {
+            "id": (_BEGINS, [text, _after(text)]),
+            "task": (f"task IN ({_NAMED})", like),
+            "queue": (f"queue IN ({_NAMED})", like),
+            "args": (_CONTAINS, like),
+        }
+        chosen = [tests[name] for name in FIELDS if field in ("", name)]
+        conditions.append(f"({' OR '.join(test for test, _ in chosen)})")
+        values += [value for _, some in chosen for value in some]
+    return " AND ".join(conditions), values
+
+
+def _tables(db: sqlite3.Connection, word: Word) -> Iterator[tuple[str, str, Sequence[Any]]]:
+    """Yield the tables to search for a word, each by an index of its own, with a condition and its values."""
+    field, text = word
+    if field in ("", "id"):
+        yield "message INDEXED BY message_id", _BEGINS, (text, _after(text))
     for column in ("task", "queue"):
+        if field not in ("", column):
+            continue
         table, names = f"message INDEXED BY message_{column}", _names(db, column, text)
         if len(names) > _NAMES:
             yield table, f"{column} IN ({_NAMED})", [pattern(text)]
         else:
             yield from ((table, f"{column} = ?", [name]) for name in names)
+    if field not in ("", "args"):
+        return
     # The full-text index consists of trigrams, and SQLite does not use it for a LIKE with ESCAPE.
     parts = [f"%{part}%" for part in re.split(r"[%_\\]+", text) if len(part) >= 3]
     table = "search CROSS JOIN message ON message.row = search.rowid" if parts else "message"
@@ -182,8 +211,9 @@ def _names(db: sqlite3.Connection, column: str, text: str) -> list[int]:
 
 def count(db: sqlite3.Connection, wanted: Filter, now: int) -> int:
     """Return the number of matches of a filter; with a text, at most `MOST` + 1."""
-    sources = _sources(db, _Where(wanted, now), wanted.text)
-    if not wanted.text:
+    where = _Where(wanted, now)
+    sources = _sources(db, where)
+    if not where.words:
         [(rest, values)] = sources
         return int(db.execute(f"SELECT count(*) FROM {rest}", values).fetchone()[0])
     found: set[int] = set()
@@ -204,10 +234,15 @@ def find(db: sqlite3.Connection, numbers: Iterable[int]) -> list[Row]:
 
 def numbers(db: sqlite3.Connection, wanted: Filter, now: int) -> list[int]:
     """Return the numbers of all matches of a filter, the soonest first; `MOST` + 1 at most."""
+    return [number for _, number in _soonest(db, wanted, now)]
+
+
+def _soonest(db: sqlite3.Connection, wanted: Filter, now: int) -> list[tuple[int, int]]:
+    """Return due time and number of all matches of a filter, the soonest first; `MOST` + 1 at most."""
     found: set[tuple[int, int]] = set()
-    for rest, values in _sources(db, _Where(wanted, now), wanted.text):
+    for rest, values in _sources(db, _Where(wanted, now)):
         found.update(db.execute(f"SELECT due, number FROM {rest} ORDER BY due LIMIT {MOST + 1}", values))
-    return [number for _, number in sorted(found)[: MOST + 1]]
+    return sorted(found)[: MOST + 1]
 
 
 def copies(db: sqlite3.Connection, row: Row, now: int) -> list[Row]:
@@ -218,7 +253,12 @@ def copies(db: sqlite3.Connection, row: Row, now: int) -> list[Row]:
 
 
 def bars(db: sqlite3.Connection, wanted: Filter, now: int, edges: list[int]) -> list[int]:
-    """Return the number of due messages between each two consecutive times."""
+    """Return the number of due messages between each two consecutive times; with a text, `MOST` + 1 in all at most."""
+    if wanted.text:
+        counts = [0] * (len(edges) - 1)
+        for due, _ in _soonest(db, wanted._replace(since=edges[0], until=edges[-1]), now):
+            counts[bisect_right(edges, due) - 1] += 1
+        return counts
     return [count(db, wanted._replace(since=since, until=until), now) for since, until in itertools.pairwise(edges)]
 
 
@@ -233,14 +273,14 @@ def extent(db: sqlite3.Connection, now: int) -> tuple[int, int] | None:
     return (found[0][0], found[1][0]) if found[0] and found[1] else None
 
 
-def shares(db: sqlite3.Connection, column: str, now: int) -> list[Share]:
-    """Return the waiting messages by "task" or by "queue", the largest number first."""
+def shares(db: sqlite3.Connection, column: str, now: int, state: int = WAITING) -> list[Share]:
+    """Return the messages in a state by "task" or by "queue", the largest number first."""
     rows = db.execute(
         f"SELECT (SELECT text FROM name WHERE name.id = {column}), count(*), min(due) FROM message "
-        f"INDEXED BY message_{column} WHERE state = {WAITING} AND due > ? GROUP BY {column}",
+        f"INDEXED BY message_{column} WHERE state = {state} AND due > ? GROUP BY {column}",
         [now],
     )
-    return sorted((Share(*row) for row in rows), key=lambda share: (-share.waiting, share.name))
+    return sorted((Share(*row) for row in rows), key=lambda share: (-share.amount, share.name))
 
 
 def cancelled(db: sqlite3.Connection, now: int) -> int:

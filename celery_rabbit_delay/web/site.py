@@ -6,6 +6,7 @@ import secrets
 from collections import deque
 from datetime import timezone
 from typing import Any
+from urllib.parse import quote
 
 from flask import Flask, Response, render_template, request
 
@@ -72,6 +73,7 @@ def _filters(site: Flask) -> None:
     site.jinja_env.filters["printable"] = printable
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
     site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M:%S")
+    site.jinja_env.filters["about"] = lambda url, id_: url.replace("{id}", quote(id_, safe=""))
     site.jinja_env.filters["duration"] = plot.duration
     site.jinja_env.filters["milliseconds"] = headers_.milliseconds
     site.jinja_env.globals["none"] = search.NONE

@@ -14,6 +14,7 @@ from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core import streams
 from ..core.headers import Delivery
+from ..core.routing_key import MAX_LENGTH
 from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
@@ -48,6 +49,7 @@ def add_views(site: Flask, operations: Operations, overview: Overview, acts: deq
         return render_template(
             "schedule.html",
             summary=overview.summary(),
+            shares=overview.shares(wanted.state),
             status=overview.status(),
             wanted=wanted,
             found=found,
@@ -73,6 +75,16 @@ def add_views(site: Flask, operations: Operations, overview: Overview, acts: deq
         found = or_reason(lambda: _details(operations.record(rows[0])))
         details: dict[str, Any] = {"error": found} if isinstance(found, str) else found
         return render_template("task.html", row=rows[0], origin=forms.origin(), **details)
+
+    @site.get("/about")
+    def about() -> Any:
+        id_ = request.args.get("id", "")
+        if not 0 < len(id_) <= MAX_LENGTH:
+            abort(404, "There is no task with such an id.")
+        found = or_reason(lambda: operations.about(id_))
+        return render_template(
+            "about.html", id=id_, **({"error": found} if isinstance(found, str) else {"known": found})
+        )
 
     @site.get("/orphans")
     def orphans() -> Any:
@@ -116,12 +128,13 @@ def _page(db: sqlite3.Connection, wanted: Filter, moment: int, order: str) -> tu
 
 def _by_queue(overview: Overview, wanted: Filter, edges: list[int]) -> tuple[dict[str, int], dict[str, list[int]]]:
     """Return the colours of the queues with the most messages, and the plot's counts by queue; "" is all others."""
-    queues = overview.summary().queues
+    _, queues = overview.shares(wanted.state)
     # By name, so that queues keep their colours while their numbers change.
     colours = {name: number for number, name in enumerate(sorted(share.name for share in queues[: plot.COLOURS]))}
-    plotted = wanted._replace(text="", since=None, until=None)
-    # The index has no counts by task and queue: with a task, all queues are one.
-    names = [wanted.queue] if wanted.queue else [name for name in colours if name and not wanted.task]
+    plotted = wanted._replace(since=None, until=None)
+    # The index has no counts by task and queue, or by words: with these, all queues are one.
+    is_plain = wanted.task or wanted.text
+    names = [wanted.queue] if wanted.queue else [name for name in colours if name and not is_plain]
     counts = {name: overview.bars(plotted._replace(queue=name), edges) for name in names}
     if not counts or (not wanted.queue and len(queues) > len(names)):
         total = overview.bars(plotted, edges)

@@ -167,6 +167,9 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
             search(chrome, words)
             wait_until(lambda: amount(chrome, "#rows tbody tr") == 1, "one is found")
             assert ids["moved"][:18] in text(chrome, "#rows")
+        chrome.get(f"{site.url}/?range=month&q=shop+queue:reports")
+        wait_until(lambda: text(chrome, "#found").split()[0] == text(chrome, "#within").split()[0], "the plot follows")
+        assert "of 306 waiting, filtered" in text(chrome, "#within")
         search(chrome, "make_report")
         assert "shop.make_report" in text(chrome, "#rows")
         assert "shop.sync_stock" not in text(chrome, "#rows")
@@ -280,6 +283,85 @@ def test_enter_in_a_due_time_means_that_time_and_the_place_and_the_focus_stay(
         assert box.get_property("value") == ids[2]
 
 
+def test_what_is_new_comes_in_place_and_never_under_a_selection_or_a_pointer(
+    shop: Shop, chrome: Any, tmp_path: Path
+) -> None:
+    from selenium.webdriver import ActionChains
+
+    shop.send("note", "first", countdown=1500)
+    with looking(chrome, tmp_path, **shop.environment) as site:
+        chrome.get(site.url)
+        shows(chrome, "'first'", "#rows")
+        shows(chrome, "live", "#live")
+        # What stays is the same row, with what is selected in it.
+        chrome.execute_script("window.row = document.querySelector('#rows tbody tr')")
+        shop.send("note", "second", countdown=1000)
+        shows(chrome, "'second'", "#rows")
+        assert chrome.execute_script("return row.isConnected && row.rowIndex") == 2
+        code = "document.querySelector('#rows tbody tr:last-child code')"
+        chrome.execute_script(f"getSelection().selectAllChildren({code})")
+        shows(chrome, "paused: selection", "#live")
+        shop.send("note", "third", countdown=900)
+        wait_until(lambda: "third" in site.ask("/").text, "the page has it")
+        refreshed = "performance.getEntriesByType('resource').length"
+        before = chrome.execute_script(f"return {refreshed}")
+        assert "first" in chrome.execute_script("return String(getSelection())")
+        assert "'third'" not in text(chrome, "#rows")
+        chrome.execute_script("getSelection().removeAllRanges()")
+        shows(chrome, "'third'", "#rows")
+        assert chrome.execute_script(f"return {refreshed}") <= before + 2  # none was asked for meanwhile
+        # What moves keeps the focus.
+        queues = "[...document.querySelectorAll('#filters a[href*=\"queue=\"]')]"
+        chrome.execute_script(f"{queues}[0].focus(); window.chosen = document.activeElement")
+        shop.vhost.declare("other")
+        for number in range(4):
+            shop.send("note", number, queue="other", countdown=3000)
+        wait_until(lambda: chrome.execute_script(f"return {queues}[1] === chosen"), "another queue has most")
+        assert chrome.execute_script("return document.activeElement === chosen")
+        # Rows stay under the pointer.
+        ActionChains(chrome).move_to_element(chrome.find_element("css selector", "#rows tbody tr")).perform()
+        shows(chrome, "paused: pointer", "#live")
+        ActionChains(chrome).move_to_element(chrome.find_element("css selector", ".brand")).perform()
+        shows(chrome, "live", "#live")
+        # The switch, with the keyboard; the next page keeps it.
+        chrome.execute_script("document.getElementById('live').focus()")
+        press(chrome, "\ue007")
+        assert text(chrome, "#live") == "paused"
+        chrome.get(f"{site.url}/?range=day")
+        shows(chrome, "paused", "#live")
+        chrome.execute_script("document.getElementById('live').focus()")
+        press(chrome, " ")
+        shows(chrome, "live", "#live")
+        # Work in progress is seen, here for ever.
+        chrome.execute_script("window.fetch = () => new Promise(() => {})")
+        click(chrome, "#rows tbody tr input")
+        click(chrome, '#acts button[formaction="/run-now"]')
+        wait_until(lambda: amount(chrome, ".busy [aria-busy=true]") == 1, "its button says so")
+
+
+@pytest.mark.parametrize("width", [390, 761, 768, 1020, 1024, 1280])
+def test_every_width_has_room_for_tasks_and_arguments(shop: Shop, chrome: Any, tmp_path: Path, width: int) -> None:
+    fill(shop, 60)
+    with looking(chrome, tmp_path, **shop.environment) as site:
+        pictures = Path(os.environ.get("PICTURES") or tmp_path)
+        for scheme in ("light", "dark"):
+            (pictures / f"{scheme}-{width}.png").write_bytes(picture(chrome, site, width, 900, scheme))
+        for column in ("task", "arguments"):
+            wide = chrome.execute_script(f"return document.querySelector('#rows td.{column}').clientWidth")
+            assert wide >= 90, column
+        sizes = """return [...document.querySelectorAll('a, button, input, select, summary')]
+            .filter((one) => one.checkVisibility({visibilityProperty: true}) && !one.closest('svg, .skip'))
+            .map((one) => [one.outerHTML.slice(0, 80), one.getBoundingClientRect()])
+            .filter(([_, {width, height}]) => Math.min(width, height) < 24).map(([html]) => html)"""
+        if width == 390:  # a finger needs more than a pointer
+            assert chrome.execute_script(sizes) == []
+        click(chrome, "#all")
+        shows(chrome, "50 selected", "#acts")
+        assert chrome.execute_script("return document.querySelector('th.queue a').checkVisibility()")
+        click(chrome, "th.queue a")
+        wait_until(lambda: "order=queue" in chrome.current_url, "it is ordered")
+
+
 def test_orphans_are_sent_on(shop: Shop, chrome: Any, tmp_path: Path) -> None:
     shop.vhost.declare("gone")
     shop.send("note", "waits", queue="gone", countdown=600)  # and makes the cascade, which takes a while
@@ -319,7 +401,7 @@ def test_a_page_for_others_asks_for_the_password_and_may_be_read_only(shop: Shop
         click(chrome, "#rows a.open")
         shows(chrome, "Keyword arguments")
         assert amount(chrome, "main form") == 0
-        click(chrome, "header button")
+        click(chrome, "header form button")
         shows(chrome, "Log in")
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.kit import background
+from tests.kit import background, terminal
 from tests.kit.broker import Vhost
 from tests.kit.pages import commands
 from tests.kit.wait import wait_until
@@ -24,16 +24,18 @@ DOCUMENTED = "guest:guest@localhost//"
 
 #: What a page tells to do once on a machine, and a test has done already.
 SKIPPED = ("pip install ", "docker run ", "cd ")
+#: What shows more to people than to programs.
+TO_PEOPLE = re.compile(r"celery-rabbit-delay | delay ")
 #: Those that only look may be typed again until they show what the page shows.
 LOOKS = re.compile(r" (status|list|plan)\b| inspect | show$|rabbitmqctl (--quiet )?list_")
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
+TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: [A-Z]{3,5}\b *)?"
 #: How many queues are deleted depends on the outboxes that were used.
 VARYING = re.compile(
     rf"(?:{UUID}|{TIME}|celery@\w+|ForkPoolWorker-\d+|\d+\.\d s\b|\d+(?= exchanges and queues deleted))"
 )
-TITLES = re.compile(r" *(?:level|outbox) +ready +unsettled +(?:queue|for)")
+TITLES = re.compile(r" *(?:LEVEL|OUTBOX) +READY +UNSETTLED +(?:QUEUE|FOR)")
 PLACE = re.compile(r" *[\d.]+ \w+ +(\d+) .*(?:\.delay\.\d+|queue '\w+')")
 
 
@@ -90,15 +92,9 @@ class Reader:
         if command.startswith("rabbitmqctl "):
             return self.vhost.broker.node.ctl(*self.words(command)[1:], "--vhost", self.vhost.name)
         shell = any(sign in command for sign in "<>|")
-        done = subprocess.run(
-            self.with_broker(command) if shell else self.words(command),
-            shell=shell,
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        words = self.with_broker(command) if shell else self.words(command)
+        run = terminal.run if TO_PEOPLE.search(command) else terminal.pipe
+        done = run(words, self.directory, self.environment, shell)
         assert "Traceback" not in done.stderr or code, done.stderr
         assert done.returncode == code, (command, done.returncode, done.stdout, done.stderr)
         return done.stdout

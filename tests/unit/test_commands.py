@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +21,12 @@ from kombu.exceptions import OperationalError
 from kombu.utils import functional
 
 from celery_rabbit_delay import InvalidDelay, Options, operate
-from celery_rabbit_delay.cli import groups
+from celery_rabbit_delay.cli import groups, output, status, target, tasks
 from celery_rabbit_delay.cli.output import format_duration, until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
-from celery_rabbit_delay.operate import Orphan, Status
-from celery_rabbit_delay.operate.status import LevelStatus
+from celery_rabbit_delay.operate import BeatStatus, Orphan, Recorded, Scheduled, Status
+from celery_rabbit_delay.operate.beat import PeriodicTask
+from celery_rabbit_delay.operate.status import Group, LevelStatus
 from tests.kit.commands import PROGRAM, closed_pipe
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
@@ -242,6 +245,138 @@ def test_status_tells_a_missing_level_from_a_missing_cascade(
     monkeypatch.setattr(operate, "recorded", lambda *arguments: None)
     shown = run("status")
     assert (shown.exit_code, shown.stdout) == (3, f"{ready[0] or 0} wait\n{told}\n")
+
+
+WAITS = Scheduled(
+    "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1",
+    "shop.ask_for_review",
+    "mail",
+    datetime(2030, 1, 31, 11, 30, tzinfo=timezone.utc),
+    "(42,)",
+    "{'customer': '" + 50 * "x" + "'}",
+    "",
+    "mail",
+    None,
+    0,
+    1,
+)
+PIPED = f"2030-01-31 11:30:00Z  {WAITS.id}  mail  shop.ask_for_review (42,) {WAITS.kwargs}\n"
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Set the zone of this machine."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, berlin: None) -> None:
+    """Let the output be read by people."""
+    for module in (output, status, tasks):
+        monkeypatch.setattr(module, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")  # less than a table may have
+
+
+@pytest.fixture
+def waiting(away: None, monkeypatch: pytest.MonkeyPatch) -> list[Scheduled]:
+    found = [WAITS]
+    monkeypatch.setattr(operate, "require", lambda connection: None)
+    monkeypatch.setattr(operate, "scheduled", lambda *arguments, **more: iter(found))
+    return found
+
+
+def test_a_list_on_a_terminal_has_headings_local_times_and_80_columns(terminal: None, waiting: list[Scheduled]) -> None:
+    shown = run("list").stdout
+    assert max(map(len, shown.splitlines())) == 80
+    assert shown == (
+        "DUE                       QUEUE                 TASK\n"
+        "  ID                                    ARGUMENTS\n"
+        "2030-01-31 12:30:00 CET   mail                  shop.ask_for_review\n"
+        f"  {WAITS.id}  (42,) {{'customer': '{19 * 'x'}…\n"
+    )
+    assert "2030-01-31 11:30:00Z      mail" in run("list", "--utc").stdout
+    assert json.loads(run("list", "--json").stdout)["due"] == "2030-01-31T11:30:00+00:00"
+    waiting[:] = [WAITS._replace(retries=2, error="ConnectionError: refused")]
+    assert run("list").stdout.endswith("…\n  retry 2, after ConnectionError: refused\n")
+    waiting[:] = [WAITS._replace(id="", task=None, due=datetime.max.replace(tzinfo=timezone.utc))]
+    assert run("list").stdout.splitlines()[2:] == ["9999-12-31 23:59:59Z      mail                  message", "  -"]
+    waiting.clear()
+    empty = run("list")
+    assert (empty.stdout, empty.stderr.partition(":")[0]) == ("", "nothing is listed")
+
+
+def test_a_list_in_a_pipe_is_the_data_in_utc(berlin: None, waiting: list[Scheduled]) -> None:
+    assert run("list").stdout == PIPED
+    assert run("list", "--utc").stdout == PIPED
+    waiting[:] = [WAITS._replace(error="ConnectionError: refused")]
+    assert run("list").stdout == PIPED.replace("\n", "  after ConnectionError: refused\n")
+    assert json.loads(run("list", "--json").stdout)["error"] == "ConnectionError: refused"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_found"),
+    [
+        ("7E2B mail ASK", True),
+        ("id:7e2b args:42 queue:mail task:shop", True),
+        ("4e0b", False),
+        ("task:mail", False),
+        ("mail nosuch", False),
+    ],
+)
+def test_a_list_is_searched_by_words_and_fields(words: str, is_found: bool, waiting: list[Scheduled]) -> None:
+    waiting.append(WAITS._replace(task="other", id="other", queue="other", args="()"))
+    assert run("list", "--limit", "1", "--search", words).stdout == (PIPED if is_found else "")
+
+
+def test_a_search_without_words_selects_nothing(waiting: list[Scheduled]) -> None:
+    for command in ("list", "cancel", "run-now"):
+        failed = run(command, "--search", " ")
+        assert (failed.exit_code, "it is empty" in failed.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_status_has_headings_and_hints_in_their_places(
+    is_shown: bool, away: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.getfixturevalue("terminal" if is_shown else "berlin")
+    found = Status([LevelStatus("level", 1000, 1, None)], [], 0, None, None, [])
+    entry = PeriodicTask("hourly", "shop.sync", WAITS.due, WAITS.due)
+    beat = BeatStatus("host:1", [entry, entry._replace(entry="odd", next=None)])
+    monkeypatch.setattr(operate, "status", lambda *arguments: found)
+    monkeypatch.setattr(target.BrokerTarget, "beat", lambda *arguments: beat)
+    monkeypatch.setattr(
+        operate, "recorded", lambda *arguments: Recorded(3, 1, [Group("shop.review", "mail", 1, WAITS.due)], 1)
+    )
+    shown = run("status", "--levels")
+    hint = "1 of the soonest are for other queues than those of the app: see --any-queue\n"
+    if is_shown:
+        assert (shown.stderr, shown.stdout) == (
+            "",
+            "1 wait, 3 recorded, 1 cancelled, 0 are orphans\n"
+            "FIRST DUE                  TASKS  QUEUE                 TASK\n"
+            "2030-01-31 12:30:00 CET        1  mail                  shop.review\n"
+            + hint
+            + "     LEVEL      READY  UNSETTLED  QUEUE\n"
+            "       1 s          1             level\n"
+            "beat is active on host:1\n"
+            "NEXT RUN                  ENTRY                 TASK\n"
+            "2030-01-31 12:30:00 CET   hourly                shop.sync\n"
+            "unknown                   odd                   shop.sync\n",
+        )
+    else:
+        assert (shown.stderr, shown.stdout) == (
+            hint,
+            "1 wait, 3 recorded, 1 cancelled, 0 are orphans\n"
+            "2030-01-31 11:30:00Z       1  mail  shop.review\n"
+            "       1 s          1             level\n"
+            "beat is active on host:1\n"
+            "2030-01-31 11:30:00Z  hourly  shop.sync\n"
+            "unknown  odd  shop.sync\n",
+        )
 
 
 def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() -> None:

@@ -46,7 +46,7 @@ def described(record: Record = RECORD, **forged: Any) -> Scheduled:
 
 
 def test_what_a_record_says_is_shown() -> None:
-    assert described() == ("my-id", "shop.review", "Q", DUE, "(1,)", "{}", "orders", "q", None, 2, 5)
+    assert described() == ("my-id", "shop.review", "Q", DUE, "(1,)", "{}", "orders", "q", None, 2, 5, None)
 
 
 @pytest.mark.parametrize("retries", [b"\xff", True, Decimal(1), 1.5, -1, 1 << 40, "3", {}, datetime(2030, 1, 1), None])  # noqa: DTZ001  as py-amqp reads it

@@ -23,7 +23,7 @@ from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web.damage import IndexDamaged
-from celery_rabbit_delay.web.database import IndexUnusable, connect, reading
+from celery_rabbit_delay.web.database import CANCELLED, IndexUnusable, connect, reading
 from celery_rabbit_delay.web.index import Index
 from celery_rabbit_delay.web.search import Filter
 from tests.kit.fates import CASES, MINUTE, NOW, SENT, UUID, Case, record
@@ -137,9 +137,21 @@ def test_search_finds_ids_names_and_parts_of_arguments(streams: Streams) -> None
         "nothing": [],
         "'": ["id-2", UUID, "id-3"],
         "id-": ["id-2", "id-3"],
+        "review reports": ["id-3"],
+        "REVIEW 4711 q": [UUID],
+        "id:id- task:review": ["id-3"],
+        "args:review": [],
+        "queue:mail args:\"'rate': '100%\"": ["id-2"],
+        "task:mail": [],
+        "id:mail": [],
+        "queue:id-": [],
+        f"id:{UUID[:4]} task:shop args:47": [UUID],
+        "review nothing": [],
     }.items():
         assert sorted(streams.found(text=text)) == sorted(ids), text
         assert streams.ask(search.count, Filter(text=text), NOW) == len(ids), text
+        edges = [NOW, NOW + MINUTE, NOW + 2 * MINUTE]
+        assert streams.ask(search.bars, Filter(text=text), NOW, edges) == [0, len(ids)], text
     assert streams.found(text="review", task="shop.review") == [UUID]
     assert streams.found(queue="mail") == ["id-2"]
     assert streams.found(queue="unknown") == []
@@ -152,7 +164,7 @@ def told(amount: int, seed: int) -> Iterable[Record]:
         yield record(number, due, argsrepr=f"({dice.choice(['rare', 'often', 'often', 'often'])}, {number})")
 
 
-@pytest.mark.parametrize("text", ["", "often", "rare", "shop", "ft"])
+@pytest.mark.parametrize("text", ["", "often", "rare", "shop", "ft", "shop often", "args:often task:sh"])
 @pytest.mark.parametrize("near", [20, 20_000])
 def test_pages_have_everything_once_forwards_and_backwards(
     streams: Streams, text: str, near: int, monkeypatch: pytest.MonkeyPatch
@@ -169,7 +181,11 @@ def test_pages_have_everything_once_forwards_and_backwards(
     everything = [row for page in forwards for row in page]
     assert everything == sorted(everything, key=lambda row: row.place)
     assert len({row.row for row in everything}) == len(everything) == search.count(db, wanted, NOW)
-    assert all(text in row.arguments or text in row.task for row in everything)
+    assert all(
+        word.partition(":")[2] in row.arguments + row.task if ":" in word else word in row.arguments + row.task
+        for row in everything
+        for word in text.split()
+    )
     backwards = search.page(db, wanted, NOW, everything[-1].place, back=True)
     assert backwards[-search.PAGE :] == everything[:-1][-search.PAGE :]
     db.close()
@@ -191,6 +207,8 @@ def test_shares_are_by_task_and_by_queue_the_most_first(streams: Streams) -> Non
     assert streams.ask(search.shares, "task", NOW) == [("b", 2, NOW + MINUTE), ("a", 1, NOW + MINUTE)]
     assert streams.ask(search.shares, "queue", NOW) == [("q", 2, NOW + MINUTE), ("mail", 1, NOW + MINUTE)]
     assert streams.found(task="b") == ["id-2", "id-3"]
+    streams.tell(*changes.cancelled(["id-2"], SENT))
+    assert streams.ask(search.shares, "queue", NOW, CANCELLED) == [("mail", 1, NOW + MINUTE)]
 
 
 def test_copies_of_one_message_are_found_together(streams: Streams) -> None:

@@ -36,7 +36,7 @@ from celery_rabbit_delay.web.operations import Broker, Done, Operations
 from celery_rabbit_delay.web.overview import Overview
 from celery_rabbit_delay.web.search import Row, Share
 from celery_rabbit_delay.web.serve import check
-from celery_rabbit_delay.web.setting import Setting
+from celery_rabbit_delay.web.setting import Setting, check_links
 from celery_rabbit_delay.web.site import create
 from tests.kit.wait import wait_until
 
@@ -60,6 +60,7 @@ def store(index: Index, *numbers: int) -> None:
             "argsrepr": "('<i>',)",
             "kwargsrepr": "{}",
             "retries": number % 3,
+            **({"x-delay-error": "OSError: <down>"} if number % 3 else {}),
         }
         wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
         properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
@@ -102,6 +103,8 @@ def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
     assert "my-id" in page
     assert "shop.&lt;b&gt;" in page
     assert "<i>" not in page
+    assert "after OSError: &lt;down&gt;" in page
+    assert "OSError: &lt;down&gt;</dd>" in text(client.get("/task/5"))
     assert "no answer" in page
     assert "the broker is away" in text(client.get("/health"))
     assert "the broker is away" in text(client.get("/orphans"))
@@ -356,6 +359,55 @@ def test_cancelled_tasks_are_a_list_of_their_own_that_cannot_be_changed(client: 
     assert "my-id-5" not in cancelled
     assert 'name="number"' not in cancelled
     assert "my-id-6" not in text(client.get("/?state=cancelled&q=nothing"))
+    # What is counted beside a list is what it lists.
+    assert "shop.&lt;b&gt;1</span>" in waiting
+    assert "shop.&lt;b&gt;0</span>" not in waiting
+    assert "shop.&lt;b&gt;0</span>" in cancelled
+    assert "shop.&lt;b&gt;1</span>" not in cancelled
+
+
+ABOUT = operate.Scheduled(
+    "my-id",
+    "shop.<b>",
+    "mail",
+    datetime(2030, 1, 31, tzinfo=timezone.utc),
+    "(1,)",
+    None,
+    "",
+    "mail",
+    "k",
+    2,
+    5,
+    "OSError: down",
+)
+
+
+def test_a_task_leads_to_all_that_is_known_of_its_id_and_to_the_pages_of_others(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert '<a href="/about?id=my-id-5">All that is known of this id</a>' in text(client.get("/task/5"))
+    assert "the broker is away" in text(client.get("/about?id=my-id"))
+    for path in ("/about", f"/about?id={256 * 'x'}"):
+        assert client.get(path).status_code == 404
+    known = operate.About("my-id", [(ABOUT, True)], ABOUT.due)
+    monkeypatch.setattr(operate, "connected", lambda connection: nullcontext(connection))
+    monkeypatch.setattr(operate, "about", lambda connection, ids, names: [known] if ids == ["my-id"] else [])
+    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
+    for names, is_shown in ((QueueNames(), True), (QueueNames([kombu.Queue("other")], only=True), False)):
+        broker = Broker("here", lambda: None, names, [], lambda _: None)
+        setting = Setting(links={"Flower": "https://flower/task/{id}"})
+        page = text(create(setting, broker, Indexer(index, away, names)).test_client().get("/about?id=my-id"))
+        assert "Cancelled 2030-01-31 00:00:00" in page
+        assert '<a href="https://flower/task/my-id" rel="noreferrer">Flower</a>' in page
+        assert ("shop.&lt;b&gt;" in page) is is_shown
+        assert ("OSError: down" in page) is is_shown
+
+
+@pytest.mark.parametrize("link", ["Flower", "Flower=https://flower/", "Flower=javascript:{id}", "=https://flower/{id}"])
+def test_a_link_that_leads_to_no_task_is_an_error(link: str) -> None:
+    name, _, url = link.partition("=")
+    with pytest.raises(ValueError, match="use a name and a URL such as"):
+        check_links({name: url})
 
 
 def test_all_that_match_can_be_changed_at_once_and_the_page_says_who_did(
@@ -391,7 +443,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     says: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = Index(tmp_path / "index.sqlite", "here")
-    waiting = Row(1, 5, 2**45, "my-id", "t", "q", None, 0, "", "s", 0, 0)
+    waiting = Row(1, 5, 2**45, "my-id", "t", "q", None, 0, "", None, "s", 0, 0)
     monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
     monkeypatch.setattr(Operations, "_waiting", lambda operations, numbers: ([waiting], []))
     monkeypatch.setattr(Operations, "_record", lambda *args: None)

@@ -30,41 +30,73 @@ function count() {
   if (every) every.checked = selected.length > 0 && selected.length === boxes().length;
 }
 
-// The selector that finds an element again after its part of the page was replaced.
-function selector(element) {
-  if (element.id) return `#${CSS.escape(element.id)}`;
-  const link = element.getAttribute("href");
-  if (link) return `a[href="${CSS.escape(link)}"]`;
-  return element.name && element.value ? `[name="${element.name}"][value="${CSS.escape(element.value)}"]` : "";
+// What tells an element from others of its parent; texts and most elements are told by their place.
+const key = (node) => node.dataset?.key || node.id || "";
+
+// Makes an element like a fresh one. What is in both stays the same node: so do the focus, selections and what is open.
+function update(old, fresh) {
+  for (const name of new Set([...old.getAttributeNames(), ...fresh.getAttributeNames()])) {
+    const value = fresh.getAttribute(name);
+    if (name === "open" || value === old.getAttribute(name)) continue;
+    if (value === null) old.removeAttribute(name);
+    else old.setAttribute(name, value);
+  }
+  const named = new Map([...old.children].filter(key).map((child) => [key(child), child]));
+  const kept = new Set([...fresh.children].map(key));
+  for (const [name, child] of named) if (!kept.has(name)) child.remove();
+  let at = old.firstChild;
+  const drop = () => ([at] = [at.nextSibling, at.remove()]);
+  for (const wanted of [...fresh.childNodes]) {
+    const same = key(wanted) ? named.get(key(wanted)) : at;
+    while (same && at && at !== same && !key(at)) drop();
+    if (!same || same.nodeName !== wanted.nodeName || key(same) !== key(wanted)) {
+      old.insertBefore(wanted, at);
+      continue;
+    }
+    if (same === at) at = at.nextSibling;
+    else old.insertBefore(same, at);
+    if (same.nodeType === Node.ELEMENT_NODE) update(same, wanted);
+    else if (same.data !== wanted.data) same.data = wanted.data;
+  }
+  while (at) drop();
 }
 
 function replace(fresh) {
   document.title = fresh.title;
-  const checked = new Set(chosen().map((box) => box.value));
-  const every = matching() !== null;
-  const focused = selector(document.activeElement);
+  const focused = document.activeElement;
   for (const old of all("[data-live]")) {
     const now = fresh.getElementById(old.id);
-    if (!now || now.innerHTML === old.dataset.was) continue;
-    old.dataset.was = now.innerHTML;
-    for (const open of old.querySelectorAll("details[open]")) {
-      const same = now.querySelector(`#${open.id}`);
-      if (same) same.open = true;
-    }
-    old.replaceChildren(...now.childNodes);
+    if (now) update(old, now);
   }
-  for (const box of boxes()) box.checked = checked.has(box.value);
-  for (const box of all("[name=matching]")) box.checked = every;
-  if (focused && document.activeElement === document.body) {
-    document.querySelector(focused)?.focus({ preventScroll: true });
-  }
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   count();
+}
+
+let pointed = null; // the row or the bar under a mouse
+
+// Why nothing is refreshed just now, if so: rows must not move under a pointer, nor text that is being selected.
+function pause() {
+  if (sessionStorage.paused) return "paused";
+  if (!getSelection().isCollapsed) return "paused: selection";
+  return pointed?.isConnected ? "paused: pointer" : "";
+}
+
+function tell() {
+  const button = document.getElementById("live");
+  if (!button) return;
+  const why = pause();
+  button.hidden = false;
+  button.textContent = why || "live";
+  button.title = sessionStorage.paused ? "Refresh every two seconds" : "Pause";
+  button.classList.toggle("good", !why);
+  button.setAttribute("aria-pressed", String(Boolean(sessionStorage.paused)));
 }
 
 async function refresh() {
   try {
     const answer = await fetch(location.href, { redirect: "error" });
-    if (answer.ok) replace(await parse(answer));
+    const fresh = await parse(answer);
+    if (answer.ok && !pause()) replace(fresh);
     document.documentElement.classList.toggle("stale", !answer.ok);
   } catch {
     document.documentElement.classList.add("stale"); // the server is down; the next refresh tries again
@@ -72,8 +104,14 @@ async function refresh() {
 }
 
 async function live() {
-  if (!document.hidden) await refresh();
+  if (!document.hidden && !pause()) await refresh();
   setTimeout(live, EVERY);
+}
+
+// Shows that a form was sent, until its answer is there.
+function busy(button, is) {
+  button.ariaBusy = is ? "true" : null;
+  document.documentElement.classList.toggle("busy", is);
 }
 
 // Sends a form and shows the answer in its place, so that neither the view nor the focus moves.
@@ -81,6 +119,7 @@ async function send(form, button) {
   const place = boxes().indexOf(chosen()[0]);
   const body = new URLSearchParams(new FormData(form, button));
   form.inert = true;
+  busy(button, true);
   try {
     const answer = await fetch(button.formAction, { method: "POST", body });
     if (answer.redirected && new URL(answer.url).pathname !== location.pathname) return location.assign(answer.url);
@@ -95,6 +134,7 @@ async function send(form, button) {
     document.documentElement.classList.add("stale");
   } finally {
     form.inert = false;
+    busy(button, false);
   }
   const left = boxes();
   (left[Math.min(place, left.length - 1)] ?? document.getElementById("main")).focus({ preventScroll: true });
@@ -120,6 +160,10 @@ document.addEventListener("click", (event) => {
     if (!menu.contains(event.target)) menu.open = false;
   }
   if (event.target.matches(".copy")) copy(event.target);
+  if (event.target.id === "live") {
+    sessionStorage.paused = sessionStorage.paused ? "" : "yes";
+    tell();
+  }
   if (event.target.matches(".messages .message")) event.target.remove();
 });
 
@@ -130,6 +174,8 @@ document.addEventListener("submit", (event) => {
   if (event.target.id === "selection" && button) {
     event.preventDefault();
     send(event.target, button);
+  } else if (event.target.method === "post" && button) {
+    busy(button, true);
   }
 });
 
@@ -162,7 +208,18 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-if (document.querySelector("[data-live]") && !document.querySelector("form.search :focus")) {
+addEventListener("pageshow", () => all("[aria-busy]").forEach((button) => busy(button, false)));
+
+if (document.querySelector("main [data-live]")) {
   count();
+  document.addEventListener("selectionchange", tell);
+  for (const name of ["pointerover", "pointerleave"]) {
+    document.addEventListener(name, ({ type, target, pointerType }) => {
+      const isOver = type === "pointerover" && pointerType === "mouse";
+      pointed = isOver ? target.closest("#rows tbody tr, #plot a") : null;
+      tell();
+    });
+  }
+  tell();
   setTimeout(live, isNew ? 0 : EVERY);
 }
