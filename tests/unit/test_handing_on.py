@@ -30,7 +30,7 @@ CONNECTED: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamesp
 
 
 def message(headers: dict[str, Any], payload: Any = None, delayed_until: datetime | None = None) -> Any:
-    return SimpleNamespace(headers=headers, payload=payload, delayed_until=delayed_until)
+    return SimpleNamespace(headers=headers, payload=payload, delayed_until=delayed_until, held=None)
 
 
 @pytest.mark.parametrize(

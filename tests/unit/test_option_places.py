@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "hand_on": (False, "no"),
     "journal": (None, -1),
     "streams": (False, "no"),
+    "delivery_time": (False, "no"),
     "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }
 
