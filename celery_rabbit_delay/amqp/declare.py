@@ -137,8 +137,8 @@ def bind_destination(
 def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
     """Create a stream and lead to it from ingest: one round trip.
 
-    Raises `CascadeMissing` also while another process is creating the cascade, `NotPermitted`; `UnsupportedConfiguration` if the broker cannot create streams, for which
-    it closes the connection.
+    Raises `CascadeMissing`, also while another process is creating the cascade, and `NotPermitted`;
+    `UnsupportedConfiguration` if the broker cannot create streams, for which it closes the connection.
     """
     with translate_errors(cascade):
         try:

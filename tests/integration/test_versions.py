@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-#: The columns of the README's table, as tox's factors and tools/get-rabbitmq write them.
+#: The columns of the table on the page on deployment, as tox's factors and tools/get-rabbitmq write them.
 ROW = re.compile(r"^\| Python \| Celery \| Kombu \| RabbitMQ \|.*\n\|[-|]+\n\| (.*?) \| (.*?) \| .*? \| (.*?) \|", re.M)
 
 
@@ -22,10 +22,10 @@ def combinations() -> set[tuple[str, str, str, str]]:
     return {(python, f"{c}.{d}", kombu, f"{r}.{s}") for python, c, d, kombu, r, s in found}
 
 
-def test_readme_and_pyproject_name_what_tox_tests() -> None:
+def test_the_page_on_deployment_and_pyproject_name_what_tox_tests() -> None:
     tested = combinations()
     pythons, celeries, _, rabbitmqs = (sorted(set(column), key=version) for column in zip(*tested, strict=True))
-    [columns] = ROW.findall((ROOT / "README.md").read_text())
+    [columns] = ROW.findall((ROOT / "docs" / "deployment.md").read_text())
     assert [cell.split(", ") for cell in columns] == [pythons, celeries, rabbitmqs]
     project = (ROOT / "pyproject.toml").read_text()
     assert re.findall(r"Python :: (3\.\d+)", project) == pythons

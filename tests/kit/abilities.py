@@ -20,11 +20,12 @@ class Ability(Enum):
     DENIES_TRANSIENT_QUEUES = (3, 13), None  # has a switch to deny those that connections share
     LIMITS_MESSAGES_TO_16_MB = (4, 0), None
     HEALS_PARTITIONS = (4, 0), None  # earlier, nodes may stay apart until they are restarted
-    STALLS_CELERY = (4, 0), None  # Kombu 5.7 limits each consumer there, and so a worker that holds tasks with an eta
+    KOMBU_LIMITS_CONSUMERS = (4, 0), None  # from Kombu 5.7 on, also those of classic queues
     #: Quorum queues have priorities, and look for expired messages only at the head, where the high ones are.
     HOLDS_UP_LOW_PRIORITIES = (4, 0), (4, 3)
     KEEPS_QUEUES_IN_ONE_TABLE = (4, 2), None  # Khepri by default; with Mnesia there are two
     HIDES_WHAT_ONE_MAY_NOT_USE = (4, 2, 6), None  # a passive declaration needs some permission (#16085, #16272)
+    LIMITS_ONLY_CONSUMERS = (4, 3), None  # takes a limit of a channel for one of each consumer
     GOES_ON_WITHOUT_ONE_NODE = (4, 3), None  # that has another cookie; earlier, all pause. 4.2 was not tried
 
     def is_in(self, version: Version) -> bool:
