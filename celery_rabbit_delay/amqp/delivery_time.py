@@ -56,7 +56,11 @@ def ask(channel: ConfirmedChannel, cascade: Cascade) -> BrokerClock | None:
     """
     if _try(channel, cascade, _LONG) is None:
         return None
-    return next(filter(None, (_try(channel, cascade, margin) for margin in MARGINS)), None)
+    for margin in MARGINS:
+        if clock := _try(channel, cascade, margin):
+            return clock
+        time.sleep(margin / 1000)  # until it has expired, and does not count any more
+    return None
 
 
 def _try(channel: ConfirmedChannel, cascade: Cascade, milliseconds: int) -> BrokerClock | None:

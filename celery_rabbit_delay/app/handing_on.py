@@ -244,7 +244,7 @@ class HandingOn:
         self._warn(task.queue, reason)
         if not isinstance(reason, (DelayError, NotStored)):
             self._paused_until = time.monotonic() + PAUSE
-        if due_of(task.message) is not None:
+        if task.early is None or due_of(task.message) is not None:
             self._keep(task)
 
     def _keep(self, task: _Task) -> None:
