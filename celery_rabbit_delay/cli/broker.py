@@ -49,10 +49,12 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         management = management_of(management_url, connection)
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
-        wanted = operate.cascades(connection, priorities)
+        wanted = operate.wanted(connection, priorities)
         known, ahead = target.destinations(), _creates_ahead(target, connection)
         lacking = operate.setup(connection, wanted, known, ahead, management)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
+        if operate.is_by_time(connection):
+            click.echo("RabbitMQ holds messages until they are due, so publishers that find this out need no levels")
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
         if prune and management:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import kombu
 import pytest
 
 from tests.kit.broker import Broker, Vhost, own_node, publish, publishing, take
+from tests.kit.commands import Result, management, run
 from tests.kit.holding import NOT_HELD, holds_messages
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
@@ -220,3 +222,34 @@ def test_what_waits_in_a_cluster_comes_on_time_without_one_node() -> None:
             found = arrivals(connection, "r", 200)
         assert {message.headers["n"] for message, _ in found} == set(range(200))
         assert all(late >= 0 for _, late in found)
+
+
+def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
+    holding.declare("q")
+    url, own = holding.url("amqp"), ("--tick", "0.01", "--max-delay", "120", "--delivery-time", "--queue", "q")
+
+    def command(*arguments: str) -> Result:
+        return run(url, *arguments, options=own)
+
+    assert "0 levels exist\nRabbitMQ holds messages until they are due" in command("setup").out
+    assert not [name for name in holding.names("queues") if ".delay." in name or ".out.1" in name]
+    for check in ("plan", "verify"):
+        for more in ((), management(holding)):
+            found = command(check, *more)
+            assert (found.code, found.err) == (0, ""), found.text
+    exported = json.loads(command("export").out)
+    assert {queue["name"] for queue in exported["queues"]} <= {*holding.names("queues")}
+    with holding.connection(**OPTIONS) as connection:
+        for _ in range(3):
+            publish(connection, 100)
+    assert command("status").out.startswith("0 wait, besides those that RabbitMQ holds")
+    wait_until(lambda: command("status", *management(holding)).out.startswith("3 wait"), "all are counted")
+    status = json.loads(command("status", "--json", *management(holding)).out)
+    assert (status["waiting"], status["stuck"], status["levels"]) == (3, [], [])
+    assert [(one["delay"], one["ready"]) for one in status["outboxes"]] == [(0, 3)]
+    refused = command("teardown", "--yes", *management(holding))
+    assert "3 messages wait" in refused.err
+    command("setup")
+    assert command("teardown", "--yes", "--delete-messages", *management(holding)).code == 0
+    assert holding.names("queues") == ["q"]
+    assert holding.names("exchanges") == []
