@@ -30,12 +30,16 @@ _LONG, MARGINS = 60_000, (10, 25, 50, 100, 200, 400)
 #: Nanoseconds after which a connection asks again: two clocks that run freely differ by some milliseconds then.
 _VALID = 600 * 1_000_000_000
 
+#: Nanoseconds that may pass between two looks at clocks of the same host, and by which one may have been adjusted.
+_STEP = 5 * _MS
+
 
 class BrokerClock(NamedTuple):
     """What the clock of a broker says at most."""
 
     ahead: int  # nanoseconds by which it is at most ahead of `time.monotonic_ns`
     asked: int  # by that clock
+    wall: int = 0  # nanoseconds by which the clock of this host's time was ahead of it
 
     def delivery_time(self, due: int) -> int:
         """Return what the broker's clock says at most, in milliseconds since 1970, at a moment of `time.monotonic_ns`.
@@ -46,7 +50,9 @@ class BrokerClock(NamedTuple):
 
     @property
     def is_old(self) -> bool:
-        return time.monotonic_ns() - self.asked > _VALID
+        """Whether to ask again: some time has passed, or this host was suspended, or its clock set."""
+        now = time.monotonic_ns()
+        return now - self.asked > _VALID or abs(time.time_ns() - now - self.wall) > _STEP
 
 
 def ask(channel: ConfirmedChannel, cascade: Cascade) -> BrokerClock | None:
@@ -70,7 +76,8 @@ def _try(channel: ConfirmedChannel, cascade: Cascade, milliseconds: int) -> Brok
     sent. Messages of others only add to the number of those that are ready. They leave the queue by themselves, when
     they are due and have expired.
     """
-    sent, until = time.monotonic_ns(), time.time_ns() // _MS + milliseconds
+    sent, wall = time.monotonic_ns(), time.time_ns()
+    until = wall // _MS + milliseconds
     message = Message("", expiration=str(milliseconds), delivery_mode=2, application_headers={X_DELIVERY_TIME: until})
     if (reason := channel.publish(message, cascade.outbox_ingest, PROBE)) is not None:
         raise CascadeMissing(f"{cascade.probe!r} takes no message: {reason}")
@@ -80,4 +87,4 @@ def _try(channel: ConfirmedChannel, cascade: Cascade, milliseconds: int) -> Brok
     is_answer = now - asked < declare.UNKNOWN_AFTER * 1_000_000_000
     if ready or not is_answer or now - sent >= (milliseconds - EXPIRY_MARGIN_MS) * _MS:
         return None
-    return BrokerClock(until * _MS - asked, now)
+    return BrokerClock(until * _MS - asked, now, wall - sent)

@@ -109,7 +109,11 @@ def test_what_came_before_its_delivery_time_is_handed_back_and_runs_when_it_is_d
     shop.worker(*arguments.split())
     with monkeypatch.context() as patched:
         by_time = replace(shop.vhost.cascade, by_time=True)
-        patched.setattr(create, "choose", lambda *_: (by_time, BrokerClock(0, time.monotonic_ns())))
+        patched.setattr(
+            create,
+            "choose",
+            lambda *_: (by_time, BrokerClock(0, time.monotonic_ns(), time.time_ns() - time.monotonic_ns())),
+        )
         due = time.time() + 12
         for n in range(20):
             shop.send("note", "far", n, countdown=12)

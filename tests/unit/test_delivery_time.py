@@ -115,7 +115,7 @@ def test_messages_pass_levels_where_it_is_not_proved(broker: dict[str, Any], mon
     assert ask(Broker(**broker), monkeypatch) is None
 
 
-def test_a_proof_is_old_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_is_old_after_ten_minutes_and_when_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()
     clock = ask(broker, monkeypatch)
     assert clock
@@ -123,6 +123,9 @@ def test_a_proof_is_old_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> No
     for minutes, old in ((0, False), (9, False), (11, True)):
         broker.now = clock.asked + minutes * 60_000 * MS
         assert clock.is_old is old
+    broker.now = clock.asked
+    monkeypatch.setattr(broker.time, "time_ns", lambda: EPOCH + broker.now + 6 * MS)
+    assert clock.is_old, "the clock was set, or the host was suspended"
 
 
 class Chosen:
