@@ -19,9 +19,9 @@ from ..core.destination import Destination
 from ..core.errors import DelayError, DestinationNotFound, LimitReached
 from ..core.options import Options
 from ..core.topology import Cascade, Topology
-from .cascades import cascades, existing, existing_outboxes, longest, waiting_queues
+from .cascades import cascades, existing, existing_outboxes, waiting_queues
 from .management import Management, Snapshot
-from .pruning import wait_for_counts
+from .pruning import delete_markers, wait_for_counts
 from .status import status
 
 #: The maximum number of waiting messages to take, which are late if they become due meanwhile.
@@ -189,20 +189,11 @@ def _delete_all(
     if snapshot is not None:  # others that somebody gave such a name, too
         outboxes += filter(found[0].outbox_address, snapshot.queues)
     queues = dict.fromkeys([*outboxes, *reversed(topology.queues)])
-    last = [found[0].root, *(cascade.marker for cascade in found if cascade.by_time)]  # they show that some is left
+    last = [*(cascade.marker for cascade in found if cascade.by_time), found[0].root]  # they show that some is left
     exchanges = [name for name in topology.exchanges if name not in last]
     deleted = _delete(connection, exchanges, [name for name in queues if name not in kept])
-    _delete_markers(connection)
-    return deleted + _delete(connection, [found[0].root], [])
-
-
-def _delete_markers(connection: kombu.Connection) -> None:
-    """Delete the markers of processes with another `max_delay`. To delete what does not exist is no error."""
-    with declare.translate_errors(connection.transport.delay_options.cascade):
-        for cascade in connection.transport.delay_options.cascades(priorities=True):
-            markers = [replace(cascade, powers=powers) for powers in range(1, longest(cascade).powers + 1)]
-            for one in (replace(cascade, by_time=True), *markers):
-                connection.default_channel.exchange_delete(one.marker)
+    delete_markers(connection)
+    return deleted + _delete(connection, last, [])
 
 
 def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iterable[str]) -> int:

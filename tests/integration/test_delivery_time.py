@@ -224,6 +224,23 @@ def test_what_waits_in_a_cluster_comes_on_time_without_one_node() -> None:
         assert all(late >= 0 for _, late in found)
 
 
+def purge(vhost: Vhost) -> None:
+    """Wait until the levels are empty, for the management API as well."""
+    for name in vhost.names("queues"):
+        if ".delay." in name:
+            vhost.broker.api("DELETE", f"/queues/{vhost.name}/{name}/contents")
+    wait_until(
+        lambda: (
+            not any(
+                row.get("messages")
+                for row in vhost.broker.api("GET", f"/queues/{vhost.name}?columns=name,messages")
+                if ".delay." in row["name"]
+            )
+        ),
+        "the levels are empty",
+    )
+
+
 def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
     holding.declare("q")
     url, own = holding.url("amqp"), ("--tick", "0.01", "--max-delay", "120", "--delivery-time", "--queue", "q")
@@ -249,7 +266,17 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
     assert [(one["delay"], one["ready"]) for one in status["outboxes"]] == [(0, 3)]
     refused = command("teardown", "--yes", *management(holding))
     assert "3 messages wait" in refused.err
-    command("setup")
+    with holding.connection(delivery_time=False) as connection:
+        publish(connection, 2.003)
+        assert len([name for name in holding.names("queues") if ".delay." in name]) == 14
+        publish(connection, 30.003)
+        assert "levels deleted" not in command("setup", "--prune", *management(holding)).out
+        purge(holding)
+        pruned = command("setup", "--prune", *management(holding)).out
+        assert "14 levels deleted: they were empty, and RabbitMQ holds messages itself" in pruned
+        assert not [name for name in holding.names("queues") if ".delay." in name]
+        publish(connection, 0.03)
+        assert len([name for name in holding.names("queues") if ".delay." in name]) == 14
     assert command("teardown", "--yes", "--delete-messages", *management(holding)).code == 0
     assert holding.names("queues") == ["q"]
     assert holding.names("exchanges") == []
