@@ -81,6 +81,11 @@ class ConfirmedChannel:
             self._declaring = self._connection.channel()
         return self._declaring
 
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        version: tuple[int, ...] = self._connection.server_version
+        return version
+
     @contextmanager
     def several(self, amount: int) -> Iterator[list[Any]]:
         """Open more channels for the block; yield `amount` channels, including this one, for declarations."""

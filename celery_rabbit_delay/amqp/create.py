@@ -1,21 +1,51 @@
-"""Creates a cascade, and the streams beside it."""
+"""Chooses between the kinds of cascade, and creates one, and the streams beside it."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from amqp.exceptions import NotFound
+from amqp.exceptions import ChannelError, MessageNacked, NotFound
 
-from ..core.errors import CascadeMissing
+from ..core.errors import CascadeMissing, DelayError
 from ..core.options import Options
 from ..core.topology import Cascade, Stream
-from . import declare
+from . import declare, delivery_time
 from .confirms import ConfirmedChannel
+from .delivery_time import BrokerClock
+
+logger = logging.getLogger(__name__)
 
 #: The broker processes the declarations of one channel one by one. More than four channels are barely faster.
 CHANNELS = 4
+
+
+def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tuple[Cascade, BrokerClock | None]:
+    """Return the cascade to publish into, and the clock if it is `by_time`. Creates that one if it is missing.
+
+    It is not, but the one with levels, where the options or the release of RabbitMQ are against it, where messages do
+    not wait, and where this cannot be found out.
+    """
+    if cascade.high or not options.may_use_delivery_time(channel.server_version):
+        return cascade, None
+    by_time, creates = replace(cascade, by_time=True), options.declare == "auto"
+    try:
+        if creates and not declare.exchange_exists(channel.get_channel(), by_time.marker):
+            create_cascade(channel, by_time)
+        try:
+            clock = delivery_time.ask(channel, by_time)
+        except CascadeMissing:  # a part was deleted
+            if not creates:
+                raise
+            create_cascade(channel, by_time)
+            clock = delivery_time.ask(channel, by_time)
+    except (DelayError, ChannelError, MessageNacked) as exc:
+        logger.info("Delayed messages pass levels: whether RabbitMQ holds them itself cannot be found out: %s", exc)
+        return cascade, None
+    return (by_time, clock) if clock else (cascade, None)
 
 
 def create_cascade(channel: ConfirmedChannel, cascade: Cascade) -> None:
@@ -67,5 +97,6 @@ def ensure_stream(channel: ConfirmedChannel, options: Options, cascade: Cascade,
     try:
         declare.bind_stream(channel.get_channel(), cascade, stream)
     except CascadeMissing:
+        cascade, _ = choose(channel, options, cascade)
         create_cascade(channel, cascade)
         declare.bind_stream(channel.get_channel(), cascade, stream)

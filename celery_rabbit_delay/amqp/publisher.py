@@ -20,8 +20,9 @@ from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade
-from . import declare
+from . import create, declare
 from .confirms import ConfirmedChannel, NotStored, Outgoing, Sent, with_headers
+from .delivery_time import BrokerClock
 from .limited import LimitedConnection
 from .routes import Routes
 from .stream_writer import StreamWriter, record_of
@@ -56,7 +57,7 @@ class DelayedPublisher:
         self, connection: LimitedConnection, cascade: Cascade, options: Options, bind_for_user: BindForUser
     ) -> None:
         self.options = options
-        self.cascade = cascade
+        self.cascade = self._levels = cascade
         self.channel = ConfirmedChannel(connection)
         self.streams = StreamWriter(connection, self.channel, cascade, options)
         self.routes = Routes(self.channel, cascade, options)
@@ -64,6 +65,18 @@ class DelayedPublisher:
         self._tick = cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
         self._wanted = lru_cache(maxsize=1024)(options.wanted)
         self._ways = lru_cache(maxsize=1024)(self._find_way)
+        #: The broker's, if its queues hold each message until it is due.
+        self._clock: BrokerClock | None = None
+
+    def choose_way(self) -> None:
+        """Let messages wait for their delivery time, if the broker shows that it holds them, or else in levels."""
+        self._use(*create.choose(self.channel, self.options, self._levels))
+
+    def _use(self, cascade: Cascade, clock: BrokerClock | None) -> None:
+        if cascade != self.cascade:
+            self.cascade = self.streams.cascade = cascade
+            self.routes = Routes(self.channel, cascade, self.options)
+        self._clock = clock
 
     def publish(self, plan: Plan) -> None:
         """Send a message into the cascade; return once the broker has stored it.
@@ -106,6 +119,9 @@ class DelayedPublisher:
                 pause *= 2
             except (CascadeMissing, NotRouted) as exc:  # a part of the cascade, or an outbox, was deleted meanwhile
                 self.routes.reset()
+                if self._clock and self.options.declare == "passive":  # the outbox is an older one, not bound for this
+                    self._use(self._levels, None)
+                    continue
                 if is_repaired or not self.routes.repair(plan.destination):
                     if isinstance(exc, CascadeMissing):
                         raise
@@ -147,7 +163,9 @@ class DelayedPublisher:
         With `declare="passive"`, look for that outbox, and do without it if it is missing.
         """
         destination = plan.destination
-        lacking = self.routes.lacking(destination, self._wanted(*self._ticks(plan)))
+        if self._clock and self._clock.is_old:
+            self.choose_way()
+        lacking = self.routes.lacking(destination, self._wanted(self.cascade, *self._ticks(plan)))
         if not lacking and destination in self.routes.known and self.routes.has_cascade:
             return
         try:
@@ -161,15 +179,20 @@ class DelayedPublisher:
         ticks, asked = to_ticks(plan.due - time.monotonic_ns(), self._tick), to_ticks(plan.delay * 1000, self._tick)
         return max(1, ticks), asked
 
-    def _find_way(self, destination: Destination, ticks: int, asked: int, outboxes: tuple[int, ...]) -> Way:
-        route = self.options.route(self.cascade, ticks, asked, outboxes)
-        exchange, (key, *addresses) = self.cascade.entry(route, destination)
+    def _find_way(
+        self, cascade: Cascade, destination: Destination, ticks: int, asked: int, outboxes: tuple[int, ...]
+    ) -> Way:
+        route = self.options.route(cascade, ticks, asked, outboxes)
+        exchange, (key, *addresses) = cascade.entry(route, destination)
         return Way(exchange, key, tuple(addresses))
 
     def _outgoing(self, plan: Plan) -> Outgoing:
         usable = self.routes.usable(plan.destination)
-        exchange, key, addresses = self._ways(plan.destination, *self._ticks(plan), usable)
-        message = with_headers(plan.message, headers_.addressed(plan.headers, addresses))
+        exchange, key, addresses = self._ways(self.cascade, plan.destination, *self._ticks(plan), usable)
+        headers = headers_.addressed(plan.headers, addresses)
+        if self._clock:
+            headers[headers_.X_DELIVERY_TIME] = self._clock.delivery_time(plan.due)
+        message = with_headers(plan.message, headers)
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
         return Outgoing(message, exchange, key)
 

@@ -52,19 +52,20 @@ class Sender:
         self._connect_timeout: float | None = self._client.connect_timeout
         paused_of[self._client] = paused_of[user.client]
         self._lock = threading.Lock()
-        self._publishers: dict[bool, DelayedPublisher] = {}  # by whether their cascade is the high one
-        self._by_priority: dict[int | None, DelayedPublisher] = {}
+        #: By whether their cascade is the high one, and whether it has to have levels.
+        self._publishers: dict[tuple[bool, bool], DelayedPublisher] = {}
+        self._by_priority: dict[tuple[int | None, bool], DelayedPublisher] = {}
 
     def publish(self, plan: Plan, seconds: float | None = None) -> None:
         """Send a message into the cascade; return once the broker has stored it. See `DelayedPublisher.publish`."""
         limits = seconds, plan.confirm_timeout or plan.timeout, self.options.confirm_timeout
         with Turn(self, min(filter(None, limits), default=None)):
-            self.publisher_for(plan.priority).publish(plan)
+            self.publisher_for(plan.priority, plan.came_early).publish(plan)
 
     def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
         """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer."""
         with self.turn(seconds):
-            publisher = self.publisher_for(plan.priority)
+            publisher = self.publisher_for(plan.priority, plan.came_early)
             record = publisher.submit(plan, answered)
             if plan.stream and record:
                 publisher.streams.submit([(plan.stream, record)])
@@ -97,9 +98,9 @@ class Sender:
         """Give this thread the connection for a `with` block, which waits for the broker so long at most."""
         return Turn(self, seconds)
 
-    def publisher_for(self, priority: int | None = None) -> DelayedPublisher:
+    def publisher_for(self, priority: int | None = None, through_levels: bool = False) -> DelayedPublisher:
         """Return the publisher for messages of a priority. For a block of `turn`. Raises `UnsupportedConfiguration`."""
-        known = self._by_priority.get(priority)
+        known = self._by_priority.get((priority, through_levels))
         if known is not None:
             return known
         connection: LimitedConnection = self._client.connection
@@ -109,10 +110,14 @@ class Sender:
                 "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
                 f"This is {connection.server_properties.get('version')}: upgrade it"
             )
-        if cascade.high not in self._publishers:
-            self._publishers[cascade.high] = DelayedPublisher(connection, cascade, self.options, self._bind_for_user)
-        self._by_priority[priority] = self._publishers[cascade.high]
-        return self._publishers[cascade.high]
+        publisher = self._publishers.get((cascade.high, through_levels))
+        if publisher is None:
+            publisher = DelayedPublisher(connection, cascade, self.options, self._bind_for_user)
+            if not through_levels:
+                publisher.choose_way()
+            self._publishers[cascade.high, through_levels] = publisher
+        self._by_priority[priority, through_levels] = publisher
+        return publisher
 
     def read(self, seconds: float = 0) -> None:
         """Read the broker's answers; wait so many seconds for the first one. Raises what ends the connection."""

@@ -49,7 +49,7 @@ class StreamWriter:
     ) -> None:
         self._connection = connection
         self._channel = channel
-        self._cascade = cascade
+        self.cascade = cascade
         self._options = options
         self._paused = paused_of[connection.client]
         self._known: set[Stream] = set()  # those that have taken a message of this connection
@@ -138,13 +138,13 @@ class StreamWriter:
 
     def prepare_keys(self) -> None:
         """Create the stream of keys, once. Raises the same errors as `write`."""
-        if streams.keys(self._cascade) not in self._known:
-            self.write(streams.keys(self._cascade), [streams.marker()])
+        if streams.keys(self.cascade) not in self._known:
+            self.write(streams.keys(self.cascade), [streams.marker()])
 
     def write_keys(self, plans: Iterable[Plan]) -> None:
         """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""
         if last := [last_of_key(plan.key, plan.number) for plan in plans if plan.key is not None]:
-            self.write(streams.keys(self._cascade), last)
+            self.write(streams.keys(self.cascade), last)
 
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
         """Store messages in a stream, which is created if it is missing: one round trip.
@@ -161,11 +161,11 @@ class StreamWriter:
             try:
                 self._write(stream, messages)
             except CascadeMissing:  # a part of the cascade that leads to it was deleted
-                create_cascade(self._channel, self._cascade)
+                create_cascade(self._channel, self.cascade)
                 self._write(stream, messages)
 
     def _write(self, stream: Stream, messages: Iterable[Outgoing]) -> None:
-        with declare.translate_errors(self._cascade):
+        with declare.translate_errors(self.cascade):
             try:
                 for sent in [self._channel.send(one) for one in messages]:
                     self._channel.wait(sent)
@@ -177,12 +177,12 @@ class StreamWriter:
 
     def ensure(self, stream: Stream) -> None:
         """Create a stream that is missing. Raises the errors of `ensure_stream`."""
-        ensure_stream(self._channel, self._options, self._cascade, stream)
+        ensure_stream(self._channel, self._options, self.cascade, stream)
         self._known.add(stream)
 
     def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
         """Return a message for a stream."""
-        return Outgoing(Message(body, delivery_mode=2), self._cascade.ingest, stream.routing_key)
+        return Outgoing(Message(body, delivery_mode=2), self.cascade.ingest, stream.routing_key)
 
 
 def record_of(plan: Plan, message: Message) -> Record | None:

@@ -21,7 +21,7 @@ from kombu.transport import pyamqp
 from ..core import headers as headers_
 from ..core import plan, streams
 from ..core.errors import DelayError, UnsupportedConfiguration
-from ..core.headers import Delivery
+from ..core.headers import Delivery, State
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now, Plan
 from ..core.unwrap import unwrap, without_native_delay
@@ -57,6 +57,8 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
     amqp_message: Any = None
     #: The due time of a message that comes out of the cascade.
     delayed_until: datetime | None = None
+    #: What the cascade's header says of a message that was to wait for a delivery time; None for others.
+    held: State | None = None
 
 
 class Channel(pyamqp.Channel):  # type: ignore[misc]
@@ -178,6 +180,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         message = super().message_to_python(raw_message)
         message.amqp_message = raw_message
         message.delayed_until = state.due if state else None
+        message.held = state if state and headers_.X_DELIVERY_TIME in received.headers else None
         return message
 
     def exchange_declare(self, exchange: str, type: str, passive: bool = False, *args: Any, **kwargs: Any) -> Any:  # noqa: A002

@@ -1,4 +1,4 @@
-"""Hands on tasks that reach a worker before they are due, because their sender does not use this package.
+"""Hands on tasks that reach a worker before they are due, mostly because their sender does not use this package.
 
 Celery's worker would hold such tasks until they are due, and on RabbitMQ 4 a few of them stop it. This consumer sends
 them into the cascade instead, from which they come back to the same queue.
@@ -33,8 +33,9 @@ from ..core import plan
 from ..core.destination import Destination
 from ..core.due import eta_in_utc, parse_eta
 from ..core.errors import DelayError, InvalidDelay, MessageRefused
-from ..core.headers import Delivery
+from ..core.headers import Delivery, State
 from ..core.plan import Now, Plan
+from ..core.sent import CLOCKS_DIFFER
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class _Task(NamedTuple):
     queue: kombu.Queue
     destination: Destination
     due: datetime
+    early: State | None = None  # what the cascade's header says, if it came out of it too early
 
 
 class HandingOn:
@@ -101,19 +103,22 @@ class HandingOn:
         connection: Connection = self._consumer.channel.connection
         options = connection.delay_options
         make_eta_aware(message, options.naive_timezone)
-        due = due_of(message) if options.hand_on else None
-        if due is None or has_waited(message, due):
+        now, eta = datetime.now(timezone.utc), due_of(message)
+        early = came_early(message, eta, now)
+        due = early.due if early else eta
+        if eta is not None and not options.hand_on:  # Celery holds it
+            due = None
+        if due is None or (early is None and has_waited(message, due)):
             return False
-        soon = datetime.now(timezone.utc) + timedelta(seconds=MOMENT * options.tick)
-        if due <= soon or not self._may_send(message):
+        if due <= now + timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
             return False
         queue = self._queue_of(message)
-        if queue is None or queue.no_ack or queue.name in self._refused or self._is_silent:
+        destination = own_destination(queue) if queue else None
+        if queue is None or queue.no_ack or destination is None:
             return False
-        destination = own_destination(queue)
-        if destination is None:
-            return False
-        task = _Task(message, queue, destination, due)
+        if queue.name in self._refused or self._is_silent:
+            return eta is None  # Celery would not hold it: it comes again when the connection is closed
+        task = _Task(message, queue, destination, due, early)
         loop = event_loop.current()
         if loop is None:
             self._publish(task, None, None)
@@ -187,7 +192,7 @@ class HandingOn:
         message, options = task.message, self._consumer.channel.connection.delay_options
         received = Delivery(message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers)
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
-        return plan.of_received(message.amqp_message, received, task.destination, task.due, now, options)
+        return plan.of_received(message.amqp_message, received, task.destination, task.due, now, options, task.early)
 
     def _answered(self, task: _Task, planned: Plan, refusal: Exception | None) -> None:
         """Note an answer, to follow it when this thread has ended its turn with the sender."""
@@ -237,11 +242,12 @@ class HandingOn:
             self._timer = self.call_after(REPORT_INTERVAL, self.report)
 
     def _give_back(self, task: _Task, reason: Exception) -> None:
-        """Let Celery hold a task that cannot be handed on."""
+        """Let Celery hold a task that cannot be handed on; one without an eta stays as it is, and comes again."""
         self._warn(task.queue, reason)
         if not isinstance(reason, (DelayError, NotStored)):
             self._paused_until = time.monotonic() + PAUSE
-        self._keep(task)
+        if task.early is None or due_of(task.message) is not None:
+            self._keep(task)
 
     def _keep(self, task: _Task) -> None:
         if self.keep is not None:
@@ -322,6 +328,19 @@ def has_waited(message: DeliveredMessage, due: datetime) -> bool:
     Headers of the package alone do not prove that: a worker without it publishes a retry with those of the first try.
     """
     return message.delayed_until is not None and due - message.delayed_until < timedelta(seconds=1)
+
+
+def came_early(message: DeliveredMessage, eta: datetime | None, now: datetime) -> State | None:
+    """Return what the cascade's header says of a message that was to wait for a delivery time, and did not.
+
+    This may be while the nodes of a cluster are upgraded. The clocks of hosts may differ, too: so a task with just this
+    eta, which Celery holds, counts only if it is far too early. What has passed levels comes when it is due.
+    """
+    held = message.held
+    if held is None:
+        return None
+    is_safe = eta is not None and held.due - eta < timedelta(seconds=1)
+    return held if held.due > now + timedelta(seconds=CLOCKS_DIFFER if is_safe else 0) else None
 
 
 class Report(bootsteps.StartStopStep):  # type: ignore[misc]

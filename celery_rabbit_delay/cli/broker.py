@@ -34,7 +34,8 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     "--prune",
     is_flag=True,
     help="Also delete empty outboxes whose queue, exchange or binding is gone, and those with a delay that nothing was "
-    "led to in the last hour, which takes a user with the tag monitoring; needs --management-url, takes 12 s.",
+    "led to in the last hour, which takes a user with the tag monitoring; and empty levels where RabbitMQ holds "
+    "messages itself. Needs --management-url, takes 12 s.",
 )
 @management_option
 @pass_target
@@ -49,10 +50,12 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         management = management_of(management_url, connection)
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
-        wanted = operate.cascades(connection, priorities)
+        wanted = operate.wanted(connection, priorities)
         known, ahead = target.destinations(), _creates_ahead(target, connection)
         lacking = operate.setup(connection, wanted, known, ahead, management)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
+        if operate.is_by_time(connection):
+            click.echo("RabbitMQ holds messages until they are due, so publishers that find this out need no levels")
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
         if prune and management:
@@ -60,6 +63,8 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
             useless, idle = operate.prune(connection, management, kept)
             click.echo(f"{len(useless):,} outboxes deleted, because they led nowhere")
             click.echo(f"{len(idle):,} outboxes deleted, because nothing was led to them in the last hour")
+            if levels := operate.prune_levels(connection, management):
+                click.echo(f"{levels} levels deleted: they were empty, and RabbitMQ holds messages itself")
 
 
 def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:

@@ -56,6 +56,7 @@ def migrate(
     with origin.connected() as source:
         elsewhere = _connection_elsewhere(source, to_broker, changed)
         operate.require(source)
+        held_by_rabbitmq = operate.is_by_time(source)
         known, management = origin.destinations(), management_of(management_url, source)
 
         def counts() -> operate.Status:
@@ -82,6 +83,8 @@ def migrate(
         click.echo(
             "outboxes of other queues than those of the app were not looked at: --management-url shows them", err=True
         )
+    if held_by_rabbitmq:
+        click.echo("what RabbitMQ holds until it is due stays, and is delivered then: `reschedule` moves it", err=True)
     if is_interrupted:
         click.echo("interrupted: run this again to move the others", err=True)
         raise SystemExit(EXIT_INTERRUPTED)

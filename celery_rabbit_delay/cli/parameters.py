@@ -80,6 +80,11 @@ def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
             default=None,
             help="Use streams, or do without: without, nothing can be listed, cancelled or moved.",
         ),
+        click.option(
+            f"--{to}delivery-time/--{to}no-delivery-time",
+            default=None,
+            help="Let RabbitMQ hold messages until they are due, or not (default: where it is newer than 4.3 and can).",
+        ),
     )
 
     def add(command: F) -> F:

@@ -69,7 +69,7 @@ def status(
 
 def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) -> Recorded | None:
     """Return what the journal says, if messages wait and there is one; if this user may not read it, say why not."""
-    if not found.waiting or not connection.transport.delay_options.streams:
+    if not (found.waiting or found.is_partial) or not connection.transport.delay_options.streams:
         return None
     try:
         return operate.recorded(connection, names)
@@ -100,7 +100,7 @@ def _as_data(found: Status, beat: BeatStatus | None) -> dict[str, Any]:
 
 
 def _show(found: Status, recorded: Recorded | None, levels: bool) -> None:
-    counts = [f"{found.waiting:,} wait"]
+    counts = [f"{found.waiting:,} wait" + (", besides those that RabbitMQ holds" if found.is_partial else "")]
     if recorded:
         counts.append(f"{recorded.amount:,} recorded")
         if recorded.cancelled:
@@ -123,7 +123,9 @@ def _show(found: Status, recorded: Recorded | None, levels: bool) -> None:
         tell(f"{recorded.elsewhere:,} of the soonest are for other queues than those of the app: see --any-queue")
     lines = [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
-    if len(found.missing) == len(found.levels):
+    if found.is_partial:
+        lines.append("RabbitMQ holds messages until they are due: --management-url counts them")
+    if found.levels and len(found.missing) == len(found.levels):
         lines.append(
             "there is no cascade of these options: `setup` creates it, as do workers when they start, and publishers "
             "with their first delayed task"

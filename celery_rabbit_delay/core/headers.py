@@ -44,6 +44,10 @@ X_DELAY_ERROR = "x-delay-error"
 #: The most characters of an error.
 _ERROR = 200
 
+#: When RabbitMQ lets a message out of a quorum queue, in milliseconds since 1970 by the clock of the queue's leader.
+#: Any other type than a whole number has no effect. It stays on the message.
+X_DELIVERY_TIME = "x-opt-delivery-time"
+
 Headers = Mapping[str, Any]
 
 #: What RabbitMQ adds at a dead-lettering.
@@ -51,7 +55,7 @@ DEATHS = {
     "x-death",
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
 }
-_NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, *DEATHS}
+_NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, X_DELIVERY_TIME, *DEATHS}
 _MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -34,6 +34,9 @@ class Names:
     tick: timedelta  # whole milliseconds
     powers: int  # levels of 2^0 to 2^(powers - 1) ticks
     high: bool = False
+    #: The messages wait in the outboxes of their destinations until a delivery time (`x-opt-delivery-time`), on a
+    #: RabbitMQ whose quorum queues hold them: there are no levels. Both kinds share everything else.
+    by_time: bool = False
 
     def milliseconds(self, ticks: int) -> int:
         return ticks * (self.tick // timedelta(milliseconds=1))
@@ -111,7 +114,12 @@ class Names:
         (https://github.com/rabbitmq/rabbitmq-server/releases/tag/v4.3.1), hence a name that a publisher's permission
         to write to ingest can cover.
         """
-        return f"{self.ingest}.{self.powers}"
+        return f"{self.ingest}.{'by-time' if self.by_time else self.powers}"
+
+    @property
+    def probe(self) -> str:
+        """The queue that shows whether quorum queues hold messages. Its name is covered as that of `marker` is."""
+        return f"{self.ingest}.probe"
 
     @property
     def outbox_prefix(self) -> str:

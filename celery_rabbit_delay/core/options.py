@@ -34,6 +34,9 @@ _LONGEST_TIMEOUT = 24 * 3600
 #: RabbitMQ refuses a queue TTL over ten years.
 TEN_YEARS = 10.0 * YEAR
 
+#: The first release of RabbitMQ whose quorum queues may hold messages until a delivery time (rabbitmq-server #16583).
+_HOLDS_MESSAGES = (4, 4)
+
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
@@ -87,6 +90,9 @@ class Options:
     streams: bool = True
     #: Let retries that wait carry the error of their last try, shortened, which lists show.
     retry_errors: bool = True
+    #: Let RabbitMQ hold each message until it is due, without levels, where its quorum queues can: None asks releases
+    #: after 4.3, True also earlier ones, such as development versions of the next, False asks none.
+    delivery_time: bool | None = None
     #: The time zone of a naive `eta`: a name, or "local". `install` uses the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
@@ -122,6 +128,8 @@ class Options:
         for name in ("hand_on", "streams", "retry_errors"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
+        if self.delivery_time is not None and not isinstance(self.delivery_time, bool):
+            raise InvalidOption(f"delivery_time={self.delivery_time!r}: use None, True or False")
         seconds = self.confirm_timeout
         if seconds is not None and not (_is_number(seconds) and 0 < seconds <= _LONGEST_TIMEOUT):
             raise InvalidOption(f"confirm_timeout={seconds!r}: use seconds, above 0 up to a day, or None for no limit")
@@ -209,9 +217,17 @@ class Options:
         mixed = not (4, 0) <= version < (4, 3)
         return self.cascade if mixed or (priority or 0) <= MAX_NORMAL_PRIORITY else self.high_cascade
 
+    def may_use_delivery_time(self, version: tuple[int, ...]) -> bool:
+        """Return whether RabbitMQ of a version is to be asked whether it holds messages until they are due."""
+        return version >= _HOLDS_MESSAGES if self.delivery_time is None else self.delivery_time
+
     def cascades(self, priorities: bool) -> list[Cascade]:
         """Return the normal cascade, and with `priorities` the one for priorities above 4."""
         return [self.cascade, self.high_cascade] if priorities else [self.cascade]
+
+    def ahead(self, priorities: bool = False) -> list[Cascade]:
+        """Return the cascades to expect where no broker can be asked: `by_time` only if the options say so."""
+        return [replace(self.cascade, by_time=True)] if self.delivery_time else self.cascades(priorities)
 
     @cached_property
     def naive_timezone(self) -> tzinfo:
@@ -247,12 +263,14 @@ class Options:
         fraction, seconds = self._slack_pair
         return 0 < asked - ticks <= min(10 * fraction * (ticks - 1), seconds / self.tick)
 
-    def wanted(self, ticks: int, asked: int) -> Wanted:
+    def wanted(self, cascade: Cascade, ticks: int, asked: int) -> Wanted:
         """Return the outboxes that a message with some ticks left should have; `asked` is as in `route`."""
+        if cascade.by_time:
+            return Wanted()
         for exact in (ticks, asked):
             if exact in self.outbox_ticks and (exact == ticks or self._may_take(exact, ticks)):
                 return Wanted((exact,), exact, exact not in self.combined)
-        levels, chosen = self.route(self.cascade, ticks, asked)
+        levels, chosen = self.route(cascade, ticks, asked)
         if not levels:  # with the slack, the delay is that of an outbox
             return Wanted((chosen,), chosen)
         if not chosen:
@@ -265,8 +283,10 @@ class Options:
         `outboxes` are those that may be used, in ticks; by default all. `asked` is the original delay: a message that
         has waited in a batch may take its route if that is shorter, because everyday delays would otherwise lose their
         outboxes. It is then late by the time that it has waited, at most ten times the slack's fraction of the delay,
-        and at most the slack's maximum.
+        and at most the slack's maximum. In a cascade `by_time` it is in the outbox without a delay for all the time.
         """
+        if cascade.by_time:
+            return cascade.route(0, 0)
         fraction, seconds = self._slack_pair
         slack = int(min((ticks - 1) * fraction, seconds / self.tick))  # the delay is longer than all ticks but the last
         usable = self.outbox_ticks if outboxes is None else outboxes

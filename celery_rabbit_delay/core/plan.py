@@ -51,6 +51,8 @@ class Plan(NamedTuple):
     key: str | None = None  # the `x-delay-key` whose last message it becomes
     timeout: float | None = None  # seconds, as for `kombu.Producer.publish`
     confirm_timeout: float | None = None
+    #: Whether it came before its delivery time: so it does not wait for that once more, but in levels.
+    came_early: bool = False
 
     @property
     def number(self) -> int:
@@ -121,19 +123,28 @@ def of_new(
 
 
 def of_received(
-    message: Any, received: Delivery, destination: Destination, due: datetime, now: Now, options: Options
+    message: Any,
+    received: Delivery,
+    destination: Destination,
+    due: datetime,
+    now: Now,
+    options: Options,
+    early: State | None = None,
 ) -> Plan:
     """Plan the return of a message, which was received before it is due, to its queue. Raises as `of_new`.
 
-    A task with a key is not recorded: with a number, tasks that this package has sent could replace it.
+    A task with a key is not recorded: with a number, tasks that this package has sent could replace it. Nor is one that
+    came out of the cascade `early`: it has a record, with its number.
     """
     delay = (due - now.utc) // timedelta(microseconds=1)
     _check_delay(delay, options)
-    stream = None if X_DELAY_KEY in received.headers else _journal(delay, received.headers, options)
-    number = streams.new_number() if stream else None
+    is_known = early is not None or X_DELAY_KEY in received.headers
+    stream = None if is_known else _journal(delay, received.headers, options)
+    number = early.number if early else streams.new_number() if stream else None
     received = received._replace(headers=dict(own(received.headers)))
     wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, stream)
+    due_ns = now.monotonic + delay * 1000
+    return Plan(message, wrapped, destination, due_ns, delay, stream, came_early=early is not None)
 
 
 def of_orphan(

@@ -21,9 +21,6 @@ MEMBERS = 3
 #: RabbitMQ advises against longer queues (https://www.rabbitmq.com/docs/quorum-queues#use-cases).
 LONG_QUEUE = 5_000_000
 
-#: The queues of a cascade that are no levels: the orphans, what is dropped, and the outbox of short-lived queues.
-_OTHERS = 3
-
 #: The number of delays that stand for all up to the longest.
 _SAMPLE = 2000
 
@@ -57,7 +54,8 @@ def size(load: Load, options: Options) -> Size:
     longest = round(load.delay * 1_000_000)
     delays = [longest * number // _SAMPLE or 1 for number in range(1, _SAMPLE + 1)] if load.is_spread else [longest]
     outboxes = options.combined if load.is_spread else options.outbox_ticks
-    routes = [options.route(options.cascade, options.ticks(delay), outboxes=outboxes) for delay in delays]
+    cascade, *_ = options.ahead()
+    routes = [options.route(cascade, options.ticks(delay), outboxes=outboxes) for delay in delays]
     hops = sum(len(route.levels) + 1 for route in routes) / len(routes)
     members = min(load.nodes, MEMBERS)
     least, most = (load.rate * hops * cpu / 1_000_000 * members / load.nodes for cpu in CPU_PER_HOP)
@@ -68,11 +66,13 @@ def size(load: Load, options: Options) -> Size:
         stays.update({level: level.ticks for level in route.levels})
     return Size(
         hops,
-        len(options.cascade.levels) + _OTHERS,
+        len(list(cascade.queues())),
         len({route.outbox for route in routes} | {0}),
         (least, most),
         waiting,
-        round(load.rate * max(stays.values()) / len(routes) * options.tick),
+        waiting // load.destinations
+        if cascade.by_time
+        else round(load.rate * max(stays.values()) / len(routes) * options.tick),
         waiting * MEMORY * members // load.nodes,
         waiting * (load.body + DISK) * members // load.nodes,
     )

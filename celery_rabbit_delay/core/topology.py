@@ -31,18 +31,21 @@ _QUORUM: dict[str, str | int] = {"x-queue-type": "quorum"}
 #: (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
 _KEPT: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000}
 
+#: The key of the messages that find out whether quorum queues hold messages until a delivery time.
+PROBE = f"{routing_key.SENTINEL}.probe"
+
 #: The highest priority that is normal; quorum queues deliver messages of higher priorities first.
 MAX_NORMAL_PRIORITY = 4
 
 
 @dataclass(frozen=True)
 class Cascade(Names):
-    """Levels of 1, 2, 4, ... ticks, and the outboxes of their destinations."""
+    """Levels of 1, 2, 4, ... ticks, and the outboxes of their destinations; no levels if it is `by_time`."""
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The levels, the shortest first. Messages visit them in the opposite order."""
-        return tuple(self._level(1 << power) for power in range(self.powers))
+        return tuple(self._level(1 << power) for power in range(0 if self.by_time else self.powers))
 
     def _level(self, ticks: int) -> Level:
         queue = f"{self.base_name}.delay.{self.milliseconds(ticks)}"
@@ -89,6 +92,8 @@ class Cascade(Names):
         yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.short_lived_exit)
         yield Queue(self.orphans, {**_QUORUM, **_KEPT})
         yield Queue(self.discard, {**_QUORUM, "x-message-ttl": 0})
+        if self.by_time:
+            yield Queue(self.probe, {**_QUORUM, **_KEPT})
 
     def _passing(self, name: str, delay: int, dead_letter_exchange: str) -> Queue:
         """Return a queue that hands on each message after a delay in milliseconds, and loses none."""
@@ -112,6 +117,9 @@ class Cascade(Names):
                 yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
             yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
         yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
+        if self.by_time:
+            yield Binding(self.outbox_ingest, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
+            yield Binding(self.outbox_ingest, self.probe, "queue", PROBE)
         yield Binding(self.lost, self.orphans, "queue", "")
 
     def stream_binding(self, stream: Stream) -> Binding:
@@ -128,7 +136,7 @@ class Cascade(Names):
         if destination.short_lived:
             return
         name, address = self.outbox_name(destination, ticks), destination.outbox_address(self.milliseconds(ticks))
-        if ticks:
+        if ticks or self.by_time:
             yield Binding(self.outbox_ingest, name, "queue", address)
         yield Binding(self.done, name, "queue", address)
 

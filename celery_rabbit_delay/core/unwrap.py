@@ -18,6 +18,7 @@ from .headers import (
     X_DELAY_NUMBER,
     X_DELAY_OF,
     X_DELAY_SENT,
+    X_DELIVERY_TIME,
     Delivery,
     Headers,
     State,
@@ -32,7 +33,7 @@ from .routing_key import SENTINEL, is_reserved
 _NATIVE = re.compile(r"(?:.*_)?celery_delayed_[0-9]+", re.ASCII | re.DOTALL).fullmatch
 _NATIVE_KEY = re.compile(r"(?:[01][.]){28}").match
 
-_NOT_UNWRAPPED = {HEADER, "CC", X_DELAY_ERROR, *DEATHS}
+_NOT_UNWRAPPED = {HEADER, "CC", X_DELAY_ERROR, X_DELIVERY_TIME, *DEATHS}
 
 
 def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:

@@ -18,14 +18,14 @@ from ..amqp.waiting import Allowed
 from ..core.journal import Record
 from ..core.sent import Sent
 from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_beat_queues
-from .cascades import cascades, outbox_names, require
+from .cascades import cascades, is_by_time, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
 from .leaving import Revivable, revivable
 from .management import Management, Snapshot
 from .migrate import Moved, is_same, migrate
 from .orphans import Orphan, are_for, orphans, purge, remove, replay
-from .pruning import prune
-from .setup import setup, teardown
+from .pruning import prune, prune_levels
+from .setup import setup, teardown, wanted
 from .status import Recorded, Status, recorded, status
 from .verify import Finding, can_try_out, compare, try_out

@@ -25,10 +25,23 @@ _ANY = Destination("", ("any",))
 def cascades(connection: kombu.Connection, priorities: bool = False) -> list[Cascade]:
     """Return the cascade for normal messages, and with `priorities`, or if it exists, that for priorities above 4.
 
-    Their levels are those of the options.
+    Their levels are those of the options. Where a cascade `by_time` exists it is the last one, and may be the only one.
     """
     options: Options = connection.transport.delay_options
-    return options.cascades(priorities or _exists(connection, options.high_cascade))
+    found = options.cascades(priorities or _exists(connection, options.high_cascade))
+    if not is_by_time(connection):
+        return found
+    if options.delivery_time is not False and not _queue_exists(connection, options.cascade.levels[0].queue):
+        found.remove(options.cascade)
+    return [*found, replace(options.cascade, by_time=True)]
+
+
+def is_by_time(connection: kombu.Connection) -> bool:
+    """Return whether a cascade `by_time` exists, as far as this user may see it."""
+    by_time = replace(connection.transport.delay_options.cascade, by_time=True)
+    with suppress(AccessRefused):
+        return declare.exchange_exists(connection.default_channel, by_time.marker)
+    return False
 
 
 def require(connection: kombu.Connection) -> None:

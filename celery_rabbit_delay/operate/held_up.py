@@ -59,8 +59,9 @@ def held_up(cascade: Cascade, snapshot: Snapshot) -> list[HeldUp]:
         if address is None:
             continue
         outbox = cascade.outbox_of(name)
-        # Messages that are ready in an outbox without a delay are due as well.
-        due = unsettled(row) if outbox and outbox.delay else int(row.get("messages") or 0)
+        # Messages that are ready in an outbox without a delay are due as well, but not those that RabbitMQ holds.
+        held = int(row.get("messages_delayed") or 0)
+        due = unsettled(row) if outbox and outbox.delay else int(row.get("messages") or 0) - held
         if due:
             target = _target(cascade, name, address, snapshot.bindings)
             cause = _cause(target, snapshot.queues)

@@ -31,6 +31,7 @@ _COLUMNS = (
     "messages_ready",
     "messages_unacknowledged",
     "messages_dlx",
+    "messages_delayed",
     "message_bytes_ready",
     "message_bytes_dlx",
 )

@@ -11,7 +11,7 @@ import kombu
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
 from ..amqp.connecting import own_channel
-from ..amqp.create import create_cascade
+from ..amqp.create import choose, create_cascade
 from ..amqp.receiving import learn
 from ..amqp.waiting import take
 from ..core import streams
@@ -19,9 +19,9 @@ from ..core.destination import Destination
 from ..core.errors import DelayError, DestinationNotFound, LimitReached
 from ..core.options import Options
 from ..core.topology import Cascade, Topology
-from .cascades import existing, existing_outboxes, longest, waiting_queues
+from .cascades import cascades, existing, existing_outboxes, waiting_queues
 from .management import Management, Snapshot
-from .pruning import wait_for_counts
+from .pruning import delete_markers, wait_for_counts
 from .status import status
 
 #: The maximum number of waiting messages to take, which are late if they become due meanwhile.
@@ -29,6 +29,17 @@ _AT_MOST = 10_000
 
 #: Stands for all of them.
 _SHORT_LIVED = Destination("", ("",), short_lived=True)
+
+
+def wanted(connection: kombu.Connection, priorities: bool = False) -> list[Cascade]:
+    """Return the cascades that `setup` is to create: without levels, where RabbitMQ is found to hold messages.
+
+    To find out, this creates the cascade `by_time`, but only on a RabbitMQ that may hold them.
+    """
+    options: Options = connection.transport.delay_options
+    chosen, _ = choose(ConfirmedChannel(connection.connection), replace(options, declare="auto"), options.cascade)
+    found = cascades(connection, priorities)
+    return found if chosen in found else [chosen, *found]
 
 
 class NotEmpty(DelayError):
@@ -59,16 +70,18 @@ def setup(
     """
     options: Options = connection.transport.delay_options
     wanted, destinations = list(wanted), list(destinations)
+    outboxes = options.outbox_ticks if ahead and not all(cascade.by_time for cascade in wanted) else ()
     if management is not None:
-        outboxes, beside = (options.outbox_ticks, options.wanted_streams) if ahead else ((), [])
+        beside = options.wanted_streams if ahead else []
         _check_limit(management, Topology.of(wanted, destinations, beside, outboxes))
     for cascade in wanted:
         create_cascade(ConfirmedChannel(connection.connection), cascade)
     lacking = []
     for destination in destinations:
-        outboxes = options.outbox_ticks if ahead and not destination.exchange else ()
+        own = (0,) if destination.exchange else (0, *outboxes)
         try:
-            declare.bind_destination(connection.default_channel, options.cascade, destination, (0, *outboxes))
+            # The last one has bindings for delivery times, if there are such.
+            declare.bind_destination(connection.default_channel, wanted[-1], destination, own)
         except DestinationNotFound:
             lacking.append(destination)
     for cascade in wanted:
@@ -176,18 +189,11 @@ def _delete_all(
     if snapshot is not None:  # others that somebody gave such a name, too
         outboxes += filter(found[0].outbox_address, snapshot.queues)
     queues = dict.fromkeys([*outboxes, *reversed(topology.queues)])
-    exchanges = [name for name in topology.exchanges if name != found[0].root]
+    last = [*(cascade.marker for cascade in found if cascade.by_time), found[0].root]  # they show that some is left
+    exchanges = [name for name in topology.exchanges if name not in last]
     deleted = _delete(connection, exchanges, [name for name in queues if name not in kept])
-    _delete_markers(connection)
-    return deleted + _delete(connection, [found[0].root], [])
-
-
-def _delete_markers(connection: kombu.Connection) -> None:
-    """Delete the markers of processes with another `max_delay`. To delete what does not exist is no error."""
-    with declare.translate_errors(connection.transport.delay_options.cascade):
-        for cascade in connection.transport.delay_options.cascades(priorities=True):
-            for powers in range(1, longest(cascade).powers + 1):
-                connection.default_channel.exchange_delete(replace(cascade, powers=powers).marker)
+    delete_markers(connection)
+    return deleted + _delete(connection, last, [])
 
 
 def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iterable[str]) -> int:

@@ -40,7 +40,10 @@ class LevelStatus(NamedTuple):
 
 
 class OutboxStatus(NamedTuple):
-    """An outbox with a delay. `ready` messages wait; `unsettled` ones are due (None: unknown)."""
+    """An outbox with a delay. `ready` messages wait; `unsettled` ones are due (None: unknown).
+
+    In one without a delay, 0, `ready` counts the messages that RabbitMQ holds until a delivery time.
+    """
 
     queue: str
     destination: str
@@ -67,6 +70,8 @@ class Status(NamedTuple):
     streams: list[StreamStatus]  # those that exist
     #: The number of orphans some seconds ago, including those that somebody was looking at; 0 if unknown.
     all_orphans: int = 0
+    #: Whether messages may wait that RabbitMQ holds until a delivery time, which only a snapshot counts.
+    is_partial: bool = False
 
     @property
     def waiting(self) -> int:
@@ -132,6 +137,8 @@ def status(
                 outboxes.append(
                     OutboxStatus(outbox.queue, str(outbox.destination or LONG_NAME), outbox.delay, count, due)
                 )
+        elif snapshot and (held := int(snapshot.queues[outbox.queue].get("messages_delayed") or 0)):
+            outboxes.append(OutboxStatus(outbox.queue, str(outbox.destination or LONG_NAME), 0, held, None))
     orphans = declare.message_count(channel, wanted[0].orphans)
     beside = [
         StreamStatus(stream.name, messages)
@@ -139,7 +146,8 @@ def status(
         if (messages := declare.message_count(channel, stream.name)) is not None
     ]
     if snapshot is None:
-        return Status(levels, outboxes, orphans, None, None, beside)
+        by_time = any(cascade.by_time for cascade in wanted)
+        return Status(levels, outboxes, orphans, None, None, beside, is_partial=by_time)
     led_to = {binding.destination for binding in snapshot.bindings if binding.source in wanted[0].exits}
     all_orphans = int(snapshot.queues.get(wanted[0].orphans, {}).get("messages") or 0)
     stuck = held_up(wanted[0], snapshot)

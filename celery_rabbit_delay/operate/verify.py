@@ -13,13 +13,13 @@ import kombu
 from amqp import Message
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
-from ..amqp import declare
+from ..amqp import declare, delivery_time
 from ..amqp.confirms import ConfirmedChannel
 from ..amqp.follower import Follower
 from ..core import streams
 from ..core.destination import Destination, read
 from ..core.errors import CascadeMissing, StreamUnavailable
-from ..core.headers import addressed
+from ..core.headers import X_DELIVERY_TIME, addressed
 from ..core.levels import Level, Route
 from ..core.options import Options
 from ..core.parts import Binding, Exchange, Queue, Stream
@@ -33,6 +33,9 @@ _LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes"}
 
 #: The detail of a missing part that publishers and workers create.
 _LATER = "it is created when it is needed"
+
+#: Milliseconds for which a test message is to be held by RabbitMQ.
+_HELD = 500
 
 State = Literal["present", "missing", "different", "unexpected", "unknown"]
 
@@ -99,7 +102,7 @@ def _expected(
 ) -> Topology:
     """Return what should stand on the broker, with the outboxes that exist, or also those that `setup` creates."""
     outboxes = existing_outboxes(connection, destinations, snapshot)
-    if with_outboxes:
+    if with_outboxes and not all(cascade.by_time for cascade in wanted):
         outboxes += filter(None, (outbox_named(wanted[0], name) for name in outbox_names(connection, destinations)))
     # A publisher creates the bindings to a destination on demand, unless it is passive.
     passive = connection.transport.delay_options.declare == "passive"
@@ -194,7 +197,7 @@ def _leads_to_its_address(binding: Binding, cascade: Cascade) -> bool:
     if address.names is None:  # a hash
         if binding.source in cascade.exits:
             return address.mark == "="  # it does not show what it stands for
-        of_delay = binding.source == cascade.done or ticks > 0
+        of_delay = binding.source == cascade.done or ticks > 0 or cascade.by_time
         return of_delay and not rest and cascade.outbox_address(binding.destination) == binding.routing_key
     named = destination_named(address.names)
     if named is None:
@@ -224,8 +227,9 @@ def try_out(connection: kombu.Connection, priorities: bool = False) -> Iterator[
 def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
     """Send messages through every level of at most `seconds`, and from each of these to each that may follow.
 
-    Yields problems. The messages come back to a queue that exists only for this connection; they may be `patience`
-    seconds late. Raises `NotPermitted`, `CascadeMissing`, and `TimeoutError` if the broker does not confirm a message.
+    In a cascade `by_time`, send one that waits for a delivery time, if RabbitMQ holds messages. Yields problems. The
+    messages come back to a queue that exists only for this connection; they may be `patience` seconds late. Raises
+    `NotPermitted`, `CascadeMissing`, and `TimeoutError` if the broker does not confirm a message.
     """
     channel = connection.channel()
     queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue
@@ -236,6 +240,8 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     levels = [level for level in cascade.levels if level.ttl <= seconds * 1000]
     routes: list[tuple[Level, ...]] = [(level,) for level in levels]
     routes += [(second, first) for first, second in combinations(levels, 2)]
+    clock = delivery_time.ask(confirmed, cascade) if cascade.by_time else None
+    routes += [()] if clock else []  # to be held by RabbitMQ
     arrived: dict[int, float] = {}
     channel.basic_consume(
         queue, no_ack=True, callback=lambda message: arrived.setdefault(int(message.body), time.monotonic())
@@ -244,6 +250,8 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     for number, route in enumerate(routes):
         exchange, (key, *addresses) = cascade.entry(Route(route, 0), destination)
         message = Message(str(number), application_headers=addressed({"CC": []}, addresses))
+        if clock and not route:
+            message.headers[X_DELIVERY_TIME] = clock.delivery_time(time.monotonic_ns() + _HELD * 1_000_000)
         sent[number] = time.monotonic()
         with declare.translate_errors(cascade), connection.connection.within(timeout):
             returned = confirmed.publish(message, exchange, key)
@@ -255,7 +263,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
         with suppress(TimeoutError):
             connection.drain_events(timeout=0.5)
     for number, at in sent.items():
-        due = at + sum(level.ttl for level in routes[number]) / 1000
+        due = at + (sum(level.ttl for level in routes[number]) or _HELD) / 1000
         if number not in arrived:
             yield f"a message through {_named(routes[number])} has not come back"
         elif arrived[number] < due:
@@ -265,7 +273,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
 
 
 def _named(route: Iterable[Level]) -> str:
-    return " and ".join(level.queue for level in route)
+    return " and ".join(level.queue for level in route) or "an outbox until a delivery time"
 
 
 def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> Iterator[str]:

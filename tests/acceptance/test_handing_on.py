@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay import DelayError
+from celery_rabbit_delay.amqp import create
+from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import QUICK, own_node
 from tests.kit.node import dead_letters_again
@@ -96,6 +100,38 @@ def test_a_task_that_was_handed_on_retries_like_any_other(make_shop: MakeShop) -
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("arguments", ["-P prefork", "-P solo"])
+def test_what_came_before_its_delivery_time_is_handed_back_and_runs_when_it_is_due(
+    make_shop: MakeShop, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    """As while the nodes of a cluster are upgraded: a queue lets everything out at once."""
+    shop = make_shop(QUICK | {"journal": 0})
+    shop.worker(*arguments.split())
+    with monkeypatch.context() as patched:
+        by_time = replace(shop.vhost.cascade, by_time=True)
+        patched.setattr(
+            create,
+            "choose",
+            lambda *_: (by_time, BrokerClock(0, time.monotonic_ns(), time.time_ns() - time.monotonic_ns())),
+        )
+        due = time.time() + 12
+        for n in range(20):
+            shop.send("note", "far", n, countdown=12)
+            shop.send("note", "near", n, countdown=1)  # Celery holds it
+            shop.send("note", "no eta", n, headers={"x-delay": 12_000})
+        cancelled = shop.send("note", "cancelled", countdown=12)
+    wait_until(lambda: waiting(shop.vhost) == 41, "all that are far from due wait in RabbitMQ")
+    assert all("out.+" not in name for name in shop.vhost.waiting()), "in levels, which do not depend on the clock"
+    shop.app.control.revoke(cancelled)
+    assert not shop.runs("far") + shop.runs("no eta")
+    for name in ("far", "near", "no eta"):
+        for run in shop.wait_for(20, name):
+            assert run["at"] >= (due if run["eta"] is None else datetime.fromisoformat(run["eta"]).timestamp())
+            assert (run["delivery_info"]["exchange"], run["delivery_info"]["routing_key"]) == ("", "celery")
+            assert "x-opt-delivery-time" not in (run["headers"] or {})
+    assert len(shop.runs()) == 60
+
+
 def test_task_protocol_1_is_understood(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None, task_protocol=1)
     shop.worker()

@@ -19,6 +19,7 @@ from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit.abilities import Ability
+from tests.kit.holding import holds_messages
 from tests.kit.node import Node
 from tests.kit.wait import wait_until
 
@@ -47,6 +48,10 @@ class Broker:
 
     def has(self, ability: Ability) -> bool:
         return ability.is_in(self.version)
+
+    @cached_property
+    def holds_messages(self) -> bool:
+        return holds_messages(self.node)
 
     @contextmanager
     def vhost(self) -> Iterator[Vhost]:

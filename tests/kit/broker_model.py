@@ -1,6 +1,6 @@
 """RabbitMQ as far as a cascade needs it: topic, direct and fanout routing, alternate exchanges, TTL and dead-lettering.
 
-On a virtual clock, so that every delay can be tried. https://www.rabbitmq.com/tutorials/amqp-concepts
+On a virtual clock that starts at 0, so that every delay can be tried. https://www.rabbitmq.com/tutorials/amqp-concepts
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue
 
 
 class BrokerModel:
-    def __init__(self, cascade: Cascade) -> None:
+    def __init__(self, cascade: Cascade, holds_messages: bool = False) -> None:
+        """`holds_messages`: quorum queues, which all are, heed a delivery time, as those after RabbitMQ 4.3 do."""
+        self.holds_messages = holds_messages
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.bindings: dict[str, list[Binding]] = defaultdict(list)
@@ -53,8 +55,11 @@ class BrokerModel:
             seen |= onward
         return queues
 
-    def publish(self, exchange: str, *keys: str) -> tuple[list[tuple[int, str]], list[str]]:
-        """Return (milliseconds, queue) of every copy that stays somewhere, and the levels that copies went through."""
+    def publish(self, exchange: str, *keys: str, until: int = 0) -> tuple[list[tuple[int, str]], list[str]]:
+        """Return (milliseconds, queue) of every copy that stays somewhere, and the levels that copies went through.
+
+        `until` is a delivery time in milliseconds of the virtual clock.
+        """
         arrived, visited = [], []
         moving = [(0, queue) for queue in self.route(exchange, keys)]
         while moving:
@@ -63,6 +68,8 @@ class BrokerModel:
             if "x-dead-letter-exchange" in arguments:
                 visited.append(name)
                 due = now + max(0, int(arguments["x-message-ttl"]) - 1)  # as early as a quorum queue may
+                if self.holds_messages:  # the TTL counts from the beginning, but a message that is held does not expire
+                    due = max(due, until)
                 onward = self.route(str(arguments["x-dead-letter-exchange"]), keys)
                 if not onward:
                     arrived.append((due, name))  # stuck

@@ -404,6 +404,75 @@ def test_high_priorities_have_levels_of_their_own_and_share_the_rest() -> None:
     assert not {q.name for q in high.queues() if ".delay." in q.name} & {q.name for q in CASCADE.queues()}
 
 
+BY_TIME = replace(CASCADE, by_time=True)
+
+
+def by_time(destination: Destination, *users: str) -> tuple[str, ...]:
+    """Return the exchange of a message that waits for a delivery time, and its keys."""
+    options = Options(prefix="t", tick=TICK / 1000)
+    assert not options.wanted(BY_TIME, 6000, 6000).outboxes
+    exchange, (key, *addresses) = BY_TIME.entry(options.route(BY_TIME, 6000, 6000), destination)
+    return exchange, key, *users, *addresses
+
+
+def test_a_cascade_by_time_has_at_most_five_queues_and_one_for_each_destination() -> None:
+    topology = Topology.of([BY_TIME], [SHOP, MAILS])
+    assert len(topology.queues) == 4 + 2
+    assert not BY_TIME.levels
+    assert BY_TIME.marker != CASCADE.marker
+    with_levels = Topology.of([CASCADE, BY_TIME], [SHOP])
+    for kind in ("queues", "exchanges"):
+        merged, alone = getattr(with_levels, kind), getattr(Topology.of([CASCADE], [SHOP]), kind)
+        assert all(merged[name] == part for name, part in alone.items()), "both kinds declare what they share alike"
+
+
+@given(st.integers(1, 1 << 40))
+def test_a_broker_that_holds_messages_delivers_each_once_when_it_is_due_through_one_outbox(due: int) -> None:
+    model = BrokerModel(BY_TIME, holds_messages=True)
+    model.add(CASCADE)  # what an earlier release has left
+    model.queues["shop"] = Queue("shop", {})
+    bind(model, SHOP, BY_TIME)
+    arrived, visited = model.publish(*by_time(SHOP, "shop"), until=due)
+    assert (arrived, visited) == ([(due, "shop")], [BY_TIME.outbox_name(SHOP)])
+
+
+def test_a_broker_that_does_not_hold_messages_delivers_them_at_once() -> None:
+    model = model_with_queues("shop", cascade=BY_TIME)
+    bind(model, SHOP, BY_TIME)
+    assert model.publish(*by_time(SHOP, "shop"), until=5000)[0] == [(0, "shop")]
+
+
+def test_levels_and_delivery_times_lead_to_the_same_exchanges_queues_and_orphans() -> None:
+    for destination in (
+        SHOP,
+        Destination("orders"),
+        Destination("orders", key="new"),
+        Destination("", ("x",), short_lived=True),
+    ):
+        model = BrokerModel(BY_TIME, holds_messages=True)
+        model.add(CASCADE)
+        for name in ("shop", "x", "audit"):
+            model.queues[name] = Queue(name, {})
+        named_exchange(model, "shop", "audit")
+        bind(model, destination, BY_TIME)
+        key = "new" if destination.exchange else destination.queues[0]
+        through_levels, _ = model.publish(*entry(7, destination, key))
+        held, _ = model.publish(*by_time(destination, key), until=7 * TICK)
+        assert sorted(held) == sorted(through_levels)
+        for name in {queue for _, queue in held}:
+            model.delete_queue(name)
+        if not destination.exchange:
+            assert model.publish(*by_time(destination, key), until=7)[0] == [(7, BY_TIME.orphans)]
+
+
+def test_a_message_for_an_outbox_that_is_gone_or_not_bound_for_delivery_times_returns_to_its_publisher() -> None:
+    model = model_with_queues("shop", cascade=BY_TIME)
+    exchange, *keys = by_time(SHOP, "shop")
+    assert model.route(exchange, tuple(keys)) == set()
+    bind(model, SHOP)  # as a release without delivery times declares it
+    assert model.route(exchange, tuple(keys)) == set()
+
+
 def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
     model = model_with_queues("shop")
     exchange, *keys = entry(CASCADE.max_ticks + 1, SHOP, "shop")

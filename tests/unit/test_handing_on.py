@@ -19,18 +19,19 @@ from celery_rabbit_delay.app.handing_on import (
     HandingOn,
     Report,
     _Task,
+    came_early,
     due_of,
     has_waited,
     make_eta_aware,
 )
-from celery_rabbit_delay.core.headers import delay_of
+from celery_rabbit_delay.core.headers import State, delay_of
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
 CONNECTED: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamespace()))
 
 
 def message(headers: dict[str, Any], payload: Any = None, delayed_until: datetime | None = None) -> Any:
-    return SimpleNamespace(headers=headers, payload=payload, delayed_until=delayed_until)
+    return SimpleNamespace(headers=headers, payload=payload, delayed_until=delayed_until, held=None)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,30 @@ def test_a_task_that_came_out_of_the_cascade_is_not_sent_round_again_by_a_worker
     delayed_until: datetime | None, waited: bool
 ) -> None:
     assert has_waited(message({}, delayed_until=delayed_until), DUE) is waited
+
+
+ETA = {"task": "t", "eta": DUE.isoformat()}
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds", "early"),
+    [
+        ({}, -1, False),
+        ({}, 0, False),
+        ({}, 0.001, True),
+        (ETA, 0.001, False),  # Celery holds it, if it is not due by the clock of this host
+        (ETA, 5, False),
+        (ETA, 5.001, True),
+        ({"task": "t", "eta": (DUE - timedelta(hours=1)).isoformat()}, 1, True),  # it also has an x-delay
+    ],
+)
+def test_a_message_that_came_before_its_delivery_time_is_noticed_by_what_nobody_else_would_hold(
+    headers: dict[str, Any], seconds: float, early: bool
+) -> None:
+    given, now = message(headers), DUE - timedelta(seconds=seconds)
+    assert came_early(given, due_of(given), now) is None, "it has passed levels, or comes from elsewhere"
+    given.held = State("root", "", DUE, {})
+    assert (came_early(given, due_of(given), now) is not None) is early
 
 
 def test_a_worker_reports_once_for_all_tasks_that_it_hands_on_and_needs_no_timer_before(

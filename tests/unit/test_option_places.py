@@ -34,12 +34,13 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "journal": (None, -1),
     "streams": (False, "no"),
     "retry_errors": (False, "no"),
+    "delivery_time": (True, "no"),
     "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }
 
 
 def declared(options: Options) -> Any:
-    return options.cascade, options.outbox_ticks, options.wanted_streams
+    return options.ahead(), options.outbox_ticks, options.wanted_streams
 
 
 #: Those that decide what stands on the broker. The others are about publishing.
@@ -90,7 +91,8 @@ def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -
     other, _ = VALUES[name]
     if isinstance(other, bool):
         assert flag.is_flag
-        assert flag.secondary_opts == [flag.opts[0].replace(name, f"no-{name}")]
+        dashed = name.replace("_", "-")
+        assert flag.secondary_opts == [flag.opts[0].replace(dashed, f"no-{dashed}")]
     else:
         text = ",".join(map(str, other)) if isinstance(other, list) else "none" if other is None else str(other)
         written = given({name: flag.type.convert(text, None, None)})

@@ -66,7 +66,7 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"timezone": 5}, "timezone=5"),
         (
             {"ticks": 1},
-            "unknown option ticks: did you mean tick? use any of confirm_timeout, declare, hand_on, journal",
+            "unknown option ticks: did you mean tick? use any of confirm_timeout, declare, delivery_time, hand_on",
         ),
         ({"jurnal": 1, "lanes": 2}, "unknown option jurnal, lanes: did you mean journal? use any of"),
         ({"lanes": (1, 2)}, "unknown option lanes: use any of"),
@@ -152,7 +152,10 @@ def test_a_message_that_waited_in_a_batch_keeps_its_outbox_if_it_is_barely_late(
 def test_the_outboxes_that_a_message_should_have_are_those_that_it_would_use(slack: Any) -> None:
     options = Options(slack=slack, max_delay=7200)
     for ticks in (*range(1, 700), 2397, 4797, 4799, 4800, 28_799):
-        wanted, chosen = options.wanted(ticks, ticks), options.route(options.cascade, ticks, ticks).outbox
+        wanted, chosen = (
+            options.wanted(options.cascade, ticks, ticks),
+            options.route(options.cascade, ticks, ticks).outbox,
+        )
         assert chosen in (0, *wanted.outboxes)
         assert bool(chosen) == bool(wanted.outboxes)
         assert wanted.exact in (0, chosen)

@@ -153,6 +153,18 @@ def test_a_received_message_returns_to_its_queue_alone_and_is_recorded_without_a
     assert plan.of_received(message(), received, queue, due, NOW, Options(journal=None)).stream is None
 
 
+@pytest.mark.parametrize("number", [5, None])
+def test_a_message_that_came_before_its_delivery_time_keeps_its_number_and_its_record(number: int | None) -> None:
+    due, queue = NOW.utc + timedelta(seconds=600), Destination("", ("q",))
+    early = State("root", "orders", due, {}, number=number)
+    planned = plan.of_received(message(), RECEIVED, queue, due, NOW, Options(journal=0), early)
+    assert planned.came_early
+    assert (planned.stream, planned.headers[HEADER].get("n")) == (None, number)
+    state = read_state(planned.headers)
+    assert state is not None
+    assert (state.due, state.routing_key) == (due, "new")
+
+
 @pytest.mark.parametrize("returns", [False, True])
 def test_an_orphan_waits_once_more_with_its_number(returns: bool) -> None:
     due = NOW.utc + timedelta(seconds=60)

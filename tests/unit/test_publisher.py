@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +21,13 @@ from celery_rabbit_delay import (
     NotRouted,
     Options,
 )
-from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp import create, declare
 from celery_rabbit_delay.amqp.confirms import Outgoing
+from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.amqp.routes import Process
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
 from celery_rabbit_delay.core.plan import Plan
 
 DESTINATION = Destination("", ("q",))
@@ -89,6 +92,7 @@ class Parts:
         return outbox not in self.missing
 
     def take(self, outgoing: Outgoing) -> Outgoing:
+        self.last = outgoing
         return outgoing
 
     def wait(self, outgoing: Outgoing) -> None:
@@ -102,6 +106,60 @@ class Parts:
         delay = int(seconds * 1_000_000)
         self.publisher.publish(Plan(Message("x"), {"CC": []}, destination, time.monotonic_ns() + delay * 1000, delay))
         return self.sent[-1]
+
+
+def by_time(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> list[BrokerClock | None]:
+    """Let the publisher find out that messages wait, with these clocks, one after the other."""
+    clocks: list[BrokerClock | None] = [a_clock()]
+
+    def choose(channel: Any, options: Options, cascade: Any) -> Any:
+        clock = clocks.pop(0)
+        return (replace(cascade, by_time=True), clock) if clock else (cascade, None)
+
+    monkeypatch.setattr(create, "choose", choose)
+    parts.publisher.choose_way()
+    return clocks
+
+
+def a_clock(asked: int = 0) -> BrokerClock:
+    now = time.monotonic_ns()
+    return BrokerClock(1000, now + asked, time.time_ns() - now)
+
+
+def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = Parts(monkeypatch, Options())
+    by_time(parts, monkeypatch)
+    for seconds in (60, 64.125):
+        before = time.monotonic_ns()
+        assert parts.send(seconds) == "@.+q"
+        due = before + int(seconds * 1e9)
+        assert due // 1_000_000 <= parts.last.message.headers[X_DELIVERY_TIME] <= due // 1_000_000 + 10_000
+        assert parts.last.exchange == parts.cascade.outbox_ingest
+    assert parts.declared == [(DESTINATION, [0])]
+    assert parts.publisher.streams.cascade.by_time, "or a missing stream would come with levels"
+
+
+def test_an_old_proof_is_renewed_and_without_one_messages_pass_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, Options())
+    clocks = by_time(parts, monkeypatch)
+    clocks += [a_clock(), None]
+    parts.publisher._clock = a_clock(-3600 * 10**9)
+    assert parts.send(60) == "@.+q"
+    assert len(clocks) == 1
+    parts.publisher._clock = a_clock(-3600 * 10**9)
+    assert parts.send(300) == "@.300s.+q"
+    assert X_DELIVERY_TIME not in parts.last.message.headers
+
+
+def test_a_passive_publisher_does_without_delivery_times_where_an_outbox_is_not_bound_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = Parts(monkeypatch, Options(declare="passive"))
+    by_time(parts, monkeypatch)
+    parts.missing.add(0)
+    assert parts.send(60) == "@.60s.+q"
 
 
 def test_an_outbox_is_created_with_the_route_to_its_destination_and_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,13 @@ def test_arbitrary_delays_take_six_outboxes_and_their_levels() -> None:
     assert found.waiting / 4 < found.longest < found.waiting
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_where_rabbitmq_holds_messages_each_takes_one_hop_and_its_queue_one_outbox(spread: bool) -> None:
+    found = size(Load(100, 3600, spread, destinations=4), Options(delivery_time=True))
+    assert (found.hops, found.cascade, found.outboxes) == (1, 4, 1)
+    assert found.longest == found.waiting // 4
+
+
 def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:
     schedule = json.loads((EVIDENCE / "schedule.json").read_text())
     starts = [found["rows"]["cancelled"] for found in schedule.values()]

@@ -34,6 +34,13 @@ def all_held_up(rows: dict[str, Any], *bindings: Binding) -> list[HeldUp]:
     return held_up(CASCADE, Snapshot(rows, set(bindings)))
 
 
+def test_what_rabbitmq_holds_in_an_outbox_until_it_is_due_is_not_held_up() -> None:
+    name = CASCADE.outbox_name(QUEUE)
+    assert all_held_up({name: {"name": name, "messages": 3, "messages_delayed": 3}}) == []
+    [outbox] = all_held_up({name: {"name": name, "messages": 4, "messages_delayed": 3}})
+    assert outbox.stuck == 1
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

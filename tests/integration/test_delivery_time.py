@@ -1,0 +1,282 @@
+"""Where RabbitMQ holds messages until a delivery time, they wait in outboxes; elsewhere nothing comes early."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import kombu
+import pytest
+
+from tests.kit.broker import Broker, Vhost, own_node, publish, publishing, take
+from tests.kit.commands import Result, management, run
+from tests.kit.holding import NOT_HELD, holds_messages
+from tests.kit.node import cluster
+from tests.kit.wait import wait_until
+
+from .conftest import MakeApp
+
+#: Asks also a development version that calls itself 4.3.
+OPTIONS: dict[str, Any] = {"delivery_time": True}
+
+
+@pytest.fixture
+def holding(vhost: Vhost) -> Vhost:
+    if not vhost.broker.holds_messages:
+        pytest.skip(NOT_HELD)
+    return vhost
+
+
+@pytest.fixture
+def by_time(holding: Vhost) -> Iterator[kombu.Connection]:
+    """Yield a connection whose messages wait in outboxes."""
+    with holding.connection(**OPTIONS) as connection:
+        assert waits_by_time(connection)
+        yield connection
+
+
+def waits_by_time(connection: kombu.Connection) -> bool:
+    with publishing(connection) as publisher:
+        return publisher.cascade.by_time
+
+
+def arrivals(connection: kombu.Connection, queue: str, amount: int) -> list[tuple[Any, float]]:
+    """Return so many messages of a queue, and how late each is, in seconds."""
+    found: list[tuple[Any, float]] = []
+
+    def on_message(message: Any) -> None:
+        found.append((message, time.time() - message.delayed_until.timestamp()))
+        message.ack()
+
+    queues = [kombu.Queue(queue, no_declare=True)]
+    with kombu.Consumer(connection.channel(), queues, on_message=on_message, auto_declare=False):
+        while len(found) < amount:
+            connection.drain_events(timeout=30)
+    return found
+
+
+def test_each_delay_is_kept_and_costs_one_queue_of_its_destination(holding: Vhost, by_time: kombu.Connection) -> None:
+    holding.declare("q", "r")
+    delays = [0.001, 0.3, 1.1, 0.02, 2, 0.7]
+    for delay in delays:
+        for queue in ("q", "r"):
+            publish(by_time, delay, queue, {"asked": delay})
+    for queue in ("q", "r"):
+        found = arrivals(by_time, queue, len(delays))
+        assert all(late >= 0 for _, late in found)
+        assert all(message.headers == {"asked": message.headers["asked"]} for message, _ in found)
+        assert [message.headers["asked"] for message, _ in found][-1] == 2, "a long delay holds up no shorter one"
+    root = holding.cascade.root
+    own = [f"{root}.{name}" for name in ("discard", "ingest.probe", "orphans", "out.short-lived")]
+    assert holding.names("queues") == [*own[:3], f"{root}.out.+q", f"{root}.out.+r", own[3], "q", "r"]
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic", "fanout", "headers"])
+def test_an_exchange_routes_what_is_due_as_without_a_delay(
+    holding: Vhost, by_time: kombu.Connection, kind: str
+) -> None:
+    channel = by_time.default_channel
+    channel.exchange_declare("orders", kind, durable=True, auto_delete=False)
+    for name in ("one", "two"):
+        channel.queue_declare(name, durable=True, auto_delete=False)
+        channel.queue_bind(name, "orders", "new", arguments={"kind": "new"} if kind == "headers" else None)
+    publish(by_time, 0.3, "new", {"kind": "new"}, exchange="orders")
+    for name in ("one", "two"):
+        [(message, late)] = arrivals(by_time, name, 1)
+        assert late >= 0
+        assert (message.delivery_info["exchange"], message.delivery_info["routing_key"]) == ("orders", "new")
+        assert message.headers == {"kind": "new"}
+
+
+def test_short_lived_queues_share_an_outbox(holding: Vhost, by_time: kombu.Connection) -> None:
+    names = []
+    for _ in range(3):
+        queue = by_time.default_channel.queue_declare("", exclusive=True, auto_delete=True).queue
+        publish(by_time, 0.4, queue)
+        names.append(queue)
+    for name in names:
+        [(_, late)] = arrivals(by_time, name, 1)
+        assert late >= 0
+    assert not [name for name in holding.names("queues") if ".out." in name and not name.endswith(".out.short-lived")]
+
+
+@pytest.mark.leaves_orphans
+def test_what_is_due_for_a_queue_that_is_gone_becomes_an_orphan(holding: Vhost, by_time: kombu.Connection) -> None:
+    holding.declare("q")
+    publish(by_time, 0.3)
+    holding.delete_queue("q")
+    wait_until(lambda: holding.count(holding.cascade.orphans) == 1, "it is an orphan")
+
+
+def test_a_message_is_cancelled_moved_and_listed_like_any_other(holding: Vhost, make_app: MakeApp) -> None:
+    from celery_rabbit_delay import cancel, reschedule, scheduled
+
+    app = make_app(options=OPTIONS | {"journal": 0})
+    holding.declare("celery")
+    kept, cancelled, moved = (app.send_task("t", (n,), countdown=countdown) for n, countdown in enumerate((2, 2, 90)))
+    assert [one.id for one in scheduled(app)][-1] == moved.id
+    cancel(app, cancelled.id)
+    reschedule(app, moved.id, countdown=1)
+    with app.connection_for_read() as connection:
+        found = arrivals(connection, "celery", 2)
+    assert [message.headers["id"] for message, _ in found] == [moved.id, kept.id]
+    assert not [name for name in holding.names("queues") if ".delay." in name]
+
+
+def test_a_cascade_with_levels_delivers_what_they_hold_and_gets_no_more(holding: Vhost) -> None:
+    holding.declare("q")
+    with holding.connection(delivery_time=False) as connection:
+        publish(connection, 3.3, headers={"way": "levels"})
+    with holding.connection(**OPTIONS) as connection:
+        assert waits_by_time(connection)
+        publish(connection, 1, headers={"way": "time"})
+        found = arrivals(connection, "q", 2)
+    assert [message.headers["way"] for message, _ in found] == ["time", "levels"]
+    assert all(late >= 0 for _, late in found)
+
+
+@pytest.mark.parametrize("ahead", [-30, 0.3, 30])
+def test_a_wrong_clock_of_the_publisher_makes_no_message_early(
+    holding: Vhost, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """By the clock of the publisher, a broker whose clock is 30 s ahead has passed the time at once."""
+    holding.declare("q")
+    real = time.time_ns  # which only this asks for
+    monkeypatch.setattr(time, "time_ns", lambda: real() - int(ahead * 1e9))
+    with holding.connection(**OPTIONS) as connection:
+        assert waits_by_time(connection) is (ahead < 1)
+        if ahead >= 0:
+            sent = time.monotonic()
+            publish(connection, 0.5)
+            take(connection, "q", 1)
+            assert time.monotonic() - sent >= 0.5
+
+
+def test_a_passive_publisher_uses_an_older_outbox_through_levels(holding: Vhost) -> None:
+    holding.declare("q", "r")
+    with holding.connection(delivery_time=False) as connection:
+        publish(connection, 0.01, "q")
+        take(connection, "q", 1)
+    with holding.connection(**OPTIONS) as connection:
+        publish(connection, 0.01, "r")
+        take(connection, "r", 1)
+    with holding.connection(**OPTIONS, declare="passive") as connection:
+        assert waits_by_time(connection)
+        publish(connection, 0.1, "r")
+        publish(connection, 0.1, "q")
+        assert not waits_by_time(connection)
+        for name in ("r", "q"):
+            [(_, late)] = arrivals(connection, name, 1)
+            assert late >= 0
+
+
+def test_a_broker_without_it_is_noticed_and_messages_pass_levels(vhost: Vhost) -> None:
+    if vhost.broker.holds_messages:
+        pytest.skip("the quorum queues of this RabbitMQ hold messages until a delivery time")
+    vhost.declare("q")
+    with vhost.connection(**OPTIONS) as connection:
+        assert not waits_by_time(connection)
+        publish(connection, 0.3)
+        [(_, late)] = arrivals(connection, "q", 1)
+        assert late >= 0
+
+
+@pytest.mark.long
+def test_what_waits_survives_the_kill_of_the_only_node() -> None:
+    with own_node() as vhost:
+        if not vhost.broker.holds_messages:
+            pytest.skip(NOT_HELD)
+        vhost.declare("q")
+        with vhost.connection(**OPTIONS) as connection:
+            publish(connection, 0.001)
+            take(connection, "q", 1)
+            wait_until(lambda: vhost.broker.node.has_registered(".out.+q"), "the node has written down what it has")
+            for n in range(300):
+                publish(connection, 8 + n % 10, headers={"n": n})
+            vhost.broker.node.kill()
+        vhost.broker.node.start()
+        with vhost.connection(**OPTIONS) as connection:
+            found = arrivals(connection, "q", 300)
+        assert {message.headers["n"] for message, _ in found} == set(range(300))
+        assert all(late >= 0 for _, late in found)
+
+
+@pytest.mark.long
+def test_what_waits_in_a_cluster_comes_on_time_without_one_node() -> None:
+    with cluster(3, plugins=("rabbitmq_management",)) as nodes:
+        if not holds_messages(nodes[0]):
+            pytest.skip(NOT_HELD)
+        vhost = Broker(nodes[0]).add_vhost()
+        vhost.declare("q")
+        with vhost.connection(**OPTIONS) as connection:
+            assert waits_by_time(connection)
+            channel = connection.default_channel
+            channel.queue_declare("r", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
+            for n in range(200):
+                publish(connection, 10 + n % 5, "r", headers={"n": n})
+            leader = vhost.broker.api("GET", f"/queues/{vhost.name}/{vhost.cascade.root}.out.%2Br")["leader"]
+            lost = next((node for node in nodes[1:] if node.name == leader), nodes[1])
+            lost.kill()
+            found = arrivals(connection, "r", 200)
+        assert {message.headers["n"] for message, _ in found} == set(range(200))
+        assert all(late >= 0 for _, late in found)
+
+
+def purge(vhost: Vhost) -> None:
+    """Wait until the levels are empty, for the management API as well."""
+    for name in vhost.names("queues"):
+        if ".delay." in name:
+            vhost.broker.api("DELETE", f"/queues/{vhost.name}/{name}/contents")
+    wait_until(
+        lambda: (
+            not any(
+                row.get("messages")
+                for row in vhost.broker.api("GET", f"/queues/{vhost.name}?columns=name,messages")
+                if ".delay." in row["name"]
+            )
+        ),
+        "the levels are empty",
+    )
+
+
+def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
+    holding.declare("q")
+    url, own = holding.url("amqp"), ("--tick", "0.01", "--max-delay", "120", "--delivery-time", "--queue", "q")
+
+    def command(*arguments: str) -> Result:
+        return run(url, *arguments, options=own)
+
+    assert "0 levels exist\nRabbitMQ holds messages until they are due" in command("setup").out
+    assert not [name for name in holding.names("queues") if ".delay." in name or ".out.1" in name]
+    for check in ("plan", "verify"):
+        for more in ((), management(holding)):
+            found = command(check, *more)
+            assert (found.code, found.err) == (0, ""), found.text
+    exported = json.loads(command("export").out)
+    assert {queue["name"] for queue in exported["queues"]} <= {*holding.names("queues")}
+    with holding.connection(**OPTIONS) as connection:
+        for _ in range(3):
+            publish(connection, 100)
+    assert command("status").out.startswith("0 wait, besides those that RabbitMQ holds")
+    wait_until(lambda: command("status", *management(holding)).out.startswith("3 wait"), "all are counted")
+    status = json.loads(command("status", "--json", *management(holding)).out)
+    assert (status["waiting"], status["stuck"], status["levels"]) == (3, [], [])
+    assert [(one["delay"], one["ready"]) for one in status["outboxes"]] == [(0, 3)]
+    refused = command("teardown", "--yes", *management(holding))
+    assert "3 messages wait" in refused.err
+    with holding.connection(delivery_time=False) as connection:
+        publish(connection, 2.003)
+        assert len([name for name in holding.names("queues") if ".delay." in name]) == 14
+        publish(connection, 30.003)
+        assert "levels deleted" not in command("setup", "--prune", *management(holding)).out
+        purge(holding)
+        pruned = command("setup", "--prune", *management(holding)).out
+        assert "14 levels deleted: they were empty, and RabbitMQ holds messages itself" in pruned
+        assert not [name for name in holding.names("queues") if ".delay." in name]
+        publish(connection, 0.03)
+        assert len([name for name in holding.names("queues") if ".delay." in name]) == 14
+    assert command("teardown", "--yes", "--delete-messages", *management(holding)).code == 0
+    assert holding.names("queues") == ["q"]
+    assert holding.names("exchanges") == []
