@@ -54,6 +54,7 @@ def test_the_page_says_what_was_measured_besides() -> None:
         assert each("worker", name, "ratio", "{:.2f}") in text, name
         assert each("memory", name) in text, name
     assert each("due_at_once", report.US) in text
+    assert each("hour_cpu_confirmed", report.US, "ratio", "{:.2f}") in text
     assert each("lateness_fast", report.US, "p99") in text
     for row in ("journal_broker_cpu", "journal_client_cpu"):
         assert " / ".join(f"{one[row]['one by one']['with']['ratio']:.2f}" for one in records) in text, row
@@ -83,7 +84,7 @@ def test_the_comparison_says_what_was_measured() -> None:
     confirmed, everyday = (
         each(report.ratio(f"{row}_cpu_confirmed", report.US, report.NATIVE)) for row in ("broker", "everyday")
     )
-    hour = each(report.ratio("hour_cpu_confirmed", report.US, report.NATIVE))
+    hour = each(lambda rows: rows["hour_cpu_confirmed"][report.US]["ratio"])
     whole, native = late(f"{report.US}, whole seconds"), late(report.NATIVE)
     for ratio in (confirmed, everyday, hour):
         assert f"| 1 | {ratio} |" in comparison
