@@ -312,12 +312,12 @@ def test_what_is_new_comes_in_place_and_never_under_a_selection_or_a_pointer(
         assert chrome.execute_script(f"return {refreshed}") <= before + 2  # none was asked for meanwhile
         # What moves keeps the focus.
         queues = "[...document.querySelectorAll('#filters a[href*=\"queue=\"]')]"
-        chrome.execute_script(f"{queues}[0].focus(); window.chosen = document.activeElement")
+        chrome.execute_script(f"{queues}[0].focus(); window.link = document.activeElement")
         shop.vhost.declare("other")
         for number in range(4):
             shop.send("note", number, queue="other", countdown=3000)
-        wait_until(lambda: chrome.execute_script(f"return {queues}[1] === chosen"), "another queue has most")
-        assert chrome.execute_script("return document.activeElement === chosen")
+        wait_until(lambda: chrome.execute_script(f"return {queues}[1] === link"), "another queue has most")
+        assert chrome.execute_script("return document.activeElement === link")
         # Rows stay under the pointer.
         ActionChains(chrome).move_to_element(chrome.find_element("css selector", "#rows tbody tr")).perform()
         shows(chrome, "paused: pointer", "#live")
