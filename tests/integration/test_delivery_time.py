@@ -115,13 +115,14 @@ def test_a_message_is_cancelled_moved_and_listed_like_any_other(holding: Vhost, 
 
     app = make_app(options=OPTIONS | {"journal": 0})
     holding.declare("celery")
-    kept, cancelled, moved = (app.send_task("t", (n,), countdown=countdown) for n, countdown in enumerate((2, 2, 90)))
+    kept, cancelled, moved = (app.send_task("t", (n,), countdown=countdown) for n, countdown in enumerate((20, 20, 90)))
     assert [one.id for one in scheduled(app)][-1] == moved.id
     cancel(app, cancelled.id)
     reschedule(app, moved.id, countdown=1)
     with app.connection_for_read() as connection:
         found = arrivals(connection, "celery", 2)
-    assert [message.headers["id"] for message, _ in found] == [moved.id, kept.id]
+    assert {message.headers["id"] for message, _ in found} == {moved.id, kept.id}
+    assert all(late >= 0 for _, late in found)
     assert not [name for name in holding.names("queues") if ".delay." in name]
 
 
@@ -133,7 +134,7 @@ def test_a_cascade_with_levels_delivers_what_they_hold_and_gets_no_more(holding:
         assert waits_by_time(connection)
         publish(connection, 1, headers={"way": "time"})
         found = arrivals(connection, "q", 2)
-    assert [message.headers["way"] for message, _ in found] == ["time", "levels"]
+    assert {message.headers["way"] for message, _ in found} == {"time", "levels"}
     assert all(late >= 0 for _, late in found)
 
 
