@@ -27,19 +27,18 @@ def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tup
     """Return the cascade to publish into, and the clock if it is `by_time`. Creates that one if it is missing.
 
     It is not, but the one with levels, where the options or the release of RabbitMQ are against it, where messages do
-    not wait, and where this cannot be found out.
+    not wait, and where this cannot be found out, as by a publisher that creates nothing: it may not read the answer.
     """
-    if cascade.high or not options.may_use_delivery_time(channel.server_version):
+    may_ask = options.declare == "auto" and options.may_use_delivery_time(channel.server_version)
+    if cascade.high or not may_ask:
         return cascade, None
-    by_time, creates = replace(cascade, by_time=True), options.declare == "auto"
+    by_time = replace(cascade, by_time=True)
     try:
-        if creates and not declare.exchange_exists(channel.get_channel(), by_time.marker):
+        if not declare.exchange_exists(channel.get_channel(), by_time.marker):
             create_cascade(channel, by_time)
         try:
             clock = delivery_time.ask(channel, by_time)
         except CascadeMissing:  # a part was deleted
-            if not creates:
-                raise
             create_cascade(channel, by_time)
             clock = delivery_time.ask(channel, by_time)
     except (DelayError, ChannelError, MessageNacked) as exc:

@@ -31,7 +31,7 @@ PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/m
 
 #: Seconds after which RabbitMQ reports a quorum queue as empty if its leader has not answered (rabbit_quorum_queue,
 #: `stat`). To trust that answer would mean to delete a queue that holds messages.
-UNKNOWN_AFTER = 0.25
+_UNKNOWN_AFTER = 0.25
 
 #: Seconds until RabbitMQ has written the name of a new quorum queue to its disk. If it is killed before, it loses what
 #: the queue holds, although it has confirmed it (rabbitmq/ra, src/ra_directory.erl: `names.dets`, `auto_save`).
@@ -212,7 +212,7 @@ def message_count(channel: Channel, name: str) -> int | None:
             count = int(passive_declare_queue(channel, name).message_count)
         except NotFound:
             return None
-        if count or time.monotonic() - asked < UNKNOWN_AFTER:
+        if count or time.monotonic() - asked < _UNKNOWN_AFTER:
             break
     return count
 

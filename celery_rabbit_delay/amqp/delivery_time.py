@@ -9,23 +9,28 @@ wait.
 from __future__ import annotations
 
 import time
+import uuid
 from typing import NamedTuple
 
 from amqp import Message
+from amqp.exceptions import NotFound
 
-from ..core.errors import CascadeMissing
+from ..core.errors import CascadeMissing, NotRouted
 from ..core.headers import X_DELIVERY_TIME
-from ..core.parts import EXPIRY_MARGIN_MS
 from ..core.topology import PROBE, Cascade
-from . import declare
-from .confirms import ConfirmedChannel
+from .confirms import ConfirmedChannel, Outgoing
+from .exclusive_reader import exclusive_reader
 
 #: Nanoseconds.
 _MS = 1_000_000
 
 #: Milliseconds that a message has to wait where messages wait at all, and those by which the clock of the broker may be
-#: ahead: the first ones that suffice. Otherwise messages pass levels, which do not depend on a clock.
+#: ahead: the first ones that suffice. Otherwise messages pass levels, which do not depend on a clock. What is held
+#: beyond that leaves the queue by itself, because it has expired, or goes to the next one that asks, who ignores it.
 _LONG, MARGINS = 60_000, (10, 25, 50, 100, 200, 400)
+
+#: Seconds to wait for a message that is due, and so the most that the clock of the broker may be behind.
+_PATIENCE = 2
 
 #: Nanoseconds after which a connection asks again: two clocks that run freely differ by some milliseconds then.
 _VALID = 600 * 1_000_000_000
@@ -56,35 +61,49 @@ class BrokerClock(NamedTuple):
 
 
 def ask(channel: ConfirmedChannel, cascade: Cascade) -> BrokerClock | None:
-    """Return the broker's clock; None if it holds no messages, or if its clock is too far ahead or it is too slow.
+    """Return the broker's clock; None if it holds no messages, or if its clock is too far ahead.
 
-    Raises `CascadeMissing`, and what the broker answers.
+    Sends messages with delivery times, and one without, which overtakes those that the queue holds: one that comes only
+    afterwards has been held. The number of ready messages would prove nothing: RabbitMQ says 0 where it cannot ask the
+    queue's leader. Raises `CascadeMissing`, and what the broker answers.
     """
-    if _try(channel, cascade, _LONG) is None:
+    arrived: list[str] = []
+    with exclusive_reader(channel.get_channel(), cascade.probe) as is_alone:
+        if not is_alone:
+            return None
+        consuming = channel.get_channel()
+        try:
+            tag = consuming.basic_consume(
+                cascade.probe, no_ack=True, callback=lambda message: arrived.append(message.correlation_id)
+            )
+        except NotFound as exc:
+            raise CascadeMissing(exc.reply_text) from exc
+        try:
+            return _ask(channel, cascade, arrived)
+        finally:
+            consuming.basic_cancel(tag)
+
+
+def _ask(channel: ConfirmedChannel, cascade: Cascade, arrived: list[str]) -> BrokerClock | None:
+    now, wall, name = time.monotonic_ns(), time.time_ns(), uuid.uuid4().hex
+    names = {delay: f"{name} {delay}" for delay in (_LONG, *reversed(MARGINS))}
+    messages = [_message(names[delay], {X_DELIVERY_TIME: wall // _MS + delay}) for delay in names]
+    messages.append(_message(name, {}))
+    try:
+        for sent in [channel.send(Outgoing(message, cascade.outbox_ingest, PROBE)) for message in messages]:
+            channel.wait(sent)
+    except NotRouted as exc:
+        raise CascadeMissing(f"{cascade.probe!r} takes no message: {exc}") from exc
+    if not channel.wait_until(lambda: name in arrived, _PATIENCE):
         return None
-    for margin in MARGINS:
-        if clock := _try(channel, cascade, margin):
-            return clock
-        time.sleep(margin / 1000)  # until it has expired, and does not count any more
-    return None
-
-
-def _try(channel: ConfirmedChannel, cascade: Cascade, milliseconds: int) -> BrokerClock | None:
-    """Return the broker's clock if a message is proved to wait that is due in so many milliseconds.
-
-    If the queue did not hold it, it would be ready until it expires, at the earliest so many milliseconds after it was
-    sent. Messages of others only add to the number of those that are ready. They leave the queue by themselves, when
-    they are due and have expired.
-    """
-    sent, wall = time.monotonic_ns(), time.time_ns()
-    until = wall // _MS + milliseconds
-    message = Message("", expiration=str(milliseconds), delivery_mode=2, application_headers={X_DELIVERY_TIME: until})
-    if (reason := channel.publish(message, cascade.outbox_ingest, PROBE)) is not None:
-        raise CascadeMissing(f"{cascade.probe!r} takes no message: {reason}")
-    asked = time.monotonic_ns()
-    ready = declare.passive_declare_queue(channel.get_channel(), cascade.probe).message_count
-    now = time.monotonic_ns()
-    is_answer = now - asked < declare.UNKNOWN_AFTER * 1_000_000_000
-    if ready or not is_answer or now - sent >= (milliseconds - EXPIRY_MARGIN_MS) * _MS:
+    not_held = arrived[: arrived.index(name)]
+    margin = next((delay for delay in MARGINS if names[delay] not in not_held), None)
+    if names[_LONG] in not_held or margin is None:
         return None
-    return BrokerClock(until * _MS - asked, now, wall - sent)
+    if not channel.wait_until(lambda: names[margin] in arrived, _PATIENCE):
+        return None
+    return BrokerClock((wall // _MS + margin) * _MS - now, now, wall - now)
+
+
+def _message(name: str, headers: dict[str, int]) -> Message:
+    return Message("", correlation_id=name, expiration=str(_LONG), delivery_mode=2, application_headers=headers)

@@ -119,9 +119,6 @@ class DelayedPublisher:
                 pause *= 2
             except (CascadeMissing, NotRouted) as exc:  # a part of the cascade, or an outbox, was deleted meanwhile
                 self.routes.reset()
-                if self._clock and self.options.declare == "passive":  # the outbox is an older one, not bound for this
-                    self._use(self._levels, None)
-                    continue
                 if is_repaired or not self.routes.repair(plan.destination):
                     if isinstance(exc, CascadeMissing):
                         raise

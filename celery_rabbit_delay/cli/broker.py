@@ -50,8 +50,9 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         management = management_of(management_url, connection)
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
-        wanted = operate.wanted(connection, priorities)
         known, ahead = target.destinations(), _creates_ahead(target, connection)
+        # Publishers that create nothing need levels.
+        wanted = operate.wanted(connection, priorities, ahead and not connection.transport.delay_options.delivery_time)
         lacking = operate.setup(connection, wanted, known, ahead, management)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         if operate.is_by_time(connection):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 import kombu
@@ -31,15 +30,17 @@ _AT_MOST = 10_000
 _SHORT_LIVED = Destination("", ("",), short_lived=True)
 
 
-def wanted(connection: kombu.Connection, priorities: bool = False) -> list[Cascade]:
+def wanted(connection: kombu.Connection, priorities: bool = False, levels: bool = False) -> list[Cascade]:
     """Return the cascades that `setup` is to create: without levels, where RabbitMQ is found to hold messages.
 
-    To find out, this creates the cascade `by_time`, but only on a RabbitMQ that may hold them.
+    To find out, this creates the cascade `by_time`, but only on a RabbitMQ that may hold them. With `levels`, or for
+    publishers that create nothing and so cannot find out, there are levels, too.
     """
     options: Options = connection.transport.delay_options
-    chosen, _ = choose(ConfirmedChannel(connection.connection), replace(options, declare="auto"), options.cascade)
+    chosen, _ = choose(ConfirmedChannel(connection.connection), options, options.cascade)
     found = cascades(connection, priorities)
-    return found if chosen in found else [chosen, *found]
+    needed = options.cascade if levels else chosen
+    return found if needed in found else [needed, *found]
 
 
 class NotEmpty(DelayError):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amqp.exceptions import AccessRefused
+from amqp.exceptions import AccessRefused, NotFound
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.amqp import create, declare, delivery_time
 from celery_rabbit_delay.amqp.delivery_time import MARGINS, BrokerClock
-from celery_rabbit_delay.core.errors import CascadeMissing
+from celery_rabbit_delay.core.errors import CascadeMissing, NotRouted
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
 from celery_rabbit_delay.core.topology import PROBE
 
@@ -33,49 +35,70 @@ class Broker:
 
     server_version = (4, 4)
 
-    def __init__(
-        self, holds: bool = True, ahead: int = 0, pauses: Iterator[int] | None = None, others: int = 0
-    ) -> None:
+    def __init__(self, holds: bool = True, ahead: int = 0, pauses: Iterator[int] | None = None) -> None:
         """`ahead`: nanoseconds; `pauses`: how long each step takes, in nanoseconds."""
         self.now = 0  # monotonic, of this host
-        self.holds, self.ahead, self.others = holds, ahead, others
+        self.holds, self.ahead = holds, ahead
         self.pauses = pauses or iter(lambda: MS, None)
-        self.messages: list[tuple[int, int]] = []  # the delivery time, and when it expires, by the broker's clock
-        self.lacks_probe = False
-        self.refuses = False
-        self.time: Any = SimpleNamespace(
-            monotonic_ns=lambda: self.now, time_ns=lambda: EPOCH + self.now, sleep=lambda seconds: self.sleep(seconds)
-        )
-
-    def sleep(self, seconds: float) -> None:
-        self.now += int(seconds * 1000) * MS
+        self.queue: list[tuple[int, str]] = []  # delivery times and names
+        self.callback: Any = None
+        self.lacks_probe = self.refuses = self.is_stuck = self.is_read = False
+        self.lost: set[int] = set()  # messages, by their delay in milliseconds, that others take
+        self.time: Any = SimpleNamespace(monotonic_ns=lambda: self.now, time_ns=lambda: EPOCH + self.now)
 
     @property
     def clock(self) -> int:
         return EPOCH + self.now + self.ahead
 
-    def publish(self, message: Any, exchange: str, key: str) -> str | None:
-        assert (exchange, key) == (BY_TIME.outbox_ingest, PROBE)
+    def deliver(self) -> None:
+        """Deliver what is ready, in the order in which it was sent, or in which it has become due."""
+        now = self.clock // MS
+        ready = [one for one in self.queue if not (self.holds and one[0] > now)]
+        for one in sorted(ready, key=lambda one: one[0]) if self.holds else ready:
+            self.queue.remove(one)
+            self.callback(SimpleNamespace(correlation_id=one[1]))
+
+    def send(self, outgoing: Any) -> Any:
+        assert (outgoing.exchange, outgoing.key) == (BY_TIME.outbox_ingest, PROBE)
         if self.refuses:
             raise AccessRefused("no")
+        self.now += next(self.pauses)
+        properties = outgoing.message.properties
+        name = properties["correlation_id"]
+        if not self.is_stuck and int(name.partition(" ")[2] or 0) not in self.lost:
+            self.queue.append((properties["application_headers"].get(X_DELIVERY_TIME, 0), name))
+        self.deliver()
+        return name
+
+    def wait(self, sent: str) -> None:
         if self.lacks_probe:
-            return "NO_ROUTE"
+            raise NotRouted("NO_ROUTE")
         self.now += next(self.pauses)
-        expires = self.clock // MS + int(message.properties["expiration"])
-        self.messages.append((message.headers[X_DELIVERY_TIME], expires))
-        self.now += next(self.pauses)
-        return None
+        self.deliver()
+
+    def wait_until(self, is_done: Any, seconds: float) -> bool:
+        end = self.now + int(seconds * 1000) * MS
+        while not is_done() and self.now < end:
+            self.now += next(self.pauses) + MS
+            self.deliver()
+        return bool(is_done())
 
     def get_channel(self) -> Any:
         return self
 
-    def queue_declare(self, name: str, passive: bool, nowait: bool) -> Any:
-        assert (name, passive) == (BY_TIME.probe, True)
-        self.now += next(self.pauses)
-        now = self.clock // MS
-        ready = [one for one in self.messages if one[1] > now and not (self.holds and one[0] > now)]
-        self.now += next(self.pauses)
-        return SimpleNamespace(message_count=len(ready) + self.others)
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any) -> str:
+        assert (queue, no_ack) == (BY_TIME.probe, True)
+        self.callback = callback
+        return "tag"
+
+    def basic_cancel(self, tag: str) -> None:
+        self.callback = None
+
+    def queue_declare(self, name: str, exclusive: bool, auto_delete: bool) -> None:
+        assert name.startswith(BY_TIME.probe)
+
+    def queue_delete(self, name: str, nowait: bool) -> None:
+        pass
 
 
 def ask(broker: Any, monkeypatch: pytest.MonkeyPatch) -> BrokerClock | None:
@@ -85,11 +108,15 @@ def ask(broker: Any, monkeypatch: pytest.MonkeyPatch) -> BrokerClock | None:
 
 
 pauses = st.lists(st.integers(0, 300 * MS) | st.integers(0, 5 * MS), min_size=40, max_size=40)
+lost = st.sets(st.sampled_from(MARGINS))
 
 
-@given(st.booleans(), st.integers(-40_000 * MS, 40_000 * MS) | st.integers(-500 * MS, 500 * MS), pauses)
-def test_what_is_found_out_is_true_however_long_anything_takes(holds: bool, ahead: int, pauses: list[int]) -> None:
-    broker = Broker(holds, ahead, iter(pauses * 10))
+@given(st.booleans(), st.integers(-40_000 * MS, 40_000 * MS) | st.integers(-500 * MS, 500 * MS), pauses, lost)
+def test_what_is_found_out_is_true_however_long_anything_takes(
+    holds: bool, ahead: int, pauses: list[int], lost: set[int]
+) -> None:
+    broker = Broker(holds, ahead, itertools.cycle(pauses))
+    broker.lost = lost
     with pytest.MonkeyPatch.context() as monkeypatch:
         clock = ask(broker, monkeypatch)
     if clock is None:
@@ -101,18 +128,30 @@ def test_what_is_found_out_is_true_however_long_anything_takes(holds: bool, ahea
         assert let_go >= due, "early"
 
 
-@pytest.mark.parametrize("ahead", [-3600_000, -5, 0, 5, 20, 90, 390])
+@pytest.mark.parametrize("ahead", [-1_500, -5, 0, 5, 20, 90, 390])
 def test_a_clock_that_is_behind_or_a_little_ahead_will_do(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker(ahead=ahead * MS)
     clock = ask(broker, monkeypatch)
     assert clock is not None
     margin = clock.ahead - EPOCH
+    assert clock.ahead - EPOCH - broker.ahead >= 0
     assert margin <= max(MARGINS[0], 4 * max(ahead, 0) + 25) * MS
 
 
-@pytest.mark.parametrize("broker", [{"holds": False}, {"ahead": 401 * MS}, {"others": 1}], ids=str)
-def test_messages_pass_levels_where_it_is_not_proved(broker: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(Broker(**broker), monkeypatch) is None
+@pytest.mark.parametrize(
+    "what",
+    [{"holds": False}, {"ahead": 401 * MS}, {"is_stuck": True}, {"lost": {10}}, {"ahead": -3600_000 * MS}],
+    ids=str,
+)
+def test_messages_pass_levels_where_it_is_not_proved(what: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    vars(broker).update(what)
+    assert ask(broker, monkeypatch) is None
+
+
+def test_nobody_asks_while_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_time, "exclusive_reader", lambda *_: nullcontext(False))
+    assert ask(Broker(), monkeypatch) is None
 
 
 def test_a_proof_is_old_after_ten_minutes_and_when_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,16 +192,26 @@ def test_the_kind_of_cascade_that_the_broker_can_use_is_chosen(monkeypatch: pyte
     assert chosen(Broker(holds=False)) == (CASCADE, None)
 
 
-def test_a_part_that_was_deleted_is_created_again_but_not_by_a_passive_publisher(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("lacking", ["the queue", "its binding"])
+def test_a_part_that_was_deleted_is_created_again(monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
     chosen, broker = Chosen(monkeypatch, exists=True), Broker()
-    broker.lacks_probe = True
-    assert chosen(broker, replace(OPTIONS, declare="passive")) == (CASCADE, None)
-    assert chosen.created == []
+    consume, broker.lacks_probe = broker.basic_consume, True
+
+    def refuse(*args: Any, **kwargs: Any) -> str:
+        if broker.lacks_probe:
+            raise NotFound("no queue")
+        return consume(*args, **kwargs)
+
+    if lacking == "the queue":
+        monkeypatch.setattr(broker, "basic_consume", refuse)
     assert chosen(broker)[0] == BY_TIME
     assert chosen.created == [BY_TIME]
-    assert chosen(Broker(), replace(OPTIONS, declare="passive"))[0] == BY_TIME
+
+
+def test_a_publisher_that_creates_nothing_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, broker = Chosen(monkeypatch, exists=True), Broker()
+    assert chosen(broker, replace(OPTIONS, declare="passive")) == (CASCADE, None)
+    assert (chosen.created, broker.queue) == ([], [])
 
 
 def test_a_broker_that_does_not_let_one_ask_has_levels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,5 +237,5 @@ def test_only_newer_releases_are_asked_unless_the_option_says_otherwise(
     broker.server_version = version  # type: ignore[assignment]
     chosen = Chosen(monkeypatch)
     assert chosen(broker, Options(delivery_time=wanted))[0].by_time is asks
-    assert bool(broker.messages) is asks
+    assert bool(broker.queue) is asks
     assert not chosen(broker, Options(delivery_time=wanted), high=True)[0].by_time

@@ -153,15 +153,6 @@ def test_an_old_proof_is_renewed_and_without_one_messages_pass_levels(monkeypatc
     assert X_DELIVERY_TIME not in parts.last.message.headers
 
 
-def test_a_passive_publisher_does_without_delivery_times_where_an_outbox_is_not_bound_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts = Parts(monkeypatch, Options(declare="passive"))
-    by_time(parts, monkeypatch)
-    parts.missing.add(0)
-    assert parts.send(60) == "@.60s.+q"
-
-
 def test_an_outbox_is_created_with_the_route_to_its_destination_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts(monkeypatch, Options())
     assert parts.send(60) == parts.send(60) == "@.60s.+q"
