@@ -403,17 +403,18 @@ def test_orphans_are_removed_only_when_told_twice(vhost: Vhost) -> None:
 def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
     vhost.declare("q")
     vhost.publish("q", 0.01)
-    vhost.delete_exchange(CASCADE.levels[3].done)
-    vhost.publish("q", *[0.08] * 40)
+    level = CASCADE.levels[7]  # of 1.28 s: that of a delay of 2.5 s, also where publishing takes a second
+    vhost.delete_exchange(level.done)
+    vhost.publish("q", *[2.5] * 40)
 
     def blocked() -> bool:
         found = json.loads(run(vhost.url("amqp"), "status", "--json", *management(vhost)).out)
-        return bool(found["blocked"] == [CASCADE.levels[3].queue])
+        return bool(found["blocked"] == [level.queue])
 
     wait_until(blocked, "the management API has counted")  # every five seconds
     asked = run(vhost.url("amqp"), "status", *management(vhost))
     assert asked.code == 3
-    assert f"{CASCADE.levels[3].queue} may be blocked; run `verify`" in asked.out
+    assert f"{level.queue} may be blocked; run `verify`" in asked.out
 
 
 def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(vhost: Vhost) -> None:
