@@ -403,9 +403,9 @@ def test_orphans_are_removed_only_when_told_twice(vhost: Vhost) -> None:
 def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
     vhost.declare("q")
     vhost.publish("q", 0.01)
-    level = CASCADE.levels[7]  # of 1.28 s: that of a delay of 2.5 s, also where publishing takes a second
+    level = CASCADE.levels[3]  # of 80 ms: that of a delay of 150 ms, also where publishing takes 70 ms
     vhost.delete_exchange(level.done)
-    vhost.publish("q", *[2.5] * 40)
+    vhost.publish("q", *[0.15] * 40)
 
     def blocked() -> bool:
         found = json.loads(run(vhost.url("amqp"), "status", "--json", *management(vhost)).out)
