@@ -505,7 +505,7 @@ def test_messages_that_share_an_id_are_not_moved_and_all_wait_on(vhost: Vhost) -
             with pytest.raises(DelayError, match=says):
                 operate.reschedule(connection, f"j{number}", datetime.now(timezone.utc))
         assert len(ids(vhost)) == 2 * len(others)
-    assert sum(vhost.waiting().values()) == 2 * len(others)
+    wait_until(lambda: sum(vhost.waiting().values()) == 2 * len(others), "the others wait, and their copies")
 
 
 def test_a_message_that_was_published_twice_is_moved_as_one(vhost: Vhost) -> None:
