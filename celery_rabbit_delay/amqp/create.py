@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from amqp.exceptions import ChannelError, MessageNacked, NotFound
@@ -32,7 +31,7 @@ def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tup
     may_ask = options.declare == "auto" and options.may_use_delivery_time(channel.server_version)
     if cascade.high or not may_ask:
         return cascade, None
-    by_time = replace(cascade, by_time=True)
+    by_time = options.by_time_cascade
     try:
         if not declare.exchange_exists(channel.get_channel(), by_time.marker):
             create_cascade(channel, by_time)

@@ -251,9 +251,8 @@ class Follower:
                 return
             except (AMQPError, OSError, StreamUnavailable, OperationalError) as exc:
                 self.close()
-                if time.monotonic() > (deadline or math.inf) and not isinstance(
-                    exc, StreamReplaced
-                ):  # from its beginning
+                is_over = time.monotonic() > (deadline or math.inf)
+                if is_over and not isinstance(exc, StreamReplaced):  # that one is read from its beginning
                     if isinstance(exc, OperationalError):  # there is no connection, which says nothing of the stream
                         raise
                     raise StreamUnavailable(

@@ -208,6 +208,10 @@ class Options:
     def high_cascade(self) -> Cascade:
         return replace(self.cascade, high=True)
 
+    @cached_property
+    def by_time_cascade(self) -> Cascade:
+        return replace(self.cascade, by_time=True)
+
     def cascade_for(self, priority: int | None, version: tuple[int, ...]) -> Cascade:
         """Return the cascade for messages of a priority on RabbitMQ of a version.
 
@@ -227,7 +231,7 @@ class Options:
 
     def ahead(self, priorities: bool = False) -> list[Cascade]:
         """Return the cascades to expect where no broker can be asked: `by_time` only if the options say so."""
-        return [replace(self.cascade, by_time=True)] if self.delivery_time else self.cascades(priorities)
+        return [self.by_time_cascade] if self.delivery_time else self.cascades(priorities)
 
     @cached_property
     def naive_timezone(self) -> tzinfo:

@@ -33,14 +33,14 @@ def cascades(connection: kombu.Connection, priorities: bool = False) -> list[Cas
         return found
     if options.delivery_time is not False and not _queue_exists(connection, options.cascade.levels[0].queue):
         found.remove(options.cascade)
-    return [*found, replace(options.cascade, by_time=True)]
+    return [*found, options.by_time_cascade]
 
 
 def is_by_time(connection: kombu.Connection) -> bool:
     """Return whether a cascade `by_time` exists, as far as this user may see it."""
-    by_time = replace(connection.transport.delay_options.cascade, by_time=True)
+    options: Options = connection.transport.delay_options
     with suppress(AccessRefused):
-        return declare.exchange_exists(connection.default_channel, by_time.marker)
+        return declare.exchange_exists(connection.default_channel, options.by_time_cascade.marker)
     return False
 
 
