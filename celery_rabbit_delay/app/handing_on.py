@@ -123,11 +123,15 @@ class HandingOn:
         if loop is None:
             self._publish(task, None, None)
         elif not self.is_over:
-            self._waiting.append(task)
-            self._burst += 1
-            if self._burst <= MOST:
-                self._go_on(loop)
+            self._take(task, loop)
         return True
+
+    def _take(self, task: _Task, loop: EventLoop) -> None:
+        """Send a task, or leave it to the next look if many come, so that the worker reads what is behind them."""
+        self._waiting.append(task)
+        self._burst += 1
+        if self._burst <= MOST or not self._is_looking:
+            self._go_on(loop)
 
     def finish(self) -> None:
         """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""

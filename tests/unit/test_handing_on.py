@@ -10,6 +10,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from amqp.exceptions import RecoverableConnectionError
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from celery_rabbit_delay import NotPermitted
 from celery_rabbit_delay.app.handing_on import (
@@ -168,7 +170,8 @@ class Loop:
 
     is_blocked = False
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int = 7) -> None:
+        self.at_once = at_once  # so many answers are there at each look
         self.sent: list[Any] = []
         self.waiting: list[Any] = []
         self.timers: list[Any] = []
@@ -193,7 +196,7 @@ class Loop:
         self.sent.append(plan)
 
     def read(self, seconds: float = 0) -> None:
-        answered, self.waiting = self.waiting[:7], self.waiting[7:]
+        answered, self.waiting = self.waiting[: self.at_once], self.waiting[self.at_once :]
         for answer in answered:
             answer(RecoverableConnectionError("lost") if self.lost else None)
 
@@ -263,6 +266,23 @@ def test_a_worker_to_which_more_and_more_come_reads_on_before_it_sends_more() ->
     loop.turn()
     assert len(loop.sent) == 20, "none has come since"
     assert handing_on._burst == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, MOST + 5), st.integers(0, 3)), max_size=8), st.sampled_from([7, 50, MOST]))
+@example([(MOST, 1), (1, 0)], MOST)  # all were sent and answered when one more came
+def test_whatever_comes_between_two_looks_is_handed_on(arrivals: list[tuple[int, int]], at_once: int) -> None:
+    loop = Loop(at_once)
+    handing_on = HandingOn(loop.consumer)
+    numbers = iter(range(10 * MOST))
+    for amount, turns in arrivals:
+        for _ in range(amount):
+            handing_on._take(task(next(numbers)), loop)  # type: ignore[arg-type]
+            assert len(loop.timers) == 1, "it looks for the answer"
+        for _ in range(turns):
+            loop.turn()
+    while loop.timers:
+        loop.turn()
+    assert loop.sent == list(range(sum(amount for amount, _ in arrivals)))
 
 
 def test_a_worker_whose_connection_fails_keeps_what_it_cannot_hand_on() -> None:
