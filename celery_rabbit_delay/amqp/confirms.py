@@ -53,9 +53,20 @@ class Sent:
             self._answered(refusal)
 
 
+class _Final(Message):  # type: ignore[misc]
+    """A message that does not change once it is sent: its record, which is made then, needs the same bytes."""
+
+    _serialized: bytes | None = None
+
+    def _serialize_properties(self) -> bytes:
+        if self._serialized is None:
+            self._serialized = super()._serialize_properties()
+        return self._serialized
+
+
 def with_headers(message: Any, headers: Mapping[str, Any]) -> Message:
     """Return a copy of an `amqp.Message` with other headers. The user's objects do not change."""
-    copy = Message(message.body)
+    copy = _Final(message.body)
     copy.properties = {**message.properties, "application_headers": headers}
     return copy
 
@@ -108,6 +119,12 @@ class ConfirmedChannel:
         self._unanswered[self._delivery_tag] = sent
         channel.send_method(spec.Basic.Publish, "Bssbb", (0, exchange, key, True, False), message)
         return sent
+
+    def send_all(self, messages: list[Outgoing]) -> list[Sent]:
+        """Send some messages in one packet."""
+        self._confirming = self._confirming or self._open()
+        with upstream.in_one_write(self._connection):
+            return [self.send(one) for one in messages]
 
     def wait(self, sent: Sent) -> None:
         """Wait for the answer to a message. Raises `NotRouted`, `NotStored`, `ChannelError`, as the connection does."""

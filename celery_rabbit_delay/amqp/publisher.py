@@ -104,10 +104,9 @@ class DelayedPublisher:
             try:
                 self.ensure(plan)
                 outgoing = self._outgoing(plan)
-                sent = self.channel.send(outgoing)
-                record = self.streams.send(plan, outgoing.message) if plan.stream else None
+                sent, *records = self.channel.send_all([outgoing, *self.streams.records(plan, outgoing.message)])
                 self._wait(sent)
-                return outgoing.message, record
+                return outgoing.message, records[0] if records else None
             except NotStored:
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:
