@@ -7,17 +7,15 @@ import logging
 import time
 from collections.abc import Collection, Iterator
 
-import kombu
-
 from ..core import streams
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
 from ..core.streams import Unreadable
-from ..core.topology import Stream
 from .clocks import utc_ms
 from .destinations import QueueNames
-from .follower import Follower, StreamMessage
+from .follower import Follower
 from .schedule import Scheduled, concerns, describe, headers_in, to_message
+from .stream_consumer import StreamMessage
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +26,15 @@ MOST = 100_000
 class Outlook:
     """The messages that wait in a cascade and are recorded, as far as its follower has read."""
 
-    def __init__(self, follower: Follower, connection: kombu.Connection) -> None:
+    def __init__(self, follower: Follower) -> None:
+        """Begin to read. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`."""
         self._follower = follower
         self._fates = Fates(time.time)
         self._records: dict[int, Record] = {}  # by number, without bodies
         self._elsewhere: set[int] = set()  # numbers of those that go to queues which nobody has asked for
         self._reached: dict[str, int] = {}
         self._has_dropped = False
-        self._lacking: Collection[Stream] = streams.all_streams(connection.transport.delay_options.cascade)
-
-    def look(self) -> None:
-        """Follow those streams that have appeared. Raises `NotPermitted`, `StreamUnavailable`, `StreamReplaced`."""
-        self._lacking = self._follower.follow(dict.fromkeys(self._lacking))
+        follower.follow(dict.fromkeys(streams.all_streams(follower.options.cascade)))
 
     @property
     def is_complete(self) -> bool:

@@ -24,7 +24,8 @@ from ..core.options import Options, options_of
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
-from .follower import Follower, StreamMessage
+from .follower import Follower
+from .stream_consumer import StreamMessage
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -17,9 +16,10 @@ from kombu.exceptions import OperationalError
 from kombu.pidbox import Node
 
 from ..amqp.destinations import QueueNames
-from ..amqp.follower import Follower, StreamReplaced
+from ..amqp.follower import Follower
 from ..amqp.outlook import Outlook
 from ..amqp.schedule import Scheduled
+from ..amqp.stream_consumer import StreamReplaced
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
 from .queues import queues_of
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 #: The most waiting tasks in an answer.
 LIMIT = 1000
 
-#: Seconds: after which the reading ends if nobody asks; between looks for new streams; and for which an answer waits
-#: for the streams to be read, which is less than the second that Celery's clients wait for answers by default.
+#: Seconds: after which the reading ends if nobody asks; between looks for new streams while somebody asks; and for
+#: which an answer waits for the streams to be read, less than the second that Celery's clients wait for answers.
 IDLE, LOOK, PATIENCE = 600.0, 10.0, 0.7
 
 #: Seconds to wait for messages of the streams before questions are looked at.
@@ -109,7 +109,7 @@ class Reading(threading.Thread):
         try:
             while self._is_wanted():
                 with Follower(self._connection) as follower:
-                    self._read(follower, Outlook(follower, self._connection))
+                    self._read(follower, Outlook(follower))
         except StreamReplaced:
             logger.info("A stream of delayed tasks was replaced: the next `celery inspect` reads it again")
         except (AMQPError, DelayError, OperationalError, OSError) as exc:
@@ -121,11 +121,11 @@ class Reading(threading.Thread):
 
     def _read(self, follower: Follower, outlook: Outlook) -> None:
         """Follow the streams, and answer once all is read, or at the latest when the client may not wait longer."""
-        looked = -math.inf
+        looked = time.monotonic()
         while self._is_wanted() and not outlook.is_exhausted:
             now = time.monotonic()
-            if now > looked + LOOK:
-                outlook.look()
+            if self._questions and now > looked + LOOK:
+                follower.look_soon()
                 looked = now
             message = follower.receive(_TURN)
             if message is not None:

@@ -10,10 +10,11 @@ from ..amqp.connecting import connected, copy_of
 from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
-from ..amqp.follower import Follower, Place, StreamMessage, StreamReplaced
+from ..amqp.follower import Follower
 from ..amqp.reschedule import moving, reschedule, reschedule_all
 from ..amqp.schedule import About, Scheduled, about, cancel, concerns, describe, scheduled, to_message
 from ..amqp.schemes import delay_url
+from ..amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
 from ..core.sent import Sent

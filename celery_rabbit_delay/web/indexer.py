@@ -33,9 +33,6 @@ _PAUSE, _TURN = 0.02, 0.3
 #: Seconds between two attempts to connect, and between two prunings.
 _AGAIN, _PRUNE = 1, 5
 
-#: Seconds between two checks for new streams, which double up to the most: RabbitMQ logs each stream that is missing.
-_LOOK, _LOOK_AT_MOST = 5, 60
-
 #: The most seconds between attempts that fail again and again.
 _AGAIN_AT_MOST = 60
 
@@ -74,7 +71,7 @@ class Indexer:
         self._error: str | None = None
         self._failed = 0  # attempts to follow the streams since the last one that worked
         self._stopping = threading.Event()
-        self._look = threading.Event()
+        self._follower: Follower | None = None
         self._damage: IndexDamaged | None = None  # that a reader has noticed
         self._renewed = 0.0  # when the last damaged file was replaced, by `time.monotonic`
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
@@ -101,8 +98,8 @@ class Indexer:
         cascade = connection.transport.delay_options.cascade
         with Follower(connection) as reader:
             extents = reader.extents(streams.all_streams(cascade))
-        if any(stream.name not in self._ends for stream in extents):  # one was just created
-            self._look.set()
+        if self._follower and any(stream.name not in self._ends for stream in extents):  # one was just created
+            self._follower.look_soon()
         wanted = {stream.name: extent.last for stream, extent in extents.items() if extent.last is not None}
 
         def is_there() -> bool:
@@ -158,19 +155,14 @@ class Indexer:
         self._pending.clear()
         self._bytes = 0
         self._ends, self._reached, self._first = {}, {}, {}
-        lacking = streams.all_streams(options.cascade) if options.streams else []
-        look = prune = stored = time.monotonic()
-        pause = _LOOK
+        if options.streams:
+            self._begin(follower, streams.all_streams(options.cascade))
+        self._error, self._failed = None, 0
+        prune = stored = time.monotonic()
         while not self._stopping.is_set():
             if self._damage:
                 raise self._damage
             moment = time.monotonic()
-            if lacking and (moment >= look or self._look.is_set()):
-                self._look.clear()
-                before, lacking = lacking, self._begin(follower, lacking)
-                pause = min(2 * pause, _LOOK_AT_MOST) if len(before) == len(lacking) else _LOOK
-                look = moment + pause
-                self._error, self._failed = None, 0
             came = self._take(follower.receive(_PAUSE if self._pending else _TURN))
             if self._pending and (not came or self._is_much or time.monotonic() - stored > _SECONDS):
                 self._store()
@@ -187,16 +179,15 @@ class Indexer:
     def _is_much(self) -> bool:
         return self._bytes >= _BYTES or len(self._pending) >= _MESSAGES
 
-    def _begin(self, follower: Follower, wanted: list[Stream]) -> list[Stream]:
-        """Follow the streams that exist; return the others."""
+    def _begin(self, follower: Follower, wanted: list[Stream]) -> None:
+        """Follow the streams from where the index has been left."""
         known = self._index.places()
         places = {stream: known.get(stream.name) for stream in wanted}
         for stream, place in places.items():
             self._reached[stream.name] = place.offset if place else -1
             self._first[stream.name] = place.offset + 1 if place else 0
-        lacking = follower.follow(places)
-        self._ends = dict(follower.ends)
-        return lacking
+        follower.follow(places)
+        self._follower, self._ends = follower, follower.ends
 
     def _take(self, message: StreamMessage | None) -> bool:
         if message is not None:

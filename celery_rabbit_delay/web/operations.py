@@ -98,7 +98,7 @@ class Operations:
         moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
-            with operate.moving(connection, self.broker.allowed) as move, Follower(connection, 10) as follower:
+            with operate.moving(connection, self.broker.allowed) as move, Follower(connection, prefetch=10) as follower:
                 # A message that somebody else has just moved must not be moved again: it would be delivered twice.
                 self.indexer.catch_up(connection)
                 found, refused = self._waiting(numbers)
@@ -119,7 +119,7 @@ class Operations:
 
     def record(self, row: Row) -> Record:
         """Return the record of a message from the journal. Raises `NotWaiting`."""
-        with self._connected() as connection, Follower(connection, 10) as follower:
+        with self._connected() as connection, Follower(connection, prefetch=10) as follower:
             return self._record(follower, row)
 
     def _waiting(self, numbers: Iterable[int]) -> tuple[list[Row], list[str]]:

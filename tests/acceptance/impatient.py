@@ -1,8 +1,8 @@
 """Lets a worker that imports it wait for streams for seconds only, where others wait for half a minute."""
 
-from celery_rabbit_delay.amqp import follower, receiving
+from celery_rabbit_delay.amqp import receiving, stream_consumer
 from celery_rabbit_delay.app import control
 
 control.PATIENCE = 1
-follower.SILENCE = 3
+stream_consumer.SILENCE = 3
 receiving.AGAIN = 1

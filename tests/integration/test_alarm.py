@@ -15,8 +15,9 @@ from kombu.exceptions import OperationalError
 
 import celery_rabbit_delay
 from celery_rabbit_delay import StreamUnavailable, scheduled
-from celery_rabbit_delay.amqp import event_loop, follower
+from celery_rabbit_delay.amqp import event_loop, stream_consumer
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
+from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core import streams
 from tests.kit.broker import QUICK, Vhost, lead, own_node, publishing, take
@@ -124,9 +125,9 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
                     publish(connection, body)
             with soon(), pytest.raises(OSError):  # noqa: PT011
                 publish(other, "x" * 50_000_000)  # more than any socket takes
-            monkeypatch.setattr(follower, "SILENCE", 2)
+            monkeypatch.setattr(stream_consumer, "SILENCE", 2)
             unavailable = pytest.raises(StreamUnavailable, match="does an alarm block publishers")
-            with soon(), follower.Follower(reading) as reader, unavailable:
+            with soon(), Follower(reading) as reader, unavailable:
                 next(reader.catch_up(stream, patience=0, silence=2))
             assert list(reader.read(stream))  # which writes nothing
         for one in (connection, other):

@@ -18,8 +18,9 @@ from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
 from celery_rabbit_delay import BatchFailed, DestinationNotFound, batch
-from celery_rabbit_delay.amqp.follower import Follower, StreamMessage
+from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
+from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.amqp.unreadable import is_unreadable, take_anything
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes

@@ -15,9 +15,10 @@ import pytest
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.clocks import sent_now
-from celery_rabbit_delay.amqp.follower import Follower, StreamMessage
+from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN, known_to
 from celery_rabbit_delay.amqp.schedule import write_changes
+from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import changes, streams
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.sent import Sent

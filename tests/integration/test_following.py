@@ -9,8 +9,9 @@ import pytest
 from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
 from celery_rabbit_delay.amqp import follower as follower_
-from celery_rabbit_delay.amqp.follower import Follower, StreamMessage
+from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
+from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
 from tests.kit.broker import Vhost, own_node, publish
@@ -62,7 +63,7 @@ def receive(follower: Follower, seconds: float) -> list[StreamMessage]:
 def follow_to_its_end(vhost: Vhost, stream: Stream) -> None:
     found: list[int] = []
     with vhost.connection() as connection, Follower(connection) as follower:
-        assert follower.follow({stream: None}) == []
+        follower.follow({stream: None})
         [end] = follower.ends.values()
         assert end >= 50
         while not found or found[-1] < end:

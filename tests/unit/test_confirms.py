@@ -15,7 +15,7 @@ from amqp.exceptions import AMQPError, ChannelError, MessageNacked, Precondition
 from kombu.transport import pyamqp
 
 from celery_rabbit_delay import NotRouted, Options
-from celery_rabbit_delay.amqp import follower, limited
+from celery_rabbit_delay.amqp import follower, limited, stream_consumer
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing, Sent
 from celery_rabbit_delay.amqp.follower import Extent, Follower
@@ -155,7 +155,7 @@ def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def use(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make followers use a connection."""
-    monkeypatch.setattr(follower, "copy_of", lambda client, purpose: client)
+    monkeypatch.setattr(stream_consumer, "copy_of", lambda client, purpose: client)
     monkeypatch.setattr(follower, "_count", lambda *args: 1)
 
 
@@ -171,7 +171,7 @@ def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(broker: Broker, cl
     broker.questions = 3
     with pytest.raises(TimeoutError, match="has not answered in time"):
         Follower(client)._extents([STREAM])
-    assert broker.now == follower.SILENCE
+    assert broker.now == stream_consumer.SILENCE
 
 
 @pytest.mark.parametrize(("offsets", "last"), [([4], 4), ([None], None), ([0, None], 1), ([0, None, None], 2)])
@@ -196,7 +196,7 @@ def test_a_message_that_does_not_say_its_offset_comes_after_the_one_before(
 def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Broker, client: Any) -> None:
     broker.questions = 3
     assert Follower(client).at(STREAM, 7) is None
-    assert broker.now == follower.SILENCE
+    assert broker.now == stream_consumer.SILENCE
 
 
 def test_a_refusal_to_store_is_py_amqps_own_and_one_of_its_errors() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from celery_rabbit_delay import Options, upstream
 from celery_rabbit_delay.amqp import outlook
 from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.follower import StreamMessage
 from celery_rabbit_delay.amqp.outlook import Outlook
+from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import wrap
 from celery_rabbit_delay.core.journal import Record, pack_records
@@ -30,9 +29,10 @@ class Followed:
 
     def __init__(self) -> None:
         self.ends, self.offset = {"journal": 3}, -1
+        self.options = Options()
 
-    def follow(self, places: Any) -> list[Any]:
-        return []
+    def follow(self, places: Any) -> None:
+        pass
 
     def say(self, body: bytes) -> None:
         self.offset += 1
@@ -53,9 +53,7 @@ def followed() -> Followed:
 
 @pytest.fixture
 def waits(followed: Followed) -> Outlook:
-    transport = SimpleNamespace(delay_options=Options())
-    waits = Outlook(followed, SimpleNamespace(transport=transport))  # type: ignore[arg-type]
-    waits.look()
+    waits = Outlook(followed)  # type: ignore[arg-type]
     followed.outlook = waits
     return waits
 

@@ -18,7 +18,8 @@ from celery.utils.collections import LimitedSet
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.clocks import sent_now
-from celery_rabbit_delay.amqp.follower import Follower, StreamMessage
+from celery_rabbit_delay.amqp.follower import Follower
+from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from amqp.exceptions import RecoverableConnectionError
 
 from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
-from celery_rabbit_delay.amqp.follower import Extent, Follower, Place, StreamMessage, StreamReplaced
+from celery_rabbit_delay.amqp.follower import Extent, Follower
+from celery_rabbit_delay.amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from celery_rabbit_delay.amqp.stream_writer import StreamWriter, paused_of
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
@@ -111,6 +113,31 @@ def test_what_comes_of_another_stream_meanwhile_is_not_lost() -> None:
     other = Stream("t", "@.t", 1, 1)
     follower.go_on()
     assert [one.body for one in follower._until(other, lambda one: one.body == b"b", 1)] == [b"a", b"b"]
+
+
+def test_a_stream_that_appears_is_followed_and_looked_for_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = 0.0, list[float]()
+    follower, late = Stored(s=[b"a"], t=[b"b"]), Stream("t", "@.t", 1, 1)
+    there = {STREAM}
+
+    def extents(self: Any, wanted: Any) -> dict[Stream, Extent]:
+        looks.append(now)
+        return {stream: Extent(1, 0) for stream in wanted if stream in there}
+
+    monkeypatch.setattr(Follower, "extents", extents)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    follower.follow({STREAM: None, late: None})
+    assert (follower.receive(), dict(follower.ends)) == (("s", 0, b"a"), {"s": 0})
+    for now in map(float, range(1, 200)):  # noqa: B007
+        follower.receive()
+    assert [after - before for before, after in itertools.pairwise(looks)] == [6, 11, 21, 41, 61]
+    there.add(late)
+    follower.look_soon()
+    assert (follower.receive(), dict(follower.ends)) == (("t", 0, b"b"), {"s": 0, "t": 0})
+    assert looks[-1] == now, "it is looked for at once if somebody knows that it is there"
+    now += 100
+    follower.receive()
+    assert looks[-1] == now - 100, "and no more when none is lacking"
 
 
 def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_one_later(

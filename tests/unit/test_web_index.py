@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.follower import StreamMessage
+from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import changes, journal
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import last_of_key

@@ -21,7 +21,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.follower import StreamMessage
+from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
@@ -453,7 +453,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
         raise TooLate(says)
 
     monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
-    monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args: nullcontext())
+    monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args, **prefetch: nullcontext())
     indexer = Indexer(index, lambda: None, QueueNames())
     operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
     assert operations.move([5], datetime.now(timezone.utc)).refused == [shown]
