@@ -12,6 +12,9 @@ from contextlib import contextmanager, suppress
 from heapq import heappush
 from typing import Any
 
+import amqp
+import kombu
+
 _CHANNEL_CLOSE = (20, 40)
 _BASIC = 60
 
@@ -95,7 +98,7 @@ def deserialize(message: Any, properties: bytes) -> None:
     message._load_properties(_BASIC, properties, 0)
 
 
-def arguments_of(connection: Any) -> dict[str, Any]:
+def arguments_of(connection: kombu.Connection) -> dict[str, Any]:
     """Return the arguments that make a copy of a `kombu.Connection`."""
     return dict(connection._info(resolve=False))
 
@@ -107,7 +110,7 @@ def close_without_waiting(channel: Any) -> None:
         channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
 
 
-def limit_waits(connection: Any, seconds: float) -> None:
+def limit_waits(connection: amqp.Connection, seconds: float) -> None:
     """Make each read and write of an `amqp.Connection` without a limit of its own raise `TimeoutError` after a time."""
     connection.transport.sock.settimeout(seconds)
 
@@ -122,14 +125,14 @@ def calculate_again(scheduler: Any) -> None:
     scheduler._heap = None
 
 
-def stop_waiting(connection: Any) -> None:
+def stop_waiting(connection: amqp.Connection) -> None:
     """Make an `amqp.Connection` close its socket without waiting for the other side, as TLS would."""
     if connection._transport is not None and connection._transport.sock is not None:
         with suppress(OSError):
             connection._transport.sock.settimeout(0)
 
 
-def is_ended(connection: Any) -> bool:
+def is_ended(connection: amqp.Connection) -> bool:
     """Return whether the other side has closed the socket of an `amqp.Connection`, whatever was not read yet.
 
     False where that cannot be seen: on Windows, and with eventlet, which takes `poll` away.
@@ -144,7 +147,7 @@ def is_ended(connection: Any) -> bool:
     return bool(poll.poll(0))
 
 
-def close_socket(connection: Any) -> None:
+def close_socket(connection: amqp.Connection) -> None:
     """Close this process's copy of an `amqp.Connection`'s socket without shutting it down for others."""
     if connection._transport is not None and connection._transport.sock is not None:
         connection._transport.sock.close()
@@ -152,7 +155,7 @@ def close_socket(connection: Any) -> None:
 
 
 @contextmanager
-def in_one_write(connection: Any) -> Iterator[None]:
+def in_one_write(connection: amqp.Connection) -> Iterator[None]:
     """Send what a `with` block writes to an `amqp.Connection` when it ends."""
     transport, written = connection.transport, bytearray()
     write, transport._write = transport._write, written.extend

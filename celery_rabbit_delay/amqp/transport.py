@@ -258,7 +258,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         if any(map(streams.lose_data, (client.hostname or "", *client.alt))):
             self.delay_options = replace(self.delay_options, streams=False)
 
-    def qos_semantics_matches_spec(self, connection: Any) -> bool:
+    def qos_semantics_matches_spec(self, connection: DelayConnection) -> bool:
         """Return whether `basic.qos` must be sent per consumer: RabbitMQ 4.3 and quorum queues support only this."""
         return bool(
             super().qos_semantics_matches_spec(connection)
@@ -266,7 +266,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
             or uses_quorum_queues[self.client]()
         )
 
-    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+    def register_with_event_loop(self, connection: DelayConnection, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
         # Celery's event loop does this only for the driver type "amqp": it reads the data that arrived together with
         # the answer to basic.consume, because a TLS socket is not reported as readable for data that it has buffered.
@@ -304,7 +304,7 @@ def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]
     return others.pop(PLUG_IN_ARGUMENT), others
 
 
-def _drain_once(connection: Any) -> None:
+def _drain_once(connection: DelayConnection) -> None:
     if connection.connected:  # a closed loop still runs its pending calls
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any
 from uuid import UUID
 
 import kombu
@@ -102,7 +101,7 @@ def cancel(app: Celery, *ids: str | UUID) -> None:
     """
     texts = [_text_of(id_) for id_ in ids]
 
-    def write(connection: Any) -> None:
+    def write(connection: kombu.Connection) -> None:
         _check(connection)
         schedule.cancel(connection, texts)
 

@@ -49,10 +49,11 @@ class InspectedNode(Node):  # type: ignore[misc]
         self, method: str, arguments: Any = None, reply_to: Any = None, ticket: Any = None, **kwargs: Any
     ) -> Any:
         consumer = self.state.consumer
-        connection: Any = getattr(consumer, "connection", None)
-        is_ours = connection is not None and connection.transport.driver_type == DRIVER_TYPE
+        connection: kombu.Connection | None = getattr(consumer, "connection", None)
         asks = bool(reply_to) and method in ("scheduled", "dump_schedule", "query_task")
-        if not asks or not is_ours or not connection.transport.delay_options.streams:
+        if not asks or connection is None or connection.transport.driver_type != DRIVER_TYPE:
+            return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
+        if not connection.transport.delay_options.streams:
             return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
         try:
             held = self.handle_call(method, arguments)
