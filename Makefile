@@ -12,8 +12,7 @@
 # make battle  kills brokers, workers, publishers and beats, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as broken links within the site, are errors
 # make linkcheck   checks the external links of the docs
-# make diagrams   redraws docs/diagrams from the topology and from what the battle measured
-# make demo-picture   redraws docs/demo.svg from what the demo prints on RabbitMQ 4.3
+# make diagrams   redraws docs/diagrams from the topology and from what was measured
 # make screenshot   retakes the picture in docs/web.md, in headless Chromium
 # make layout  rewrites tests/unit/layout.json from the topology
 #
@@ -36,13 +35,10 @@ export TMPDIR := /dev/shm
 endif
 endif
 
-.PHONY: demo unit test test-all coverage core-is-covered lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams demo-picture screenshot layout broker browser clean
+.PHONY: demo unit test test-all coverage core-is-covered lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams screenshot layout broker browser clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
-
-demo-picture: $(VENV)/ready
-	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
 # So many for each CPU; more would win nothing. The nodes of clusters have to answer in time.
 processes = -n $$(tools/processes $(1)) --dist worksteal
