@@ -155,7 +155,7 @@ def restart() -> str:
         picture.arrow([(left + second * due, 44), (left + second * at, 124)], kind="line thin")
     for at in range(0, 29, 4):
         picture.note(left + second * at, 156, f"{at} s", anchor="middle")
-    picture.note(20, 178, f"RabbitMQ {about['rabbitmq']}, one node, retry interval of ten seconds, {about['date']}")
+    picture.note(20, 178, f"RabbitMQ {about['rabbitmq']}, one node, retry interval of ten seconds, {about['date']}. All were sent together, before.")
     return picture.svg("Two tasks a second are due, and the only node is killed and started again", 740, 194)
 
 
