@@ -87,15 +87,14 @@ upstream: $(VENV)/ready broker browser
 	$(BIN)/tox run -e upstream -- $(ARGS)
 	$(BIN)/tox run -e upstream-suites
 
-bench: $(VENV)/ready-to-measure
+bench: $(VENV)/ready
 	$(BIN)/python -m evidence.benchmarks $(ARGS)
 	$(BIN)/python -m evidence.benchmarks.report
-	$(BIN)/python -m pytest evidence/benchmarks/micro
 
-sizing: $(VENV)/ready-to-measure
+sizing: $(VENV)/ready
 	$(BIN)/python -m evidence.benchmarks.at_length
 
-battle: $(VENV)/ready-to-measure
+battle: $(VENV)/ready
 	$(BIN)/python -m evidence.battle $(if $(LONG),--long) $(ARGS)
 	$(BIN)/python -m evidence.battle.beats $(if $(LONG),--minutes 10)
 	$(if $(LONG),$(BIN)/python -m evidence.battle.report)
@@ -137,10 +136,6 @@ $(VENV)/ready: pyproject.toml | $(BIN)/python
 
 $(VENV)/ready-for-docs: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
-	touch $@
-
-$(VENV)/ready-to-measure: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	touch $@
 
 clean:

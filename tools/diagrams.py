@@ -99,11 +99,11 @@ def broker() -> str:
         "levels": ("queue", f"{len(CASCADE.levels)} levels\n1/8 s, 1/4 s … {top_level():.0f} days", 294, 17, 170),
         "out": ("queue", f"1 to {1 + len(OPTIONS.outboxes)} outboxes\nfor each of your queues", 294, 117, 170),
         "streams": ("queue", "up to 10 streams\nwhat waits, what is cancelled", 140, 198, 190),
-        "orphans": ("queue", "….orphans\ntasks whose queue is gone", 472, 198, 166),
+        "orphans": ("queue", "….orphans\ntasks whose queue is gone", 468, 198, 174),
         "yours": ("other", "your queue", 670, 126, 90),
     }
     connect(picture, boxes, "app>ingest app>outboxes ingest>levels outboxes>out levels>out out>yours out>orphans")
-    picture.rect("frame", 124, 4, 522, 256, radius=6)
+    picture.rect("frame", 124, 4, 526, 256, radius=6)
     picture.note(124, 278, f"All names begin with {CASCADE.root}. · There are {exchanges} exchanges; two are shown")
     return picture.svg("What this package creates on RabbitMQ", 780, 294)
 
@@ -155,7 +155,10 @@ def restart() -> str:
         picture.arrow([(left + second * due, 44), (left + second * at, 124)], kind="line thin")
     for at in range(0, 29, 4):
         picture.note(left + second * at, 156, f"{at} s", anchor="middle")
-    picture.note(20, 178, f"RabbitMQ {about['rabbitmq']}, one node, retry interval of ten seconds, {about['date']}. All were sent together, before.")
+    how = (
+        f"RabbitMQ {about['rabbitmq']}, one node, retry interval of ten seconds, {about['date']}. All were sent before."
+    )
+    picture.note(20, 178, how)
     return picture.svg("Two tasks a second are due, and the only node is killed and started again", 740, 194)
 
 
