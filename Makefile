@@ -12,8 +12,7 @@
 # make battle  kills brokers, workers, publishers and beats, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as broken links within the site, are errors
 # make linkcheck   checks the external links of the docs
-# make diagrams   redraws docs/diagrams from the topology and from what the battle measured
-# make demo-picture   redraws docs/demo.svg from what the demo prints on RabbitMQ 4.3
+# make diagrams   redraws docs/diagrams from the topology and from what was measured
 # make screenshot   retakes the picture in docs/web.md, in headless Chromium
 # make layout  rewrites tests/unit/layout.json from the topology
 #
@@ -36,13 +35,10 @@ export TMPDIR := /dev/shm
 endif
 endif
 
-.PHONY: demo unit test test-all coverage core-is-covered lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams demo-picture screenshot layout broker browser clean
+.PHONY: demo unit test test-all coverage core-is-covered lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams screenshot layout broker browser clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
-
-demo-picture: $(VENV)/ready
-	RABBITMQ=4.3 $(BIN)/python -m tools.demo --picture docs/demo.svg
 
 # So many for each CPU; more would win nothing. The nodes of clusters have to answer in time.
 processes = -n $$(tools/processes $(1)) --dist worksteal
@@ -91,15 +87,14 @@ upstream: $(VENV)/ready broker browser
 	$(BIN)/tox run -e upstream -- $(ARGS)
 	$(BIN)/tox run -e upstream-suites
 
-bench: $(VENV)/ready-to-measure
+bench: $(VENV)/ready
 	$(BIN)/python -m evidence.benchmarks $(ARGS)
 	$(BIN)/python -m evidence.benchmarks.report
-	$(BIN)/python -m pytest evidence/benchmarks/micro
 
-sizing: $(VENV)/ready-to-measure
+sizing: $(VENV)/ready
 	$(BIN)/python -m evidence.benchmarks.at_length
 
-battle: $(VENV)/ready-to-measure
+battle: $(VENV)/ready
 	$(BIN)/python -m evidence.battle $(if $(LONG),--long) $(ARGS)
 	$(BIN)/python -m evidence.battle.beats $(if $(LONG),--minutes 10)
 	$(if $(LONG),$(BIN)/python -m evidence.battle.report)
@@ -141,10 +136,6 @@ $(VENV)/ready: pyproject.toml | $(BIN)/python
 
 $(VENV)/ready-for-docs: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
-	touch $@
-
-$(VENV)/ready-to-measure: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	touch $@
 
 clean:

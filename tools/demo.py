@@ -9,8 +9,6 @@ shows where they wait, the table when they ran.
 
 from __future__ import annotations
 
-import argparse
-import io
 import os
 import sys
 import time
@@ -151,7 +149,7 @@ def verdict(sides: list[Side]) -> Table:
     return table
 
 
-def demo(console: Console, node: Node, recorder: Console) -> bool:
+def demo(console: Console, node: Node) -> bool:
     sides = [Side(name, node.url(), node.data) for name in SIDES]
     try:
         with kombu.Connection(node.url()) as connection:
@@ -159,12 +157,10 @@ def demo(console: Console, node: Node, recorder: Console) -> bool:
             with console.status(f"RabbitMQ {version} is up, starting two workers"):
                 while not all(side.is_ready() for side in sides):
                     time.sleep(0.1)
-            what = (
+            console.print(
                 f"RabbitMQ {version}. To each of two default workers (-c 2): {len(COUNTDOWNS)} tasks with a countdown\n"
                 f"of {COUNTDOWNS[0]:.0f} to {COUNTDOWNS[-1]:.1f} s, then {IMMEDIATE} without.\n"
             )
-            console.print(what)
-            recorder.print(what)
             stalls = int(version.split(".")[0]) >= 4
             if not stalls:
                 console.print(f"[yellow]{NO_STALL}[/]\n")
@@ -184,8 +180,6 @@ def demo(console: Console, node: Node, recorder: Console) -> bool:
                     if snapshots and time.time() >= started + snapshots[0]:
                         snapshots.pop(0)
                         live.console.print(table)
-                        if len(snapshots) == 1:
-                            recorder.print(table)
                     time.sleep(0.1)
         console.print(verdict(sides))
         plain, ours = sides
@@ -196,13 +190,11 @@ def demo(console: Console, node: Node, recorder: Console) -> bool:
             behind = [late for name, late in plain.ran().items() if name.startswith("immediate")]
             ran = f"ran {max(behind):.0f} s late" if behind else "never ran"
             console.print(f"[red]Without the package, the tasks without a countdown {ran}, behind those with one.[/]")
-            recorder.print(f"\n[red]Without: the tasks without a countdown {ran}, behind those with one.[/]")
         if good:
             console.print(
                 f"[green]With the package, every task ran, none early, none over {1000 * max(late):,.0f} ms late; "
                 "none waited in the worker.[/]"
             )
-            recorder.print(f"[green]With: every task ran, none early, none over {1000 * max(late):,.0f} ms late.[/]")
         else:
             console.print("[red]That is not what should have happened: please report it.[/]")
         return good
@@ -232,23 +224,16 @@ def started(console: Console) -> Node:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.demo", description="Show the main job.")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the heart of what is shown as SVG")
-    arguments = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    recorder = Console(width=90, highlight=False, record=True, file=io.StringIO(), color_system="truecolor")
     try:
         node = started(console)
     except NodeFailed as exc:
         console.print(f"[red]{exc}[/]")
         return 1
     try:
-        good = demo(console, node, recorder)
+        return 0 if demo(console, node) else 1
     finally:
         node.remove()
-    if arguments.picture and good:
-        arguments.picture.write_text(recorder.export_svg(title="make demo", unique_id="demo"))
-    return 0 if good else 1
 
 
 if __name__ == "__main__":

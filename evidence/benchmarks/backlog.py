@@ -84,34 +84,33 @@ def restart(nodes: list[Node], is_planned: bool) -> dict[str, float]:
     started = time.monotonic()
     with ThreadPoolExecutor() as pool:
         starting = pool.submit(start_all, nodes)
-        found = receive(nodes[0].url(), {repr(due) for due in dues}, started)
+        up, times = receive(nodes[0].url(), {repr(due) for due in dues}, started)
         starting.result()
-    return found
+    return {"up": up, "first": min(times.values()), "all": max(times.values())}
 
 
-def receive(url: str, wanted: set[str], started: float) -> dict[str, float]:
-    times: list[float] = []
-    found: dict[str, float] = {}
-    while wanted:
-        assert time.monotonic() - started < PATIENCE, f"{len(wanted)} did not come"
+def receive(url: str, wanted: set[str], started: float) -> tuple[float, dict[str, float]]:
+    """Return the seconds from the start until a node answers, and until each message is there, by when it was due."""
+    up, times = 0.0, dict[str, float]()
+    while len(times) < len(wanted):
+        assert time.monotonic() - started < PATIENCE, f"{len(wanted) - len(times)} did not come"
         try:
             with kombu.Connection(url, connect_timeout=1) as connection:
                 channel = connection.default_channel
-                found.setdefault("up", time.monotonic() - started)
+                up = up or time.monotonic() - started
 
                 def on_message(message: Any) -> None:
                     message.channel.basic_ack(message.delivery_tag)
                     due = message.body.split()[0]
                     if due in wanted:  # not one of before that comes twice
-                        wanted.remove(due)
-                        times.append(time.monotonic() - started)
+                        times.setdefault(due, time.monotonic() - started)
 
                 channel.basic_consume(QUEUE, callback=on_message)
-                while wanted:
+                while len(times) < len(wanted):
                     connection.drain_events(timeout=60)
         except (AMQPError, OperationalError, OSError):
             time.sleep(0.1)
-    return {**found, "first": times[0], "all": times[-1]}
+    return up, times
 
 
 def measure(server: Path, nodes: int, amount: int, again: int) -> dict[str, Any]:

@@ -193,7 +193,6 @@ class QueuePerDelay(Contender):
     """A queue with a TTL for each delay, in whole seconds, as the classic articles do it."""
 
     name = "one queue per delay"
-    leads_to = QUEUE
 
     def prepare(self) -> None:
         self.channel = self.connection.default_channel
@@ -218,31 +217,12 @@ class QueuePerDelay(Contender):
                 "x-queue-type": "quorum",
                 "x-message-ttl": seconds * 1000,
                 "x-dead-letter-exchange": "",
-                "x-dead-letter-routing-key": self.leads_to,
+                "x-dead-letter-routing-key": QUEUE,
                 "x-dead-letter-strategy": "at-least-once",
                 "x-overflow": "reject-publish",
             }
             self.channel.queue_declare(f"wait.{seconds}", durable=True, auto_delete=False, arguments=arguments)
         return f"wait.{seconds}"
-
-
-class QueuePerDelayAndOutbox(QueuePerDelay):
-    """The same, with an outbox before the destination, as ours has."""
-
-    name = "one queue per delay, and an outbox"
-    leads_to = "outbox"
-
-    def prepare(self) -> None:
-        super().prepare()
-        arguments = {
-            "x-queue-type": "quorum",
-            "x-message-ttl": 0,
-            "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": QUEUE,
-            "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",
-        }
-        self.channel.queue_declare(self.leads_to, durable=True, auto_delete=False, arguments=arguments)
 
 
 class MessageTTL(QueuePerDelay):

@@ -32,7 +32,6 @@ from .contenders import (
     Ours,
     OursHurried,
     QueuePerDelay,
-    QueuePerDelayAndOutbox,
     take,
     vhost,
 )
@@ -107,7 +106,7 @@ def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> di
     amount = amount_of("broker_cpu_confirmed", scale)
     runs = {
         make.name: partial(transit, node, make, amount, WHOLE_SECONDS, confirm=True)
-        for make in (Contender, Ours, Native, QueuePerDelay, QueuePerDelayAndOutbox)
+        for make in (Contender, Ours, Native, QueuePerDelay)
     }
     return meter.interleaved(runs, repeats, log)
 

@@ -138,10 +138,12 @@ def test_diagrams_are_drawn_from_the_topology_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", diagrams.DIAGRAMS)
-def test_diagrams_can_be_read_on_dark_pages(name: str) -> None:
+def test_diagrams_can_be_read_on_dark_pages_and_without_a_font_from_elsewhere(name: str) -> None:
     drawn = (diagrams.DIRECTORY / name).read_text()
     assert "prefers-color-scheme: dark" in drawn
     assert '<rect class="page"' in drawn
+    assert '<text class="title"' in drawn
+    assert not re.findall(r"url\((?!#)|@import|href", drawn)
 
 
 def test_the_api_page_has_every_public_name_and_every_option() -> None:

@@ -94,6 +94,15 @@ def test_the_comparison_says_what_was_measured() -> None:
     assert f"| {memory(report.NATIVE)} | {memory(report.US)} |" in comparison
 
 
+def test_a_restart_went_as_its_picture_is_described() -> None:
+    found = json.loads((ROOT / "evidence" / "benchmarks" / "restart.json").read_text())
+    down, up = found["down"]
+    assert "within five seconds. Later ones are four seconds late]" in (ROOT / "docs" / "operations.md").read_text()
+    for due, at in found["runs"]:
+        assert due <= at
+        assert at - due < 0.2 or (down <= due <= up and at < up + 5) or (up < due and at - due < 4)
+
+
 @pytest.mark.parametrize("path", [report.RESULTS, report.SCHEDULE])
 def test_every_row_says_when_and_how_it_was_measured(path: Path) -> None:
     for found in json.loads(path.read_text()).values():
