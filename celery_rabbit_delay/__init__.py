@@ -32,7 +32,7 @@ from .core.errors import (
 if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
     from .amqp.schedule import Scheduled
-    from .app.api import batch, cancel, find, reschedule, scheduled
+    from .app.api import batch, cancel, find, pause, paused, reschedule, resume, scheduled
     from .app.install import install
     from .app.lateness import measure_lateness
     from .cli.page import page
@@ -66,7 +66,10 @@ __all__ = [
     "install",
     "measure_lateness",
     "page",
+    "pause",
+    "paused",
     "reschedule",
+    "resume",
     "scheduled",
 ]
 
@@ -80,7 +83,10 @@ _WHERE = {
     "install": ".app.install",
     "measure_lateness": ".app.lateness",
     "page": ".cli.page",
+    "pause": ".app.api",
+    "paused": ".app.api",
     "reschedule": ".app.api",
+    "resume": ".app.api",
     "scheduled": ".app.api",
 }
 

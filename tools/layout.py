@@ -13,6 +13,7 @@ from amqp import Message
 
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.core import changes, headers, journal, streams
+from celery_rabbit_delay.core.changes import Pause
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.sent import Sent
@@ -75,6 +76,7 @@ def stored() -> dict[str, str]:
         "cancelled ids that are no UUIDs": by_text,
         "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, Sent(3_000_000, "clock")),
         "void": changes.void(2, due=1),
+        "pause": changes.pause(Pause("mail", 5, "me", 3)),
         "last of a key": last_of_key("k", 2),
     }
     return {kind: message.hex(" ", 4) for kind, message in messages.items()}

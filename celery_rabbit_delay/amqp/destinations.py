@@ -21,6 +21,12 @@ def is_lasting(durable: bool, exclusive: bool, auto_delete: bool, arguments: Map
     return durable and not exclusive and not auto_delete and "x-expires" not in (arguments or {})
 
 
+def may_pause(queue: kombu.Queue) -> bool:
+    """Return whether a queue keeps its messages for its consumers while they do not consume from it."""
+    arguments = queue.queue_arguments or {}
+    return not queue.auto_delete and "x-expires" not in arguments and arguments.get("x-queue-type") != "stream"
+
+
 def bindings_of(queue: kombu.Queue) -> Iterator[kombu.binding]:
     """Yield the bindings of a queue, except the one to the default exchange."""
     own = kombu.binding(queue.exchange, queue.routing_key, queue.binding_arguments)
@@ -63,6 +69,7 @@ class QueueNames:
         bindings = [(queue.name, bound) for queue in queues for bound in bindings_of(queue)]
         self._bindings = [(name, bound) for name, bound in bindings if not bound.arguments]
         self._queues = frozenset(queue.name for queue in queues)
+        self._not_to_pause = {queue.name for queue in queues if not may_pause(queue)}
         #: Exchanges that route by more than the key, as far as is known here.
         self._opaque = {
             bound.exchange.name for _, bound in bindings if bound.arguments or bound.exchange.type not in _BY_KEY
@@ -78,6 +85,9 @@ class QueueNames:
 
     def __contains__(self, name: str) -> bool:
         return name in self._queues
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queues)
 
     def name(self, exchange: str, routing_key: str, wanted: str | None = None) -> str:
         """Return the name of a queue, `wanted` if it is one of several; the routing key if none is known."""
@@ -101,6 +111,15 @@ class QueueNames:
             raise InvalidDestination(
                 f"{queue!r} is not a queue of this app, whose queues are {', '.join(sorted(self._queues)) or 'none'}: "
                 "name it in task_queues or task_routes, or ask for any queue with --any-queue or any_queue=True"
+            )
+
+    def check_pause(self, queue: str) -> None:
+        """Raise `InvalidDestination` for a queue that `check` refuses, or that must not be paused."""
+        self.check(queue)
+        if queue in self._not_to_pause:
+            raise InvalidDestination(
+                f"{queue!r} cannot be paused: without consumers, a queue with auto_delete or x-expires is deleted, and "
+                "what comes into a stream is missed"
             )
 
     def _names(self, exchange: str, routing_key: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -17,7 +18,9 @@ from amqp.exceptions import AMQPError
 from .. import upstream
 from ..core import changes, streams
 from ..core import headers as headers_
+from ..core.changes import Changes, Pause
 from ..core.due import eta_in_utc
+from ..core.errors import InvalidDelay
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
 from ..core.sent import Sent
@@ -267,6 +270,38 @@ def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tu
     sent = sent_now()
     write_changes(connection, [*changes.cancelled(ids, sent), *(changes.void(*copy) for copy in copies)])
     return sent
+
+
+def pause(
+    connection: kombu.Connection, queue: str, names: QueueNames, until: datetime | str | None = None, who: str = ""
+) -> None:
+    """Pause one of some queues: no worker takes messages from it, until a time or until it is resumed.
+
+    Raises `InvalidDestination` for another queue, or one that loses messages meanwhile; `InvalidDelay` for a time that
+    is past or cannot be read; and what `cancel` raises.
+    """
+    names.check_pause(queue)
+    zone = connection.transport.delay_options.naive_timezone
+    end = None if until is None else headers_.milliseconds(eta_in_utc(until, zone, "until"))
+    if end is not None and end <= utc_ms():
+        raise InvalidDelay(f"until={str(until)!r} is in the past: use a later time, or none")
+    write_changes(connection, [changes.pause(Pause(queue, end, who, utc_ms()))])
+
+
+def resume(connection: kombu.Connection, queue: str, names: QueueNames, who: str = "") -> None:
+    """End the pause of one of some queues. Raises what `pause` raises."""
+    names.check(queue)
+    write_changes(connection, [changes.pause(Pause(queue, 0, who, utc_ms()))])
+
+
+def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
+    """Return the queues among some that are paused now. Raises `StreamUnavailable`, `NotPermitted`."""
+    found = Changes(time.time)
+    with Follower(connection) as reader:
+        for message in reader.read(streams.changes(connection.transport.delay_options.cascade)):
+            with suppress(Unreadable):  # `list` names it
+                found.apply(message.body)
+    return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", [name])]
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes], seconds: float | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from uuid import UUID
@@ -132,6 +132,45 @@ def reschedule(
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         allowed = Allowed(None if any_queue else queues_of(app))
         amqp_reschedule.reschedule(connection, text, due, allowed)
+
+
+def pause(
+    app: Celery, queue: str, until: datetime | str | None = None, *, any_queue: bool = False, who: str = ""
+) -> None:
+    """Pause a queue: all workers, also those that start later, stop consuming it, and go on with their others.
+
+    What is sent to it or due stays in it, in order, until `resume`, or until a time, as that of `scheduled`. What a
+    worker has taken before it learns of the pause still runs. `who` is shown beside it.
+
+    Raises `InvalidDestination` for a queue that is not the app's, unless `any_queue`, or that is deleted without
+    consumers; `InvalidDelay` for a time that is past or cannot be read; and the errors of `cancel`.
+    """
+    _write(app, any_queue, lambda connection, names: schedule.pause(connection, queue, names, until, who))
+
+
+def resume(app: Celery, queue: str, *, any_queue: bool = False, who: str = "") -> None:
+    """End the pause of a queue, if it is paused. Raises the errors of `pause`."""
+    _write(app, any_queue, lambda connection, names: schedule.resume(connection, queue, names, who))
+
+
+def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None]:
+    """Return the paused queues of the app, or of all apps with its prefix, each with the end of its pause, in UTC.
+
+    Raises the errors of `scheduled`.
+    """
+    with _connected(app) as connection:
+        found = schedule.paused(connection, QueueNames(queues_of(app), only=not any_queue))
+    return {one.queue: one.end for one in found}
+
+
+def _write(app: Celery, any_queue: bool, write: Callable[[kombu.Connection, QueueNames], None]) -> None:
+    """Call `write` with a connection and the queues that a caller may name."""
+
+    def checked(connection: kombu.Connection) -> None:
+        _check(connection)
+        write(connection, QueueNames(queues_of(app), only=not any_queue))
+
+    with_connection(app, checked)
 
 
 @contextmanager

@@ -14,10 +14,11 @@ from kombu.exceptions import OperationalError
 
 from .. import upstream
 from ..amqp import declare
+from ..amqp.clocks import utc_ms
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import copy_of
 from ..amqp.connection import Connection
-from ..amqp.destinations import destinations_of
+from ..amqp.destinations import destinations_of, may_pause
 from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
 from ..amqp.receiving import known_to
 from ..amqp.transport import Channel, DeliveredMessage
@@ -48,6 +49,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.handing_on = HandingOn(self)
+        self.paused: dict[str, kombu.Queue] = {}
         #: The prefetch count of each queue, where RabbitMQ has one for each consumer.
         self.fetches = 0
         super().__init__(*args, **kwargs)
@@ -86,12 +88,37 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         self.channel.connection.read_soon()  # what came with the answer, as after the first basic.consume
 
     def cancel_by_queue(self, queue: Any) -> None:
+        self.paused.pop(getattr(queue, "name", queue), None)
         super().cancel_by_queue(queue)
         upstream.cancel_also(self, queue)
 
     def consume(self, no_ack: bool | None = None) -> None:
         self.handing_on.is_over = False
+        self.follow_pauses()
         super().consume(no_ack)
+
+    def follow_pauses(self) -> None:
+        """Stop consuming from queues that are paused, and consume again from those that no longer are.
+
+        What was taken from a queue stays with the worker: given back, it would come again, and not in order.
+        """
+        if self.handing_on.is_over or not self._is_ours or self.connection is None:  # it is being closed
+            return
+        paused = known_to[self.connection].changes.paused(utc_ms())
+        new = [queue for queue in self.queues if queue.name in paused and may_pause(queue)]
+        for queue in new:
+            self.cancel_by_queue(queue.name)
+            self.paused[queue.name] = queue
+            logger.info("The queue %r is paused: this worker takes no more from it", queue.name)
+        over = [queue for name, queue in self.paused.items() if name not in paused]
+        for queue in over:
+            del self.paused[queue.name]
+            super().add_queue(queue)
+            logger.info("The queue %r is no longer paused", queue.name)
+        if over:
+            super().consume()
+        if new or over:
+            self.channel.connection.read_soon()  # what came with the answers, as after the first basic.consume
 
     def cancel(self) -> None:
         super().cancel()

@@ -21,13 +21,14 @@ from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
-from ..amqp.receiving import known_to
+from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import write_changes
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.options import DRIVER_TYPE
 from ..core.sent import Sent
+from ..core.topology import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -141,10 +142,10 @@ class DelayedControl:
 
 
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Reads which tasks were cancelled or moved before a worker takes its first task, and follows further changes.
+    """Reads what was cancelled, moved or paused before a worker takes its first task, and follows further changes.
 
-    A stream that is missing is created when the first task comes that may have been cancelled. Celery consumes tasks
-    only after all its steps have started. The state of this step outlives the connection.
+    A stream that is missing is created, for an idle worker would not notice that it came. Celery consumes tasks only
+    after all its steps have started. The state of this step outlives the connection.
     """
 
     requires = ("celery.worker.consumer.connection:Connection",)
@@ -174,27 +175,43 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         stream = streams.changes(options.cascade)
         try:
             if options.streams:
-                connection.connection.following.catch_up(stream, self.changes.apply, create=False, patience=PATIENCE)
+                create = options.declare != "passive"
+                connection.connection.following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
-                    "This worker does not know which tasks were cancelled or moved, and may run them, until the next "
-                    "attempt to learn of them succeeds: %s",
+                    "This worker does not know which tasks were cancelled or moved, and may run them, nor which queues "
+                    "are paused, until the next attempt to learn of them succeeds: %s",
                     exc,
                 )
             self._warned = True
         self.changes.running = True
-        if consumer.hub or getattr(consumer.pool, "is_green", False):  # otherwise timers run in another thread
+        has_loop = bool(consumer.hub or getattr(consumer.pool, "is_green", False))
+        if has_loop:  # otherwise timers run in another thread
             event_loop.enter(consumer.timer.call_after)
-            if options.streams:
-                keep_up = connection.connection.following.keep_up
-                self._timer = consumer.timer.call_repeatedly(POLL, keep_up, (stream, self.changes.apply))
+        if options.streams:
+            look = (self._look, consumer, connection.connection.following, stream)
+            call, *arguments = look if has_loop else (consumer.call_soon, *look)
+            self._timer = consumer.timer.call_repeatedly(POLL, call, arguments)
+
+    def _look(self, consumer: Any, following: Following, stream: Stream) -> None:
+        """Apply what has come. Queues are consumed in the thread, or the greenlet, that reads the connection."""
+        following.keep_up(stream, self.changes.apply)
+        if consumer.hub:
+            _follow_pauses(consumer)
+        else:
+            consumer.call_soon(_follow_pauses, consumer)
 
     def stop(self, consumer: Any) -> None:
         event_loop.leave()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _follow_pauses(consumer: Any) -> None:
+    if consumer.task_consumer is not None:
+        consumer.task_consumer.follow_pauses()
 
 
 class WorkerChanges(Changes):

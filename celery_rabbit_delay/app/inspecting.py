@@ -45,6 +45,12 @@ class InspectedNode(Node):  # type: ignore[misc]
 
     _reading: Reading | None = None
 
+    def handle_call(self, method: str, arguments: Any) -> Any:
+        answer = super().handle_call(method, arguments)
+        if method == "active_queues":
+            answer += [{**queue.as_dict(recurse=True), "paused": True} for queue in _paused_in(self.state.consumer)]
+        return answer
+
     def dispatch(
         self, method: str, arguments: Any = None, reply_to: Any = None, ticket: Any = None, **kwargs: Any
     ) -> Any:
@@ -62,7 +68,7 @@ class InspectedNode(Node):  # type: ignore[misc]
         try:
             ids = set(map(str, maybe_list((arguments or {}).get("ids")) or ()))
             any_queue = QueueNames(queues_of(self.state.app))
-            of_worker = QueueNames(consumer.task_consumer.queues, only=True)
+            of_worker = QueueNames([*consumer.task_consumer.queues, *_paused_in(consumer)], only=True)
         except Exception as exc:
             logger.warning("`celery inspect` does not show the tasks that wait in RabbitMQ: %s", exc)
             return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
@@ -149,6 +155,11 @@ class Reading(threading.Thread):
                 answer(outlook)
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 logger.warning("An answer to `celery inspect` is lost: %s", exc)
+
+
+def _paused_in(consumer: Any) -> list[kombu.Queue]:
+    """Return the queues that a worker would consume from if they were not paused."""
+    return list(getattr(consumer.task_consumer, "paused", {}).values())
 
 
 def _info(one: Scheduled, priority: int | None) -> dict[str, Any]:

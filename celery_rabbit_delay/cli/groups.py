@@ -37,6 +37,8 @@ class _Standalone(Group):
         tasks.cancel,
         tasks.reschedule,
         tasks.run_now,
+        tasks.pause,
+        tasks.resume,
         web.web,
         web.metrics,
         leaving.can_leave,

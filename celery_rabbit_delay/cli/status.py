@@ -12,9 +12,10 @@ import click
 import kombu
 
 from .. import operate
+from ..core import streams
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape
-from ..operate import BeatStatus, HeldUp, QueueNames, Recorded, Status
+from ..operate import BeatStatus, HeldUp, Pause, QueueNames, Recorded, Status
 from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
@@ -40,7 +41,7 @@ def status(
 
     --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
 
-    Shows the active process of `celery beat -S rabbit-delay` and its next runs, too.
+    Shows the paused queues, the active process of `celery beat -S rabbit-delay` and its next runs, too.
 
     Exits with 3 if a level is blocked or missing, if there are orphans, if no beat is active although one was, or, with
     --management-url, if a destination accepts nothing and the cause is known. Then prints a link to the runbook.
@@ -50,12 +51,15 @@ def status(
             snapshot = snapshot_of(management_url, connection)
             found = operate.status(connection, target.destinations(), snapshot)
             beat = target.beat(connection)
+            paused = _paused(target.names(any_queue), connection, found)
             if watch and not as_json:
                 click.clear()
             if as_json:
-                click.echo(json.dumps(_as_data(found, beat), default=datetime.isoformat))
+                click.echo(json.dumps(_as_data(found, beat, paused), default=datetime.isoformat))
             else:
                 _show(found, _recorded(target.names(any_queue), connection, found), levels)
+                for one in paused:
+                    click.echo(escape(_shown_pause(one)))
                 if beat:
                     _show_beat(beat)
             if not watch:
@@ -78,6 +82,23 @@ def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) ->
         return None
 
 
+def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> list[Pause]:
+    """Return the paused queues; if this user may not read them, say why not."""
+    stream = streams.changes(connection.transport.delay_options.cascade)
+    if stream.name not in (one.queue for one in found.streams):
+        return []
+    try:
+        return operate.paused(connection, names)
+    except (NotPermitted, StreamUnavailable) as exc:
+        click.echo(escape(f"which queues are paused is unknown: {exc}"), err=True)
+        return []
+
+
+def _shown_pause(one: Pause) -> str:
+    until = f" until {format_time(one.end)}" if one.end else ""
+    return f"{one.queue} is paused{until}" + (f" by {one.who}" if one.who else "")
+
+
 def held_up_data(held_up: HeldUp) -> dict[str, Any]:
     """Return what JSON shows of due messages that their destination has not accepted."""
     data = held_up._asdict()
@@ -85,7 +106,7 @@ def held_up_data(held_up: HeldUp) -> dict[str, Any]:
     return data
 
 
-def _as_data(found: Status, beat: BeatStatus | None) -> dict[str, Any]:
+def _as_data(found: Status, beat: BeatStatus | None, paused: list[Pause]) -> dict[str, Any]:
     return {
         "waiting": found.waiting,
         "orphans": found.orphans,
@@ -95,6 +116,7 @@ def _as_data(found: Status, beat: BeatStatus | None) -> dict[str, Any]:
         "streams": [stream._asdict() for stream in found.streams],
         "destinations": found.destinations,
         "stuck": None if found.held_up is None else list(map(held_up_data, found.held_up)),
+        "paused": [{"queue": one.queue, "until": one.end, "who": one.who} for one in paused],
         "beat": beat and {"process": beat.process, "entries": [one._asdict() for one in beat.entries]},
     }
 

@@ -1,4 +1,4 @@
-"""Commands for the schedule: list, show, cancel, reschedule, run-now."""
+"""Commands for the schedule: list, show, cancel, reschedule, run-now, pause, resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..core.text import escape
 from ..operate import Scheduled
 from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, progress, utc_option
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
-from .target import Target, pass_target
+from .target import Target, pass_target, who
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -282,6 +282,34 @@ def run_now(target: Target, /, **chosen: Any) -> None:
     Asks before it runs tasks that are not named by their ids. Exits with 3 if some of several were not moved.
     """
     _move(target, None, "0", **chosen)
+
+
+@click.command(short_help="Stop all workers from consuming a queue.")
+@click.argument("queue", callback=check_names)
+@click.option("--until", metavar="TIME", callback=_check_time, help="End the pause then: 2030-01-31T12:00:00+01:00.")
+@other_queues_option
+@pass_target
+def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> None:
+    """Pause a queue: all workers, also those that start later, stop consuming it, and go on with their others.
+
+    What is sent to it or due stays in it, in order. What a worker has taken already still runs.
+    """
+    with target.connected() as connection:
+        operate.require(connection)
+        operate.pause(connection, queue, target.names(any_queue), until, who())
+    click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
+
+
+@click.command(short_help="Let workers consume a paused queue again.")
+@click.argument("queue", callback=check_names)
+@other_queues_option
+@pass_target
+def resume(target: Target, /, queue: str, any_queue: bool) -> None:
+    """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
+    with target.connected() as connection:
+        operate.require(connection)
+        operate.resume(connection, queue, target.names(any_queue), who())
+    click.echo(escape(f"{queue} is not paused"))
 
 
 def _move(

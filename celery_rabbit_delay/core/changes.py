@@ -9,7 +9,8 @@ import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
 
 from .errors import DelayError
 from .headers import X_DELAY_SENT, own
@@ -18,8 +19,8 @@ from .streams import VOID_KEPT, reading
 
 _FEW_VOIDS = 1000
 
-_UUIDS, _IDS, _STAMPS, _VOID = b"u", b"c", b"s", b"v"
-_CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID)
+_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE = b"u", b"c", b"s", b"v", b"p"
+_CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE)
 _TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
 
 #: Ids in a message that cancels them.
@@ -32,6 +33,31 @@ MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
 #: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
 #: messages with keys, at least half.
 KEPT = 500_000
+
+#: Queues that are paused at a time, at most: those that were paused first are forgotten.
+_MOST_PAUSED = 10_000
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+#: The end of the year 9999, in milliseconds.
+_LATEST = 253_402_300_799_999
+
+
+class Pause(NamedTuple):
+    """A queue from which no worker takes messages. Times are in milliseconds since 1970."""
+
+    queue: str
+    until: int | None = None  # None: until it is resumed, by another one for the queue that is over
+    who: str = ""  # has paused it
+    at: int = 0  # when
+
+    @property
+    def end(self) -> datetime | None:
+        """When it ends, in UTC; None: when it is resumed."""
+        return None if self.until is None else _EPOCH + timedelta(milliseconds=self.until)
+
+    def is_over(self, now: int) -> bool:
+        return self.until is not None and self.until <= now
 
 
 def cancelled(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
@@ -79,6 +105,11 @@ def void(number: int, due: int) -> bytes:
     return _VOID + _TIME.pack(number) + _TIME.pack(due)
 
 
+def pause(one: Pause) -> bytes:
+    """Return a message that pauses a queue, or resumes it: the last one for a queue counts."""
+    return _PAUSE + json.dumps(one).encode()
+
+
 def check_size(message: bytes) -> None:
     """Raise `ValueError` if a message is longer than any of ours."""
     if len(message) > MAX_BYTES:
@@ -124,6 +155,7 @@ class Changes:
         self._ids = _Newest()
         self._stamps: dict[str, dict[str, Sent]] = {}
         self._stamped = 0  # bytes in them
+        self._pauses: dict[str, Pause] = {}
         self._voids: dict[int, float] = {}  # when each is due, in milliseconds
         self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
 
@@ -155,6 +187,10 @@ class Changes:
         elif kind == _VOID:
             number, due = _PAIR.unpack(content) if len(content) == _PAIR.size else (*_TIME.unpack(content), math.inf)
             self._add_void(number, due)
+        elif kind == _PAUSE:
+            queue, until, who, at = json.loads(content)
+            until = None if until is None else _time(until)
+            self._add_pause(Pause(str(queue)[:_MAX_ID], until, str(who)[:_MAX_ID], _time(at)))
         return []
 
     def _add(self, known: _Newest, ids: Iterable[bytes | str], sent: bytes) -> None:
@@ -181,6 +217,14 @@ class Changes:
             latest = itertools.islice(reversed(self._voids.items()), KEPT)
             self._voids = {number: due for number, due in reversed(list(latest)) if due >= earliest}
             self._enough = max(_FEW_VOIDS, 2 * len(self._voids))
+
+    def _add_pause(self, one: Pause) -> None:
+        self._pauses.pop(one.queue, None)
+        if one.is_over(int(self._clock() * 1000)):
+            return
+        if len(self._pauses) >= _MOST_PAUSED:
+            del self._pauses[next(iter(self._pauses))]
+        self._pauses[one.queue] = one
 
     def cancelled_at(self, id_: str) -> Sent | None:
         """Return when an id was cancelled last; None if it was not."""
@@ -214,6 +258,10 @@ class Changes:
         """The values of each stamp by which tasks were cancelled, and when."""
         return self._stamps
 
+    def paused(self, now: int) -> dict[str, Pause]:
+        """Return the queues that are paused, by their names, `now` in milliseconds since 1970."""
+        return {one.queue: one for one in list(self._pauses.values()) if not one.is_over(now)}
+
     @property
     def void(self) -> Iterable[int]:
         """The numbers of the void copies."""
@@ -233,6 +281,10 @@ def _uuid(id_: str) -> bytes | None:
     except ValueError:
         return None
     return value.bytes if str(value) == id_ else None
+
+
+def _time(value: Any) -> int:
+    return max(0, min(int(value), _LATEST))
 
 
 def _items(value: Any) -> list[Any]:

@@ -12,10 +12,23 @@ from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.follower import Follower
 from ..amqp.reschedule import moving, reschedule, reschedule_all
-from ..amqp.schedule import About, Scheduled, about, cancel, concerns, describe, scheduled, to_message
+from ..amqp.schedule import (
+    About,
+    Scheduled,
+    about,
+    cancel,
+    concerns,
+    describe,
+    pause,
+    paused,
+    resume,
+    scheduled,
+    to_message,
+)
 from ..amqp.schemes import delay_url
 from ..amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from ..amqp.waiting import Allowed
+from ..core.changes import Pause
 from ..core.journal import Record
 from ..core.sent import Sent
 from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_beat_queues

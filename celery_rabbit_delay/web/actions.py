@@ -79,6 +79,16 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
         shown = plot.text(headers_.milliseconds(due), forms.zone(), "%Y-%m-%d %H:%M:%S %Z")
         return answer(lambda: operations.move(numbers, due), f"moved to {shown}")
 
+    @site.post("/pause")
+    def pause() -> Any:
+        queue = forms.queue()
+        return answer(lambda: operations.pause(queue, _who()), "paused")
+
+    @site.post("/resume")
+    def resume() -> Any:
+        queue = forms.queue()
+        return answer(lambda: operations.resume(queue, _who()), "resumed")
+
     @site.post("/orphans/replay")
     def replay() -> Any:
         marks = forms.marks()

@@ -13,6 +13,7 @@ from flask import abort, g, request, url_for
 from ..core import headers as headers_
 from ..core.due import due_at
 from ..core.errors import InvalidDelay
+from ..core.routing_key import MAX_LENGTH
 from .database import CANCELLED, WAITING
 from .index import NUMBERS
 from .search import Filter
@@ -50,6 +51,14 @@ def marks() -> list[str]:
     if not chosen:
         abort(400, "Nothing was selected: go back, and select an orphan.")
     return chosen
+
+
+def queue() -> str:
+    """Return the name of the queue in a form."""
+    name = request.form.get("queue", "")
+    if not 0 < len(name.encode()) <= MAX_LENGTH:
+        abort(400, "No queue was named: go back, and choose one.")
+    return name
 
 
 def due() -> datetime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.registry import Collector
 
 from ..operate import BeatStatus, Status
+from .database import clean
 from .index import Counts
 from .indexer import Progress
 from .search import Share
@@ -28,6 +29,7 @@ class Measured(NamedTuple):
     orphaned: int  # since the start, as far as it was seen
     status: Status | None  # None: the broker does not answer
     beat: BeatStatus | None  # None: there is none, or it is unknown
+    paused: Iterable[str] = ()  # names of queues
 
 
 class _Collector(Collector):
@@ -59,6 +61,10 @@ def _of_the_index(measured: Measured) -> Iterator[Gauge | Counter]:
         waiting.add_metric([share.name], share.amount)
     yield waiting
     yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", measured.cancelled)
+    paused = Gauge(_named("paused"), "1 for each queue that is paused.", labels=["queue"])
+    for name in measured.paused:
+        paused.add_metric([clean(name)], 1)
+    yield paused
     if measured.next_due is not None:
         yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", measured.next_due)
     for name, amount in measured.counted._asdict().items():

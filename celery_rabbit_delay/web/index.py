@@ -20,7 +20,7 @@ from ..core import streams
 from ..core.fates import Fates
 from ..core.headers import X_DELAY_SENT, own
 from ..core.streams import Unreadable
-from ..operate import Place, QueueNames, Record, StreamMessage
+from ..operate import Pause, Place, QueueNames, Record, StreamMessage
 from .damage import IndexDamaged, noticing_damage
 from .database import STATES, TABLES, VERSION, IndexUnusable, clean, connect, create, gate, lock
 from .printing import SEARCHED, body_text, printable
@@ -131,6 +131,10 @@ class Index:
     def places(self) -> dict[str, Place]:
         """Return the last message that was read of each stream, by the stream's name."""
         return dict(self._places)
+
+    def paused(self, now: int) -> dict[str, Pause]:
+        """Return the paused queues by their names, as far as the streams were read. Any thread may ask."""
+        return self._fates.changes.paused(now)
 
     def _begin(self) -> None:
         """Go on where the file stops; what was said of messages is read anew, for it is kept in memory."""

@@ -17,7 +17,7 @@ from ..amqp.clocks import utc_ms
 from ..core import streams
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.topology import Stream
-from ..operate import Follower, QueueNames, StreamMessage, StreamReplaced
+from ..operate import Follower, Pause, QueueNames, StreamMessage, StreamReplaced
 from .damage import IndexDamaged, noticing_damage
 from .index import Counts, Index
 from .printing import reason
@@ -92,6 +92,12 @@ class Indexer:
         is_complete = self._error is None and not left and not self._pending and self.is_ready.is_set()
         behind = 0.0 if is_complete else time.monotonic() - self._complete
         return Progress(behind, left, max(total, left), self._error, self.is_ready.is_set(), self._has_streams)
+
+    @property
+    def paused(self) -> dict[str, Pause]:
+        """The paused queues of the app by their names, or of anybody."""
+        found = self._index.paused(utc_ms())
+        return {name: one for name, one in found.items() if self._queues.leads_to_one("", [name])}
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
         """Wait until the index has all messages that the streams have now. Raises `StreamUnavailable`."""

@@ -117,6 +117,20 @@ class Operations:
             self.indexer.catch_up(connection)
         return Done(len(moved), refused, moved)
 
+    def pause(self, queue: str, who: str) -> Done:
+        """Pause a queue until it is resumed."""
+        with self._acting() as connection:
+            operate.pause(connection, queue, self.broker.names, who=who)
+            self.indexer.catch_up(connection)
+        return Done(1, [], [queue])
+
+    def resume(self, queue: str, who: str) -> Done:
+        """Let workers consume a queue again."""
+        with self._acting() as connection:
+            operate.resume(connection, queue, self.broker.names, who)
+            self.indexer.catch_up(connection)
+        return Done(1, [], [queue])
+
     def record(self, row: Row) -> Record:
         """Return the record of a message from the journal. Raises `NotWaiting`."""
         with self._connected() as connection, Follower(connection, prefetch=10) as follower:

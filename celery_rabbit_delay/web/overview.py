@@ -92,7 +92,10 @@ class Overview:
         known = None if isinstance(status, str) else status
         active = None if isinstance(beat, str) else beat
         progress, counts = self._indexer.progress, self._indexer.counts
-        return Measured(summary.queues, summary.cancelled, next_due, progress, counts, self._orphaned, known, active)
+        paused = sorted(self._indexer.paused)
+        return Measured(
+            summary.queues, summary.cancelled, next_due, progress, counts, self._orphaned, known, active, paused
+        )
 
     def forget(self) -> None:
         """Expire all cached answers after a change."""

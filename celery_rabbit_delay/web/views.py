@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from flask import Flask, Response, abort, render_template, request
@@ -25,7 +26,7 @@ from .index import NUMBERS
 from .operations import ORPHANS, Operations, marks_of, or_reason
 from .overview import Overview
 from .printing import body_text, printable
-from .search import Filter, Row
+from .search import Filter, Row, Share
 
 _Link = dict[str, Any] | None
 
@@ -40,6 +41,7 @@ def add_views(site: Flask, operations: Operations, overview: Overview, acts: deq
         range_ = plot.RANGES.get(request.args.get("range", ""), plot.RANGES["hour"])
         edges = plot.edges(range_, moment, forms.zone())
         colours, counts = _by_queue(overview, wanted, edges)
+        shares, paused = overview.shares(wanted.state), operations.indexer.paused
         found = overview.count(wanted)
         order = request.args.get("order", "")
         if order != "latest" and (order not in search.ORDERS or found > search.MOST):
@@ -49,7 +51,8 @@ def add_views(site: Flask, operations: Operations, overview: Overview, acts: deq
         return render_template(
             "schedule.html",
             summary=overview.summary(),
-            shares=overview.shares(wanted.state),
+            shares=(shares[0], _with_idle(shares[1], paused, operations.broker.names)),
+            paused=paused,
             status=overview.status(),
             wanted=wanted,
             found=found,
@@ -124,6 +127,12 @@ def _page(db: sqlite3.Connection, wanted: Filter, moment: int, order: str) -> tu
     earlier, later = (more, True) if up else (place is not None, more)
     first, last = (f"{row.due}-{row.row}" for row in (rows[0], rows[-1])) if rows else ("", "")
     return rows, {"before": first} if rows and earlier else None, {"after": last} if rows and later else None
+
+
+def _with_idle(shares: list[Share], paused: Collection[str], names: Iterable[str]) -> list[Share]:
+    """Return the queues with their messages, those that are paused first, and last those of the app without any."""
+    idle = [Share(name, 0, 0) for name in sorted({*paused, *names} - {share.name for share in shares})]
+    return sorted([*shares, *idle], key=lambda share: share.name not in paused)
 
 
 def _by_queue(overview: Overview, wanted: Filter, edges: list[int]) -> tuple[dict[str, int], dict[str, list[int]]]:

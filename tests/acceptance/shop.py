@@ -57,6 +57,12 @@ def stubborn(self: Task, times: int, countdown: float, name: str = "stubborn") -
         raise self.retry(countdown=countdown)
 
 
+@app.task(bind=True)
+def slow(self: Task, seconds: float, name: Any) -> None:
+    note.run.__func__(self, name)
+    time.sleep(seconds)
+
+
 @app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
 def dies_once(self: Task) -> None:
     """Kill the process once, and run when the broker delivers the task again."""

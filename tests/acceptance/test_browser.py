@@ -485,3 +485,29 @@ def test_all_that_match_are_cancelled_at_once_and_then_listed(
         (pictures / f"cancelled-{width}.png").write_bytes(chrome.get_screenshot_as_png())
         (pictures / f"health-{width}.png").write_bytes(picture(chrome, site, width, height, scheme, "/health"))
         shows(chrome, f"{found} cancelled:", "#acts-done")
+
+
+def test_a_queue_is_paused_and_resumed(shop: Shop, chrome: Any, tmp_path: Path) -> None:
+    """A paused queue is seen also without waiting tasks; who only looks cannot resume it."""
+    shop.send("note", "waits", countdown=300)
+    with looking(chrome, tmp_path, **shop.environment) as site:
+        chrome.get(site.url)
+        celery_rabbit_delay.pause(shop.app, "reports", any_queue=True, who="somebody")
+        shows(chrome, "paused", "#filters")
+        assert text(chrome, "#filters [data-key=reports]").split() == ["reports", "0", "paused", "resume"]
+        click(chrome, '#filters button[value="celery"]')
+        confirm(chrome, yes=False)
+        click(chrome, '#filters button[value="celery"]')
+        confirm(chrome)
+        shows(chrome, "1 paused", ".messages")
+        assert set(celery_rabbit_delay.paused(shop.app, any_queue=True)) == {"celery", "reports"}
+        click(chrome, '#filters [data-key=reports] button[formaction="/resume"]')
+        shows(chrome, "1 resumed", ".messages")
+        lacks(chrome, "reports", "#filters")
+        assert set(celery_rabbit_delay.paused(shop.app, any_queue=True)) == {"celery"}
+        chrome.get(f"{site.url}/health")
+        shows(chrome, "1 paused: celery")
+    with looking(chrome, tmp_path, "--read-only", **shop.environment) as site:
+        chrome.get(site.url)
+        shows(chrome, "paused", "#filters")
+        assert amount(chrome, "#filters button") == 0

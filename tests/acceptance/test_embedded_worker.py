@@ -44,7 +44,7 @@ def test_a_worker_has_no_long_timers_but_celerys_so_that_it_stops_as_fast(instal
     assert double.apply_async((4,), countdown=0.1).get(timeout=60) == 8
     # With a timer that is not due for long, Kombu's event loop sleeps for longer than without one: for a second.
     assert POLL <= 1
-    assert [name for name in timers_of(celery_worker) if "Following.keep_up" not in name] == plain[0]
+    assert [name for name in timers_of(celery_worker) if "FollowChanges._look" not in name] == plain[0]
 
 def test_a_cancelled_task_does_not_run_though_the_set_of_revoked_ids_is_full_of_stamps_of_another_host(
     installed, celery_app, celery_worker, monkeypatch

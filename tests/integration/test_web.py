@@ -488,11 +488,14 @@ def test_metrics_are_printed_once(vhost: Vhost) -> None:
         publish(connection, 60, "a")
         publish(connection, 90, "b")
         operate.cancel(connection, ["b"])
+    for command in ("pause", "q"), ("pause", "resumed"), ("resume", "resumed"):
+        assert run(vhost.url("amqp"), *command).code == 0
     printed = run(vhost.url("amqp"), "metrics", *management(vhost))
     assert printed.code == 0, printed.err
     lines = dict(line.rsplit(" ", 1) for line in printed.out.splitlines() if not line.startswith("#"))
     assert lines['celery_rabbit_delay_waiting{queue="q"}'] == "1.0"
     assert lines["celery_rabbit_delay_cancelled"] == "1.0"
+    assert {name for name in lines if "_paused" in name} == {'celery_rabbit_delay_paused{queue="q"}'}
     assert lines["celery_rabbit_delay_orphans"] == "0.0"
     assert lines["celery_rabbit_delay_broker_up"] == "1.0"
     assert lines["celery_rabbit_delay_blocked_levels"] == "0.0"

@@ -1,5 +1,6 @@
 """The public API as users write it: type-checked by `make lint`, never run."""
 
+from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from celery import Celery
@@ -18,3 +19,7 @@ try:
     app.send_task("shop.order", countdown=5)
 except InvalidDelay as exc:
     error: DelayError = exc
+
+celery_rabbit_delay.pause(app, "mail", until="2030-01-31T12:00:00+01:00", who="me")
+celery_rabbit_delay.resume(app, "mail", any_queue=True)
+ends: list[datetime | None] = list(celery_rabbit_delay.paused(app).values())

@@ -105,7 +105,9 @@ class Client:
 def test_a_worker_says_so_once(
     release: str, levels: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consumer = SimpleNamespace(connection=Client(Connected(release, Options())), hub=None, pool=None)
+    timer = SimpleNamespace(call_repeatedly=lambda *arguments: None)
+    client = Client(Connected(release, Options()))
+    consumer = SimpleNamespace(connection=client, hub=None, pool=None, timer=timer, call_soon=None)
     step = control.FollowChanges(consumer)
     with caplog.at_level(logging.INFO, "celery_rabbit_delay"):
         for _ in range(2):  # it starts again at each reconnect

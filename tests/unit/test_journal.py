@@ -18,7 +18,7 @@ from celery_rabbit_delay import DelayError, InvalidDelay, Options
 from celery_rabbit_delay.core import changes, journal, routing_key, streams
 from celery_rabbit_delay.core import keys as keys_
 from celery_rabbit_delay.core import sent as sent_
-from celery_rabbit_delay.core.changes import Changes
+from celery_rabbit_delay.core.changes import Changes, Pause
 from celery_rabbit_delay.core.headers import X_DELAY_SENT
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import Keys, check_keyed_delay, last_of_key
@@ -84,6 +84,11 @@ def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], dat
         b"s" + b"0" * 16 + b'{"a": "b", "c": 5}',
         b"s" + b"0" * 16 + b"[]",
         b"v1",
+        b"p",
+        b"p{}",
+        b'p["mail"]',
+        b'p["mail", "now", "me", 1]',
+        b'p["mail", NaN, "me", 1]',
         b"k1",
         b"k12345678\xff",
     ],
@@ -98,7 +103,7 @@ def test_a_change_that_somebody_made_up_is_an_error_and_changes_nothing(forged: 
 
 
 @given(
-    st.sampled_from(b"rucsvk"), st.binary() | st.recursive(st.text(), st.lists).map(lambda v: json.dumps(v).encode())
+    st.sampled_from(b"rucsvpk"), st.binary() | st.recursive(st.text(), st.lists).map(lambda v: json.dumps(v).encode())
 )
 def test_nothing_in_a_stream_raises_another_error(kind: int, content: bytes) -> None:
     for read in (Changes(time.time).apply, Keys(time.monotonic).apply, journal.unpack_records):
@@ -328,6 +333,41 @@ def test_a_void_copy_is_told_from_others() -> None:
     assert not known.voids(18)
     assert known.voids(19)
     assert not known.voids(None)
+
+
+pauses = st.builds(
+    Pause, st.sampled_from("abc"), st.none() | st.integers(0, 100), st.text(max_size=9), st.integers(0, 100)
+)
+
+
+@given(st.lists(pauses), st.integers(0, 100), st.integers(0, 100))
+def test_the_last_pause_of_each_queue_counts_until_it_is_over(said: list[Pause], then: int, now: int) -> None:
+    known = Changes(lambda: then / 1000)
+    for one in said:
+        assert known.apply(changes.pause(one)) == []
+    last = {one.queue: one for one in said}
+    now = max(now, then)
+    assert known.paused(now) == {name: one for name, one in last.items() if one.until is None or one.until > now}
+
+
+def test_a_pause_says_when_it_ends_however_far_that_is() -> None:
+    known = Changes(lambda: 0)
+    for one in (Pause("a"), Pause("b", 1000), Pause("c", 10**30), Pause("d" * 300, 5, "e" * 300, -5)):
+        known.apply(changes.pause(one))
+    paused = known.paused(1)
+    ends = [paused[name].end for name in "abc"]
+    assert [end and end.isoformat() for end in ends] == [
+        None,
+        "1970-01-01T00:00:01+00:00",
+        "9999-12-31T23:59:59.999000+00:00",
+    ]
+    assert paused["d" * 255] == Pause("d" * 255, 5, "e" * 255, 0)
+
+
+def test_of_too_many_pauses_the_first_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "_MOST_PAUSED", 2)
+    known = read(*(changes.pause(Pause(queue)) for queue in "abacb"))
+    assert list(known.paused(0)) == ["c", "b"]
 
 
 @given(st.lists(st.integers(-100, 100), min_size=1), st.integers(1, 20))
