@@ -32,7 +32,7 @@ from .core.errors import (
 if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
     from .amqp.schedule import Scheduled
-    from .app.api import batch, cancel, find, reschedule, scheduled
+    from .app.api import batch, cancel, find, reschedule, restore, scheduled
     from .app.install import install
     from .app.lateness import measure_lateness
     from .cli.page import page
@@ -67,6 +67,7 @@ __all__ = [
     "measure_lateness",
     "page",
     "reschedule",
+    "restore",
     "scheduled",
 ]
 
@@ -81,6 +82,7 @@ _WHERE = {
     "measure_lateness": ".app.lateness",
     "page": ".cli.page",
     "reschedule": ".app.api",
+    "restore": ".app.api",
     "scheduled": ".app.api",
 }
 

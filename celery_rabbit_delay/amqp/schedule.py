@@ -6,7 +6,7 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 
 from .. import upstream
-from ..core import changes, streams
+from ..core import changes, notes, streams
 from ..core import headers as headers_
 from ..core.due import eta_in_utc
 from ..core.fates import Fate, Fates
@@ -62,6 +62,10 @@ class Scheduled(NamedTuple):
     number: int
     #: Of a retry, the error of the try before, shortened; None: unknown.
     error: str | None = None
+    #: The id of the task that its workflow began with; its own if it is sent by no other.
+    root: str | None = None
+    #: The id of the group that it is in.
+    group: str | None = None
 
 
 @streams.reading
@@ -86,12 +90,13 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     queue = queues.name(exchange, routing_key, wanted)
     if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
         queue, routing_key = routing_key, state.routing_key
-    names = ("task", "argsrepr", "kwargsrepr", headers_.X_DELAY_ERROR)
-    task, args, kwargs, error = (None if headers.get(name) is None else str(headers[name]) for name in names)
+    names = ("task", "argsrepr", "kwargsrepr", headers_.X_DELAY_ERROR, "root_id", "group")
+    texts = (None if headers.get(name) is None else str(headers[name]) for name in names)
+    task, args, kwargs, *others = texts
     due = headers_.moment(record.due)
     key, retries = record.key or None, _retries(headers)
     return Scheduled(
-        record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number, error
+        record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number, *others
     )
 
 
@@ -258,15 +263,31 @@ def about(
     return answers
 
 
-def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tuple[int, int]] = ()) -> Sent:
+def cancel(
+    connection: kombu.Connection,
+    ids: Collection[str],
+    copies: Collection[tuple[int, int]] = (),
+    by: str = "",
+    workflow: bool = False,
+) -> Sent:
     """Cancel tasks by their ids, and recorded messages without an id; returns when, once that is stored.
 
-    `copies` are the numbers of those messages and their due times, in milliseconds since 1970. Raises `CascadeMissing`
-    with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
+    `copies` are the numbers of those messages and their due times, in milliseconds since 1970. `by`: who is to be
+    noted. With `workflow`, all with one of the ids as their root, parent, group or own id are cancelled, whenever they
+    are sent. Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    sent = sent_now()
-    write_changes(connection, [*changes.cancelled(ids, sent), *(changes.void(*copy) for copy in copies)])
+    sent, amount = sent_now(), len(ids) + len(copies)
+    messages = [*(changes.cancelled_workflows if workflow else changes.cancelled)(ids, sent)]
+    note = notes.note(sent.at // 1000, by, "workflows cancelled" if workflow else "cancelled", amount, ids)
+    write_changes(connection, [*messages, *(changes.void(*copy) for copy in copies), note])
     return sent
+
+
+def restore(connection: kombu.Connection, ids: Collection[str], by: str = "") -> None:
+    """Take back what cancelled some ids, of tasks or of workflows. What a worker has discarded is gone. As `cancel`."""
+    sent = sent_now()
+    note = notes.note(sent.at // 1000, by, "restored", len(ids), ids)
+    write_changes(connection, [*changes.restored(ids, sent), note])
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes], seconds: float | None = None) -> None:

@@ -21,9 +21,10 @@ from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
+from ..amqp.history import who_calls
 from ..amqp.receiving import known_to
 from ..amqp.schedule import write_changes
-from ..core import changes, streams
+from ..core import changes, notes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.options import DRIVER_TYPE
@@ -89,11 +90,15 @@ def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent) -> list[b
     """Return the messages for the stream of changes that one of Celery's remote control commands needs, sent then."""
     if command in ("revoke", "terminate"):
         ids = as_text(arguments.get("task_id")) or []
-        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids]), sent))
-    if command == "revoke_by_stamped_headers":
+        named = list(map(str, ids if isinstance(ids, list) else [ids]))
+        messages = list(changes.cancelled(named, sent))
+    elif command == "revoke_by_stamped_headers":
         stamps = _stamps_in(arguments.get("headers"))
-        return [changes.cancelled_stamps(stamps, sent)] if stamps else []
-    return []
+        messages = [changes.cancelled_stamps(stamps, sent)] if stamps else []
+        named = [f"{name}={value}" for name, value in stamps.items()]
+    else:
+        return []
+    return [*messages, notes.note(sent.at // 1000, who_calls(), command, len(named), named)] if messages else []
 
 
 def _stamps_in(headers: Any) -> dict[str, Any]:
@@ -210,9 +215,17 @@ class WorkerChanges(Changes):
                 "More than %d tasks were cancelled: this worker forgets those that were cancelled first, and runs them",
                 KEPT,
             )
-        if self.running:
-            for id_ in ids:
+        for id_ in ids:
+            if self.cancelled_at(id_) is None:  # restored; Celery may know it from others, or from `--statedb`
+                _revoked().forget(id_)
+            elif self.running:
                 revoke(id_)
+        if ids and self.running and self.workflows:
+            for request in upstream.waiting_requests(state):
+                if self.cancels_workflow(request.id, request.request_dict):
+                    revoke_one(request.id)
+                    request.revoked()
+            forget_one()
         return ids
 
 
@@ -275,6 +288,7 @@ def forget_one() -> None:
 def let_run(id_: str) -> None:
     """Let the worker run a task whose id was cancelled before it was sent; tasks from before are discarded now."""
     if id_ in state.revoked:
-        for request in upstream.waiting_requests(state, id_):
-            request.revoked()
+        for request in upstream.waiting_requests(state):
+            if request.id == id_:
+                request.revoked()
         _revoked().forget(id_)

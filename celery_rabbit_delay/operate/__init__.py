@@ -11,11 +11,13 @@ from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.follower import Follower, Place, StreamMessage, StreamReplaced
+from ..amqp.history import history, tell, who
 from ..amqp.reschedule import moving, reschedule, reschedule_all
-from ..amqp.schedule import About, Scheduled, about, cancel, concerns, describe, scheduled, to_message
+from ..amqp.schedule import About, Scheduled, about, cancel, concerns, describe, restore, scheduled, to_message
 from ..amqp.schemes import delay_url
 from ..amqp.waiting import Allowed
 from ..core.journal import Record
+from ..core.notes import Note
 from ..core.sent import Sent
 from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_beat_queues
 from .cascades import cascades, is_by_time, outbox_names, require
