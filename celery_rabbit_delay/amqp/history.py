@@ -50,7 +50,7 @@ def tell(connection: kombu.Connection, by: str, what: str, amount: int, ids: Col
     try:
         write_changes(connection, [notes.note(utc_ms(), by, what, amount, ids)], NOTING)
     except (AMQPError, DelayError, OSError) as exc:
-        logger.warning("The history does not have that %s has %s %d: %s", by, what, amount, exc)
+        logger.warning("The history does not have what %s has done, %d %s: %s", by, amount, what, exc)
 
 
 def history(connection: kombu.Connection, limit: int) -> Collection[Note]:

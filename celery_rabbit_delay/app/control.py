@@ -148,8 +148,8 @@ class DelayedControl:
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads which tasks were cancelled or moved before a worker takes its first task, and follows further changes.
 
-    A stream that is missing is created when the first task comes that may have been cancelled. Celery consumes tasks
-    only after all its steps have started. The state of this step outlives the connection.
+    A stream that is missing is created with the cascade, or when the first task comes that may have been cancelled.
+    Celery consumes tasks only after all its steps have started. The state of this step outlives the connection.
     """
 
     requires = ("celery.worker.consumer.connection:Connection",)

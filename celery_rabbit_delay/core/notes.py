@@ -22,16 +22,11 @@ _LATEST = 1 << 47
 class Note(NamedTuple):
     """A change that somebody has made."""
 
-    #: When, in milliseconds since 1970, by the clock of who did it.
-    at: int
-    #: Who did it: a user and a host, with a program if it called this package; or a user of the page.
-    who: str
-    #: What was done.
+    at: int  # milliseconds since 1970, by the clock of who did it
+    who: str  # a user and a host, with a program if it called this package; or a user of the page
     what: str
-    #: To how many tasks, or workflows.
-    amount: int
-    #: The first of their ids.
-    ids: tuple[str, ...]
+    amount: int  # of tasks, workflows or orphans
+    ids: tuple[str, ...]  # the first ones
 
 
 def note(at: int, who: str, what: str, amount: int, ids: Iterable[str] = ()) -> bytes:

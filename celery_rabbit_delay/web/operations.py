@@ -47,11 +47,10 @@ class Broker(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The number of processed messages, the reasons for the refused ones, and ids of the former."""
+    """The number of processed messages, and the reasons for the refused ones."""
 
     amount: int
     refused: list[str]
-    ids: Sequence[str] = ()
 
 
 class Verified(NamedTuple):
@@ -94,7 +93,7 @@ class Operations:
             if found:
                 operate.cancel(connection, ids, without_id, by, workflow)
                 self.indexer.catch_up(connection)
-        return Done(len(ids) + len(without_id), refused, list(ids))
+        return Done(len(ids) + len(without_id), refused)
 
     def restore(self, numbers: Iterable[int], by: str, workflow: bool) -> Done:
         """Take back what has cancelled messages, by the numbers of their records, or their workflows."""
@@ -107,7 +106,7 @@ class Operations:
                 self.indexer.catch_up(connection)
                 stay, _ = self._found((row.number for row in found), CANCELLED)
                 refused += [f"{row.id} stays cancelled, with its workflow or by a stamp" for row in stay]
-        return Done(len(ids), refused, list(ids))
+        return Done(len(ids), refused)
 
     def move(self, numbers: Iterable[int], due: datetime, by: str) -> Done:
         """Give waiting messages another due time, by the numbers of their records; `by` is who does it."""
@@ -132,7 +131,7 @@ class Operations:
                         refused.append(why if name in why else f"{name}: {why}")
             operate.tell(connection, by, f"moved to {due:%Y-%m-%d %H:%M:%S}Z", len(moved), moved)
             self.indexer.catch_up(connection)
-        return Done(len(moved), refused, moved)
+        return Done(len(moved), refused)
 
     def record(self, row: Row) -> Record:
         """Return the record of a message from the journal. Raises `NotWaiting`."""

@@ -483,7 +483,7 @@ def test_all_that_match_can_be_changed_at_once(client: Any, tmp_path: Path, monk
 
     def cancel(operations: Operations, *what: Any) -> Done:
         asked.append(what)
-        return Done(len(what[0]), [], ["a", "b", "c", "<d>"])
+        return Done(len(what[0]), [])
 
     monkeypatch.setattr(Operations, "cancel", cancel)
     link = "/?task=shop.%3Cb%3E1&range=day"
