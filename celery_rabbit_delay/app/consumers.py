@@ -22,7 +22,6 @@ from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
 from ..amqp.receiving import known_to
 from ..amqp.transport import Channel, DeliveredMessage
 from ..amqp.waiting import Allowed, replay
-from ..core import streams
 from ..core.errors import DelayError, DestinationNotFound, NotPermitted
 from ..core.topology import Cascade
 from .control import forget_one
@@ -138,15 +137,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
                 next(iter(refused.values())),
             )
         if led_to:
-            self._follow_changes(connection)
             self._replay_orphans(led_to, options.cascade)
-
-    def _follow_changes(self, connection: Connection) -> None:
-        """Create the stream of changes, if a worker has not found it: a workflow without any delay may be cancelled."""
-        known, stream = known_to[self.connection], streams.changes(connection.delay_options.cascade)
-        is_wanted = connection.delay_options.streams and known.on_cancelled is not None
-        if is_wanted and not connection.following.follows(stream):
-            connection.following.try_again(stream, known.changes.apply)
 
     def _replay_orphans(self, queues: list[kombu.Queue], cascade: Cascade) -> None:
         """Send orphans that became due while a queue did not exist to the queue.

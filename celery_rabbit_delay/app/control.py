@@ -148,11 +148,11 @@ class DelayedControl:
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads which tasks were cancelled or moved before a worker takes its first task, and follows further changes.
 
-    A stream that is missing is created with the cascade, or when the first task comes that may have been cancelled.
-    Celery consumes tasks only after all its steps have started. The state of this step outlives the connection.
+    Creates a stream that is missing, unless publishers declare nothing. Celery consumes tasks only after all its steps
+    have started, and this one after that which has created the cascade. Its state outlives the connection.
     """
 
-    requires = ("celery.worker.consumer.connection:Connection",)
+    requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
@@ -179,7 +179,8 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         stream = streams.changes(options.cascade)
         try:
             if options.streams:
-                connection.connection.following.catch_up(stream, self.changes.apply, create=False, patience=PATIENCE)
+                create = options.declare != "passive"  # for workflows, which may be cancelled before any task waits
+                connection.connection.following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
