@@ -32,7 +32,7 @@ from .core.errors import (
 if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
     from .amqp.schedule import Scheduled
-    from .app.api import batch, cancel, find, pause, paused, reschedule, resume, scheduled
+    from .app.api import batch, cancel, find, pause, paused, reschedule, restore, resume, scheduled
     from .app.install import install
     from .app.lateness import measure_lateness
     from .cli.page import page
@@ -69,6 +69,7 @@ __all__ = [
     "pause",
     "paused",
     "reschedule",
+    "restore",
     "resume",
     "scheduled",
 ]
@@ -86,6 +87,7 @@ _WHERE = {
     "pause": ".app.api",
     "paused": ".app.api",
     "reschedule": ".app.api",
+    "restore": ".app.api",
     "resume": ".app.api",
     "scheduled": ".app.api",
 }

@@ -36,10 +36,10 @@ def queues_routed_to(app: Any) -> set[str]:
     return {str(getattr(queue, "name", queue)) for queue in queues if queue}
 
 
-def waiting_requests(state: Any, id_: str) -> list[Any]:
-    """Return the tasks with an id that a Celery worker holds and has not passed on to its pool."""
+def waiting_requests(state: Any) -> list[Any]:
+    """Return the tasks that a Celery worker holds and has not passed on to its pool."""
     held = {*state.reserved_requests, *getattr(state, "scheduled_requests", ())}
-    return [one for one in held if one.id == id_ and one._apply_result is None]
+    return [one for one in held if one._apply_result is None]
 
 
 def pool_of(amqp: Any) -> Any:

@@ -101,10 +101,14 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
         return False
     if state is None:
         # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
-        # before. Undelayed messages are not filtered.
-        if not headers or not (headers.get("eta") or headers.get("retries")):
+        # before. Other undelayed messages are not filtered, but for what the workers have of a cancelled workflow.
+        if not headers:
             return False
         known = connection.known
+        if not (headers.get("eta") or headers.get("retries")):
+            discard, id_ = known.on_cancelled, str(headers.get("id"))
+            is_dead = discard and "task" in headers and known.changes.cancels_workflow(id_, headers)
+            return bool(discard and is_dead and not discard(id_))
         if known.on_cancelled is not None:
             _follow_changes(connection, known, None)
         return _is_cancelled(known, message)

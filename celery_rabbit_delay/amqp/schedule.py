@@ -6,7 +6,7 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 
 from .. import upstream
-from ..core import changes, streams
+from ..core import changes, notes, streams
 from ..core import headers as headers_
 from ..core.changes import Changes, Pause
 from ..core.due import eta_in_utc
@@ -65,6 +65,10 @@ class Scheduled(NamedTuple):
     number: int
     #: Of a retry, the error of the try before, shortened; None: unknown.
     error: str | None = None
+    #: The id of the task that its workflow began with; its own if it is sent by no other.
+    root: str | None = None
+    #: The id of the group that it is in.
+    group: str | None = None
 
 
 @streams.reading
@@ -89,12 +93,13 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     queue = queues.name(exchange, routing_key, wanted)
     if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
         queue, routing_key = routing_key, state.routing_key
-    names = ("task", "argsrepr", "kwargsrepr", headers_.X_DELAY_ERROR)
-    task, args, kwargs, error = (None if headers.get(name) is None else str(headers[name]) for name in names)
+    names = ("task", "argsrepr", "kwargsrepr", headers_.X_DELAY_ERROR, "root_id", "group")
+    texts = (None if headers.get(name) is None else str(headers[name]) for name in names)
+    task, args, kwargs, *others = texts
     due = headers_.moment(record.due)
     key, retries = record.key or None, _retries(headers)
     return Scheduled(
-        record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number, error
+        record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number, *others
     )
 
 
@@ -261,19 +266,28 @@ def about(
     return answers
 
 
-def cancel(connection: kombu.Connection, ids: Iterable[str], copies: Iterable[tuple[int, int]] = ()) -> Sent:
+def cancel(
+    connection: kombu.Connection,
+    ids: Collection[str],
+    copies: Collection[tuple[int, int]] = (),
+    by: str = "",
+    workflow: bool = False,
+) -> Sent:
     """Cancel tasks by their ids, and recorded messages without an id; returns when, once that is stored.
 
-    `copies` are the numbers of those messages and their due times, in milliseconds since 1970. Raises `CascadeMissing`
-    with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
+    `copies` are the numbers of those messages and their due times, in milliseconds since 1970. `by`: who is to be
+    noted. With `workflow`, all with one of the ids as their root, parent, group or own id are cancelled, whenever they
+    are sent. Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    sent = sent_now()
-    write_changes(connection, [*changes.cancelled(ids, sent), *(changes.void(*copy) for copy in copies)])
+    sent, amount = sent_now(), len(ids) + len(copies)
+    messages = [*(changes.cancelled_workflows if workflow else changes.cancelled)(ids, sent)]
+    note = notes.note(sent.at // 1000, by, "workflows cancelled" if workflow else "cancelled", amount, ids)
+    write_changes(connection, [*messages, *(changes.void(*copy) for copy in copies), note])
     return sent
 
 
 def pause(
-    connection: kombu.Connection, queue: str, names: QueueNames, until: datetime | str | None = None, who: str = ""
+    connection: kombu.Connection, queue: str, names: QueueNames, until: datetime | str | None = None, by: str = ""
 ) -> None:
     """Pause one of some queues: no worker takes messages from it, until a time or until it is resumed.
 
@@ -285,13 +299,17 @@ def pause(
     end = None if until is None else headers_.milliseconds(eta_in_utc(until, zone, "until"))
     if end is not None and end <= utc_ms():
         raise InvalidDelay(f"until={str(until)!r} is in the past: use a later time, or none")
-    write_changes(connection, [changes.pause(Pause(queue, end, who, utc_ms()))])
+    _write_pause(connection, Pause(queue, end, by, utc_ms()), "queue paused")
 
 
-def resume(connection: kombu.Connection, queue: str, names: QueueNames, who: str = "") -> None:
+def resume(connection: kombu.Connection, queue: str, names: QueueNames, by: str = "") -> None:
     """End the pause of one of some queues. Raises what `pause` raises."""
     names.check(queue)
-    write_changes(connection, [changes.pause(Pause(queue, 0, who, utc_ms()))])
+    _write_pause(connection, Pause(queue, 0, by, utc_ms()), "queue resumed")
+
+
+def _write_pause(connection: kombu.Connection, one: Pause, what: str) -> None:
+    write_changes(connection, [changes.pause(one), notes.note(one.at, one.who, what, 1, [one.queue])])
 
 
 def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
@@ -302,6 +320,13 @@ def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
             with suppress(Unreadable):  # `list` names it
                 found.apply(message.body)
     return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", [name])]
+
+
+def restore(connection: kombu.Connection, ids: Collection[str], by: str = "") -> None:
+    """Take back what cancelled some ids, of tasks or of workflows. What a worker has discarded is gone. As `cancel`."""
+    sent = sent_now()
+    note = notes.note(sent.at // 1000, by, "restored", len(ids), ids)
+    write_changes(connection, [*changes.restored(ids, sent), note])
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes], seconds: float | None = None) -> None:

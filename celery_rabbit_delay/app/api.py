@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from uuid import UUID
 
 import kombu
@@ -15,6 +16,7 @@ from ..amqp import schedule
 from ..amqp.batch import MAX_SIZE, collect
 from ..amqp.connecting import closing, ensure_connection
 from ..amqp.destinations import QueueNames
+from ..amqp.history import tell, who_calls
 from ..amqp.schedule import Scheduled
 from ..amqp.schemes import TRANSPORTS
 from ..amqp.waiting import Allowed
@@ -91,22 +93,37 @@ def find(app: Celery, id: str | UUID) -> Scheduled | None:  # noqa: A002
         return next(schedule.scheduled(connection, limit=1, queues=any_queue, id_=text), None)
 
 
-def cancel(app: Celery, *ids: str | UUID) -> None:
+def cancel(app: Celery, *ids: str | UUID, workflow: bool = False) -> None:
     """Cancel delayed tasks by their ids. Returns when the broker has stored the cancellation: one round trip.
 
     A task that is due in a second or later does not run, nor do its retries, whether or not a worker is up now, and its
     state becomes `REVOKED`. A task that is sent later with the same id runs.
 
+    With `workflow`, an id is that of a group, of a chain's first task, or of a task that has sent others. Each task
+    whose root, parent, group or own id it is does not run, also without a delay, whenever it is sent.
+
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
+    _change(app, ids, partial(schedule.cancel, workflow=workflow))
+
+
+def restore(app: Celery, *ids: str | UUID) -> None:
+    """Take back what has cancelled some ids, of tasks or of workflows: what still waits runs when it is due.
+
+    What a worker has discarded meanwhile is gone. A stamp stays cancelled. Returns and raises as `cancel`.
+    """
+    _change(app, ids, schedule.restore)
+
+
+def _change(app: Celery, ids: Iterable[str | UUID], write: Callable[..., object]) -> None:
     texts = [_text_of(id_) for id_ in ids]
 
-    def write(connection: kombu.Connection) -> None:
+    def attempt(connection: kombu.Connection) -> None:
         _check(connection)
-        schedule.cancel(connection, texts)
+        write(connection, texts, by=who_calls())
 
     if texts:
-        with_connection(app, write)
+        with_connection(app, attempt)
 
 
 def reschedule(
@@ -132,25 +149,24 @@ def reschedule(
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         allowed = Allowed(None if any_queue else queues_of(app))
         amqp_reschedule.reschedule(connection, text, due, allowed)
+        tell(connection, who_calls(), f"moved to {due:%Y-%m-%d %H:%M:%S}Z", 1, [text])
 
 
-def pause(
-    app: Celery, queue: str, until: datetime | str | None = None, *, any_queue: bool = False, who: str = ""
-) -> None:
+def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_queue: bool = False) -> None:
     """Pause a queue: all workers, also those that start later, stop consuming it, and go on with their others.
 
     What is sent to it or due stays in it, in order, until `resume`, or until a time, as that of `scheduled`. What a
-    worker has taken before it learns of the pause still runs. `who` is shown beside it.
+    worker has taken before it learns of the pause still runs.
 
     Raises `InvalidDestination` for a queue that is not the app's, unless `any_queue`, or that is deleted without
     consumers; `InvalidDelay` for a time that is past or cannot be read; and the errors of `cancel`.
     """
-    _write(app, any_queue, lambda connection, names: schedule.pause(connection, queue, names, until, who))
+    _write(app, any_queue, lambda connection, names: schedule.pause(connection, queue, names, until, who_calls()))
 
 
-def resume(app: Celery, queue: str, *, any_queue: bool = False, who: str = "") -> None:
+def resume(app: Celery, queue: str, *, any_queue: bool = False) -> None:
     """End the pause of a queue, if it is paused. Raises the errors of `pause`."""
-    _write(app, any_queue, lambda connection, names: schedule.resume(connection, queue, names, who))
+    _write(app, any_queue, lambda connection, names: schedule.resume(connection, queue, names, who_calls()))
 
 
 def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None]:

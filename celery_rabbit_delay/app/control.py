@@ -21,9 +21,10 @@ from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
+from ..amqp.history import who_calls
 from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import write_changes
-from ..core import changes, streams
+from ..core import changes, notes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.options import DRIVER_TYPE
@@ -90,11 +91,15 @@ def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent) -> list[b
     """Return the messages for the stream of changes that one of Celery's remote control commands needs, sent then."""
     if command in ("revoke", "terminate"):
         ids = as_text(arguments.get("task_id")) or []
-        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids]), sent))
-    if command == "revoke_by_stamped_headers":
+        named = list(map(str, ids if isinstance(ids, list) else [ids]))
+        messages = list(changes.cancelled(named, sent))
+    elif command == "revoke_by_stamped_headers":
         stamps = _stamps_in(arguments.get("headers"))
-        return [changes.cancelled_stamps(stamps, sent)] if stamps else []
-    return []
+        messages = [changes.cancelled_stamps(stamps, sent)] if stamps else []
+        named = [f"{name}={value}" for name, value in stamps.items()]
+    else:
+        return []
+    return [*messages, notes.note(sent.at // 1000, who_calls(), command, len(named), named)] if messages else []
 
 
 def _stamps_in(headers: Any) -> dict[str, Any]:
@@ -144,11 +149,11 @@ class DelayedControl:
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads what was cancelled, moved or paused before a worker takes its first task, and follows further changes.
 
-    A stream that is missing is created, for an idle worker would not notice that it came. Celery consumes tasks only
-    after all its steps have started. The state of this step outlives the connection.
+    Creates a stream that is missing, unless publishers declare nothing. Celery consumes tasks only after all its steps
+    have started, and this one after that which has created the cascade. Its state outlives the connection.
     """
 
-    requires = ("celery.worker.consumer.connection:Connection",)
+    requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
@@ -175,7 +180,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         stream = streams.changes(options.cascade)
         try:
             if options.streams:
-                create = options.declare != "passive"
+                create = options.declare != "passive"  # for workflows, which may be cancelled before any task waits
                 connection.connection.following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
@@ -227,9 +232,17 @@ class WorkerChanges(Changes):
                 "More than %d tasks were cancelled: this worker forgets those that were cancelled first, and runs them",
                 KEPT,
             )
-        if self.running:
-            for id_ in ids:
+        for id_ in ids:
+            if self.cancelled_at(id_) is None:  # restored; Celery may know it from others, or from `--statedb`
+                _revoked().forget(id_)
+            elif self.running:
                 revoke(id_)
+        if ids and self.running and self.workflows:
+            for request in upstream.waiting_requests(state):
+                if self.cancels_workflow(request.id, request.request_dict):
+                    revoke_one(request.id)
+                    request.revoked()
+            forget_one()
         return ids
 
 
@@ -292,6 +305,7 @@ def forget_one() -> None:
 def let_run(id_: str) -> None:
     """Let the worker run a task whose id was cancelled before it was sent; tasks from before are discarded now."""
     if id_ in state.revoked:
-        for request in upstream.waiting_requests(state, id_):
-            request.revoked()
+        for request in upstream.waiting_requests(state):
+            if request.id == id_:
+                request.revoked()
         _revoked().forget(id_)

@@ -73,6 +73,7 @@ def replay(target: Target, limit: int, any_queue: bool) -> None:
                 else:
                     stayed += 1
                     click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
+        operate.tell(connection, operate.who(), "orphans sent on", sent)
     click.echo(f"{sent:,} sent on, {stayed:,} stay")
     if is_interrupted():
         click.echo("interrupted: run this again to send the others", err=True)
@@ -90,6 +91,7 @@ def purge(target: Target, any_queue: bool) -> None:
     """Remove all orphans for the queues of the app, for good."""
     with target.connected() as connection:
         removed, left = operate.purge(connection, target.names(any_queue))
+        operate.tell(connection, operate.who(), "orphans removed", removed)
     click.echo(f"{removed:,} removed")
     if left:
         click.echo(f"{left:,} are for other queues than those of the app: see --any-queue", err=True)

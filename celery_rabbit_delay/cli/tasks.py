@@ -1,4 +1,4 @@
-"""Commands for the schedule: list, show, cancel, reschedule, run-now, pause, resume."""
+"""Commands for the schedule: list, show, cancel, restore, reschedule, run-now, pause, resume, history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import kombu
 from .. import operate
 from ..core.due import due_at
 from ..core.errors import InvalidDelay, NotPermitted, StreamUnavailable
-from ..core.headers import milliseconds
+from ..core.headers import milliseconds, moment
 from ..core.search import Word, parse
 from ..core.streams import Unreadable
 from ..core.text import escape
@@ -31,6 +31,8 @@ _FILTERS = ("task", "only_queue", "until", "search")
 #: The headings of what a terminal shows of a task: two lines.
 _HEADINGS = f"{'DUE':<24}  {'QUEUE':<20}  TASK\n  {'ID':<36}  ARGUMENTS"
 
+_NOT_KNOWN = "is not in the journal: what still waits of it runs"
+_STAYS = "stays cancelled, with its workflow or by a stamp: restore the workflow by its id, see `show`"
 _NOT_RECORDED = "is not in the journal: if a task with this id waits, it does not run"
 
 
@@ -178,10 +180,17 @@ def _lines_about(known: operate.About) -> Iterator[str]:
             yield f"last try   {waiting.error}"
         if waiting.key:
             yield f"key        {waiting.key}"
+        if waiting.root not in (None, waiting.id):
+            yield f"root       {waiting.root}"
+        if waiting.group:
+            yield f"group      {waiting.group}"
 
 
 @click.command(short_help="Cancel waiting tasks.")
 @_chosen("Cancel all tasks that `list` shows.")
+@click.option(
+    "--workflow", is_flag=True, help="Cancel all with one of the ids as root, parent or group, and what is still sent."
+)
 @other_queues_option
 @yes_option
 @json_option
@@ -191,6 +200,7 @@ def cancel(
     /,
     ids: tuple[str, ...],
     everything: bool,
+    workflow: bool,
     any_queue: bool,
     yes: bool,
     as_json: bool,
@@ -202,17 +212,22 @@ def cancel(
     what the journal knows of it.
     """
     _check_chosen(ids, everything, filters)
+    if workflow and (as_json or not ids):
+        raise click.UsageError("--workflow is for ids, and without --json")
     problems: list[str] = []
     with target.connected() as connection:
         operate.require(connection)
-        if ids:
-            sent = operate.cancel(connection, ids)
+        if workflow:
+            operate.cancel(connection, ids, by=operate.who(), workflow=True)
+            click.echo(f"{_ids(ids)} cancelled, with what waits of their workflows, and what these still send")
+        elif ids:
+            sent = operate.cancel(connection, ids, by=operate.who())
             _tell_of_ids(connection, ids, sent, target.names(any_queue=True), as_json)
         else:
             found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
             _ask(f"Cancel {_tasks(found)} for good?", found, yes)
             without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
-            operate.cancel(connection, [one.id for one in found if one.id], without_id)
+            operate.cancel(connection, [one.id for one in found if one.id], without_id, operate.who())
             lines = [json.dumps(_as_data(one)) for one in found] if as_json else [f"{len(found):,} cancelled"]
             for line in lines:
                 click.echo(line)
@@ -223,12 +238,7 @@ def _tell_of_ids(
     connection: kombu.Connection, ids: Sequence[str], sent: operate.Sent, names: operate.QueueNames, as_json: bool
 ) -> None:
     """Say what was known of each id before it was cancelled. No worker says whether a task with such an id waits."""
-    try:
-        known = operate.about(connection, ids, names, sent)
-    except (NotPermitted, StreamUnavailable, Unreadable) as exc:
-        click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
-        known = []
-    for one in known:
+    for one in _known(connection, ids, names, sent):
         waited = [waiting for waiting, is_cancelled in one.messages if not is_cancelled]
         shown = next(iter(waited or [waiting for waiting, _ in one.messages]), None)
         was_cancelled = not waited and bool(one.messages or one.cancelled)
@@ -240,7 +250,67 @@ def _tell_of_ids(
         due = f", due {format_time(shown.due)} for {shown.queue}" if shown else ""
         click.echo(escape(f"{one.id} {was}{due}"))
     if not as_json:
-        click.echo(f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'} cancelled")
+        click.echo(f"{_ids(ids)} cancelled")
+
+
+@click.command(short_help="Take back a cancellation.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...", callback=check_names)
+@pass_target
+def restore(target: Target, /, ids: tuple[str, ...]) -> None:
+    """Take back what has cancelled tasks, or workflows, by their ids: what still waits runs when it is due.
+
+    What a worker has discarded is gone. Says of each id what the journal knows of it, and exits with 3 if a task of
+    it stays cancelled: with its workflow, or by a stamp.
+    """
+    with target.connected() as connection:
+        operate.require(connection)
+        operate.restore(connection, ids, operate.who())
+        known = _known(connection, ids, target.names(any_queue=True))
+    stay = [one.id for one in known if any(is_cancelled for _, is_cancelled in one.messages)]
+    for one in known:
+        click.echo(escape(f"{one.id} {_STAYS if one.id in stay else 'waits' if one.messages else _NOT_KNOWN}"))
+    click.echo(f"{_ids(ids)} restored")
+    if stay:
+        raise SystemExit(EXIT_PROBLEMS)
+
+
+@click.command(short_help="List who has changed what.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many changes.")
+@utc_option
+@json_option
+@pass_target
+def history(target: Target, /, limit: int, as_json: bool) -> None:
+    """List who has cancelled, restored, moved or removed what, the newest first: by page, command or program.
+
+    Anyone who may publish to ingest can write such a note.
+    """
+    with target.connected() as connection:
+        operate.require(connection)
+        found = operate.history(connection, limit)
+    for one in found:
+        at = moment(one.at)
+        if as_json:
+            click.echo(json.dumps({**one._asdict(), "at": at.isoformat()}))
+        else:
+            ids = ", ".join((*one.ids, "…") if len(one.ids) < one.amount else one.ids)
+            click.echo(escape(f"{format_time(at)}  {one.who}  {one.amount:,} {one.what}{f': {ids}' if ids else ''}"))
+    if not found:
+        click.echo("nothing was changed", err=True)
+
+
+def _known(
+    connection: kombu.Connection, ids: Sequence[str], names: operate.QueueNames, before: operate.Sent | None = None
+) -> list[operate.About]:
+    """Return what the journal knows of ids that were changed just now, if it can be read."""
+    try:
+        return operate.about(connection, ids, names, before)
+    except (NotPermitted, StreamUnavailable, Unreadable) as exc:
+        click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
+        return []
+
+
+def _ids(ids: Collection[str]) -> str:
+    return f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'}"
 
 
 def _tasks(found: Collection[object]) -> str:
@@ -329,26 +399,29 @@ def _move(
         due = due_at(eta, countdown, now, zone)
         past = f"{format_time(due)} is in the past" if due < now else ""
         operate.require(connection)
-        allowed = target.allowed(any_queue)
+        allowed, what = target.allowed(any_queue), f"moved to {due:%Y-%m-%d %H:%M:%S}Z"
         if past and ids:
             _ask(f"{past}: run {_tasks(ids)} now?", ids, yes)
         if len(ids) == 1:
             operate.reschedule(connection, ids[0], due, allowed)
+            operate.tell(connection, operate.who(), what, 1, ids)
             click.echo(f"due {format_time(due)}")
             return
         found: set[int] = set()
         if not ids:
             listed = _found(target, connection, problems.append, any_queue=any_queue, **filters)
             found = {one.number for one in listed}
-            what = f"{past}: run {_tasks(found)} now?" if past else f"Make {_tasks(found)} due {format_time(due)}?"
-            _ask(what, found, yes)
+            question = f"{past}: run {_tasks(found)} now?" if past else f"Make {_tasks(found)} due {format_time(due)}?"
+            _ask(question, found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
-        moved = 0
-        for _, refused in operate.reschedule_all(connection, ids, found, due, allowed):
-            moved += refused is None
+        moved: list[str] = []
+        for id_, refused in operate.reschedule_all(connection, ids, found, due, allowed):
             if refused:
                 problems.append(str(refused))
-        click.echo(f"{moved:,} due {format_time(due)}")
+            else:
+                moved.append(id_)
+        operate.tell(connection, operate.who(), what, len(moved), moved)
+        click.echo(f"{len(moved):,} due {format_time(due)}")
     _report(problems)
 
 

@@ -19,8 +19,8 @@ from .streams import VOID_KEPT, reading
 
 _FEW_VOIDS = 1000
 
-_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE = b"u", b"c", b"s", b"v", b"p"
-_CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE)
+_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _WORKFLOWS, _RESTORED = b"u", b"c", b"s", b"v", b"p", b"w", b"b"
+_CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _WORKFLOWS, _RESTORED)
 _TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
 
 #: Ids in a message that cancels them.
@@ -29,6 +29,9 @@ _MAX_IDS = 10_000
 #: Bytes of a message, of an id in it, and of all stamps, each of which takes some itself. Whoever may write to ingest
 #: may make up others, and every worker would take them into its memory.
 MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
+
+#: The headers of a task that name the workflows that it belongs to, besides its own id.
+WORKFLOW = ("root_id", "parent_id", "group")
 
 #: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
 #: messages with keys, at least half.
@@ -72,9 +75,23 @@ def cancelled(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
             uuids.append(short)
     for at in range(0, len(uuids), _MAX_IDS):
         yield _UUIDS + sent.pack() + b"".join(uuids[at : at + _MAX_IDS])
+    yield from _texts(_IDS, others, sent)
+
+
+def cancelled_workflows(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
+    """Yield messages that cancel the tasks with one of some ids in `WORKFLOW`, or as their own, whenever sent."""
+    return _texts(_WORKFLOWS, list(ids), sent)
+
+
+def restored(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
+    """Yield messages that take back what cancelled some ids, of tasks or of workflows, before them in the stream."""
+    return _texts(_RESTORED, list(ids), sent)
+
+
+def _texts(kind: bytes, ids: list[str], sent: Sent) -> Iterator[bytes]:
     several = min(_MAX_IDS, MAX_BYTES // (6 * _MAX_ID + 4))  # JSON escapes a character with up to 6 bytes per byte
-    for at in range(0, len(others), several):
-        yield _IDS + sent.pack() + json.dumps(others[at : at + several]).encode()
+    for at in range(0, len(ids), several):
+        yield kind + sent.pack() + json.dumps(ids[at : at + several]).encode()
 
 
 def cancelled_stamps(stamps: Mapping[str, Any], sent: Sent) -> bytes:
@@ -123,6 +140,9 @@ class _Newest:
     items: dict[bytes | str, bytes] = field(default_factory=dict)
     before: dict[bytes | str, bytes] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return bool(self.items or self.before)
+
     def get(self, item: bytes | str) -> bytes:
         return self.items.get(item) or self.before.get(item, b"")
 
@@ -137,6 +157,10 @@ class _Newest:
         self.items[item] = sent
         return forgets
 
+    def discard(self, item: bytes | str) -> None:
+        self.items.pop(item, None)
+        self.before.pop(item, None)
+
 
 class Changes:
     """The state that the stream `changes` describes, as far as it has been read.
@@ -147,12 +171,16 @@ class Changes:
     #: Whether cancelled ids were forgotten, because there were too many.
     has_forgotten = False
 
+    #: Whether ids were restored.
+    has_restored = False
+
     def __init__(self, clock: Callable[[], float], before: Sent | None = None) -> None:
         """`clock` returns seconds since 1970. With `before`, cancellations from that moment on do not count."""
         self._clock = clock
         self._before = before
         self._uuids = _Newest()
         self._ids = _Newest()
+        self.workflows = _Newest()  # false if none is cancelled
         self._stamps: dict[str, dict[str, Sent]] = {}
         self._stamped = 0  # bytes in them
         self._pauses: dict[str, Pause] = {}
@@ -161,11 +189,11 @@ class Changes:
 
     @reading
     def apply(self, message: bytes) -> list[str]:
-        """Apply a message of the stream; return the ids that are cancelled from now on. Raises `Unreadable`."""
+        """Apply a message of the stream; return the ids that it cancels anew, or restores. Raises `Unreadable`."""
         kind, content = message[:1], message[1:]
         if kind in _CHANGES:  # and not a record of the journal, which may be as large as a message
             check_size(message)
-        if kind in (_UUIDS, _IDS, _STAMPS):
+        if kind in _CHANGES and kind not in (_VOID, _PAUSE):
             packed, content = content[:SIZE], content[SIZE:]
             sent = Sent.unpack(packed)
             if self._before and sent.at >= self._before.at:
@@ -175,10 +203,18 @@ class Changes:
             ids = {one: str(uuid.UUID(bytes=one)) for one in whole if self._uuids.is_news(one, packed)}
             self._add(self._uuids, ids, packed)
             return list(ids.values())
-        if kind == _IDS:
-            texts = dict.fromkeys(str(id_) for id_ in json.loads(content))
-            new = [id_ for id_ in texts if len(id_) <= _MAX_ID and self._ids.is_news(id_, packed)]
-            self._add(self._ids, new, packed)
+        if kind in (_IDS, _WORKFLOWS, _RESTORED):
+            texts = [id_ for id_ in dict.fromkeys(map(str, json.loads(content))) if len(id_) <= _MAX_ID]
+            if kind == _RESTORED:
+                self.has_restored = True
+                for id_ in texts:
+                    self._uuids.discard(_uuid(id_) or b"")
+                    self._ids.discard(id_)
+                    self.workflows.discard(id_)
+                return texts
+            known = self._ids if kind == _IDS else self.workflows
+            new = [id_ for id_ in texts if known.is_news(id_, packed)]
+            self._add(known, new, packed)
             return new
         if kind == _STAMPS:
             stamps = json.loads(content)
@@ -227,16 +263,20 @@ class Changes:
         self._pauses[one.queue] = one
 
     def cancelled_at(self, id_: str) -> Sent | None:
-        """Return when an id was cancelled last; None if it was not."""
-        if not (self._uuids.items or self._ids.items):  # the common case: `list` asks for each record
+        """Return when an id, of a task or of a workflow, was cancelled last; None if it was not."""
+        if not (self._uuids or self._ids or self.workflows):  # the common case: `list` asks for each record
             return None
         short = _uuid(id_)
-        packed = self._ids.get(id_) if short is None else self._uuids.get(short)
+        packed = max(self._ids.get(id_) if short is None else self._uuids.get(short), self.workflows.get(id_))
         return Sent.unpack(packed) if packed else None
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
-        """Return whether a task was cancelled after it was sent, by its id or by a stamp in its headers."""
+        """Return whether a task was cancelled after it was sent, by its id or by a stamp in its headers, or at any time
+        with its workflow.
+        """
         at, headers = self.cancelled_at(id_), own(headers or {})
+        if self.cancels_workflow(id_, headers):
+            return True
         sent, stamps = headers.get(X_DELAY_SENT), headers.get("stamps")
         if at is not None and is_sent_before(sent, at):
             return True
@@ -248,10 +288,17 @@ class Changes:
             for value in _items(stamps.get(name))
         )
 
+    def cancels_workflow(self, id_: str, headers: Mapping[str, Any]) -> bool:
+        """Return whether a workflow that a task belongs to was cancelled, before or after the task was sent."""
+        if not self.workflows:
+            return False
+        ids = (id_, *map(headers.get, WORKFLOW))
+        return any(isinstance(of, str) and self.workflows.get(of) for of in ids)
+
     @property
     def has_cancelled(self) -> bool:
         """Whether any task was cancelled."""
-        return bool(self._uuids.items or self._ids.items or self._stamps)
+        return bool(self._uuids or self._ids or self.workflows or self._stamps)
 
     @property
     def stamps(self) -> Mapping[str, Mapping[str, Sent]]:

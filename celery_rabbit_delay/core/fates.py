@@ -45,5 +45,6 @@ class Fates:
             return Fate.MOVED
         if self.keys.replaces(record.number):
             return Fate.REPLACED
-        may_be = self.changes.stamps or self.changes.cancelled_at(record.id)  # or headers, which take time, say nothing
-        return Fate.CANCELLED if may_be and self.changes.cancels(record.id, headers(record)) else Fate.WAITS
+        known = self.changes
+        may_be = known.stamps or known.workflows or known.cancelled_at(record.id)  # else headers, which take time
+        return Fate.CANCELLED if may_be and known.cancels(record.id, headers(record)) else Fate.WAITS

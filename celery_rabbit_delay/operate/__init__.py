@@ -11,6 +11,7 @@ from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.follower import Follower
+from ..amqp.history import history, tell, who
 from ..amqp.reschedule import moving, reschedule, reschedule_all
 from ..amqp.schedule import (
     About,
@@ -21,6 +22,7 @@ from ..amqp.schedule import (
     describe,
     pause,
     paused,
+    restore,
     resume,
     scheduled,
     to_message,
@@ -30,6 +32,7 @@ from ..amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from ..amqp.waiting import Allowed
 from ..core.changes import Pause
 from ..core.journal import Record
+from ..core.notes import Note
 from ..core.sent import Sent
 from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_beat_queues
 from .cascades import cascades, is_by_time, outbox_names, require

@@ -1,11 +1,10 @@
-"""The targets of the page's forms: cancel, move, orphans, verify."""
+"""The targets of the page's forms: cancel, restore, move, orphans, verify."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 from flask import Flask, abort, flash, redirect, request, url_for
 
@@ -18,19 +17,8 @@ from .operations import Done, Operations, or_reason
 from .overview import Overview
 from .printing import printable
 
-#: The number of acts that the page remembers.
-KEPT = 100
 
-
-class Act(NamedTuple):
-    """A change that was asked for on the page."""
-
-    at: int  # milliseconds since 1970
-    who: str
-    what: str
-
-
-def add_actions(site: Flask, operations: Operations, overview: Overview, acts: deque[Act]) -> None:
+def add_actions(site: Flask, operations: Operations, overview: Overview) -> None:
     """Add the targets of the forms."""
 
     def selected() -> list[int]:
@@ -43,13 +31,14 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
             abort(400, f"More than {search.MOST:,} match: choose a filter that fewer match.")
         return numbers
 
+    def workflow() -> bool:
+        return "workflow" in request.form
+
     def answer(act: Callable[[], Done], what: str) -> Any:
         done = or_reason(act)
         if isinstance(done, str):
             flash(printable(done, 500), "bad")
         else:
-            ids = f": {', '.join(done.ids[:3])}{', …' if len(done.ids) > 3 else ''}" if done.ids else ""
-            acts.appendleft(Act(utc_ms(), _who(), printable(f"{done.amount:,} {what}{ids}", 500)))
             flash(f"{done.amount:,} {what}", "good" if done.amount else "bad")
             for refused in done.refused[:5]:
                 flash(printable(refused, 300), "bad")
@@ -61,12 +50,19 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
     @site.post("/cancel")
     def cancel() -> Any:
         numbers = selected()
-        return answer(lambda: operations.cancel(numbers), "cancelled")
+        what = "workflows cancelled" if workflow() else "cancelled"
+        return answer(lambda: operations.cancel(numbers, _who(), workflow()), what)
+
+    @site.post("/restore")
+    def restore() -> Any:
+        numbers = selected()
+        what = "workflows restored" if workflow() else "restored"
+        return answer(lambda: operations.restore(numbers, _who(), workflow()), what)
 
     @site.post("/run-now")
     def run_now() -> Any:
         numbers = selected()
-        return answer(lambda: operations.move(numbers, datetime.now(timezone.utc)), "due at once")
+        return answer(lambda: operations.move(numbers, datetime.now(timezone.utc), _who()), "due at once")
 
     @site.post("/reschedule")
     def reschedule() -> Any:
@@ -77,7 +73,7 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
             flash(printable(str(exc), 300), "bad")
             return redirect(forms.back(), 303)
         shown = plot.text(headers_.milliseconds(due), forms.zone(), "%Y-%m-%d %H:%M:%S %Z")
-        return answer(lambda: operations.move(numbers, due), f"moved to {shown}")
+        return answer(lambda: operations.move(numbers, due, _who()), f"moved to {shown}")
 
     @site.post("/pause")
     def pause() -> Any:
@@ -92,12 +88,12 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
     @site.post("/orphans/replay")
     def replay() -> Any:
         marks = forms.marks()
-        return answer(lambda: operations.replay(marks), "sent on")
+        return answer(lambda: operations.replay(marks, _who()), "sent on")
 
     @site.post("/orphans/remove")
     def remove() -> Any:
         marks = forms.marks()
-        return answer(lambda: operations.remove(marks), "removed")
+        return answer(lambda: operations.remove(marks, _who()), "removed")
 
     @site.post("/health/verify")
     def verify() -> Any:

@@ -21,7 +21,7 @@ gate = Gate()
 WAITING, CANCELLED, REPLACED = 0, 1, 2
 STATES: Mapping[Fate | None, int] = {Fate.WAITS: WAITING, Fate.CANCELLED: CANCELLED, Fate.REPLACED: REPLACED}
 
-VERSION = 4
+VERSION = 5
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS message (
     key TEXT,
     retries INTEGER NOT NULL,
     sent TEXT,                     -- when; NULL: unknown
-    stamps TEXT,                   -- JSON; NULL: none
+    marks TEXT,                    -- headers by which it may be cancelled, JSON; NULL: none
     arguments TEXT NOT NULL,       -- as they are searched
     error TEXT,                    -- of the last try; NULL: unknown
     stream INTEGER NOT NULL,       -- a name
@@ -49,7 +49,7 @@ CREATE INDEX IF NOT EXISTS message_id ON message (id);
 CREATE INDEX IF NOT EXISTS message_key ON message (key) WHERE key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS message_task ON message (task, state, due);
 CREATE INDEX IF NOT EXISTS message_queue ON message (queue, state, due);
-CREATE INDEX IF NOT EXISTS message_stamps ON message (row) WHERE stamps IS NOT NULL;
+CREATE INDEX IF NOT EXISTS message_marks ON message (row) WHERE marks IS NOT NULL;
 CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(
     arguments, content='message', content_rowid='row', tokenize='trigram', detail='none'
 );

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import operate
-from ..core import streams
+from ..core import notes, streams
+from ..core.changes import WORKFLOW
 from ..core.fates import Fates
 from ..core.headers import X_DELAY_SENT, own
+from ..core.notes import Note
 from ..core.streams import Unreadable
 from ..operate import Pause, Place, QueueNames, Record, StreamMessage
 from .damage import IndexDamaged, noticing_damage
-from .database import STATES, TABLES, VERSION, IndexUnusable, clean, connect, create, gate, lock
+from .database import CANCELLED, STATES, TABLES, VERSION, IndexUnusable, clean, connect, create, gate, lock
 from .printing import SEARCHED, body_text, printable
 
 logger = logging.getLogger(__name__)
@@ -37,10 +39,13 @@ NUMBERS = 1 << streams.NUMBER_BITS
 _PRUNED = 5000
 
 _INSERT = """INSERT OR IGNORE INTO message
-    (number, due, state, id, task, queue, key, retries, sent, stamps, arguments, error, stream, offset)
+    (number, due, state, id, task, queue, key, retries, sent, marks, arguments, error, stream, offset)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
-_JUDGED = "number, due, id, sent, stamps"
+_JUDGED = "number, due, id, sent, marks"
+
+#: The headers by which a message may be cancelled, and the changes that somebody has made that are kept.
+_MARKS, _NOTES = ("stamps", *WORKFLOW), 100
 
 #: The endings of the names of streams that are read from their beginning at each start.
 _READ_ANEW = (".changes", ".keys")
@@ -138,6 +143,7 @@ class Index:
 
     def _begin(self) -> None:
         """Go on where the file stops; what was said of messages is read anew, for it is kept in memory."""
+        self.notes: tuple[Note, ...] = ()  # who has changed what, the newest first
         self._now = 0
         self._fates = Fates(lambda: self._now / 1000)
         rows = self._db.execute("SELECT stream, offset, digest FROM place")
@@ -158,15 +164,16 @@ class Index:
         self._now = now
         said = Fates(lambda: now / 1000)
         places: dict[str, Place] = {}
-        cancelled: list[str] = []
+        told: list[str] = []  # ids that were cancelled or restored
         rows: list[tuple[Any, ...]] = []
         self._names.clear()
         with self._db as db:
             for entry in entries:
                 places[entry.stream] = Place.of(entry)
                 with suppress(Unreadable):
-                    cancelled += said.changes.apply(entry.body)
+                    told += said.changes.apply(entry.body)
                     said.keys.apply(entry.body)
+                    self.notes = (*notes.read(entry.body), *self.notes)[:_NOTES]
                     rows += self._rows(self._fates.apply(entry.body), queues, entry)
             # The retry of a message with a key keeps its number, and that message may not be pruned yet.
             again = [(row[0], row[1]) for row in rows if row[_RETRIES]]
@@ -177,11 +184,12 @@ class Index:
             db.execute(
                 "INSERT INTO search (rowid, arguments) SELECT row, arguments FROM message WHERE row > ?", [newest]
             )
-            self._settle(said, cancelled)
+            self._settle(said, told)
             kept = [(name, *place) for name, place in places.items() if not name.endswith(_READ_ANEW)]
             db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", kept)
         self._places |= places
-        return Counts(len(rows), len(cancelled), sum(1 for _ in said.changes.void))
+        cancelled = sum(said.changes.cancelled_at(id_) is not None for id_ in told)
+        return Counts(len(rows), cancelled, sum(1 for _ in said.changes.void))
 
     def prune(self, now: int) -> int:
         """Remove some messages that are due before `now`, in milliseconds since 1970; return their number."""
@@ -214,7 +222,8 @@ class Index:
         else:
             parts = [text for text in (shown.args, shown.kwargs) if text not in (None, "()", "{}")]
             arguments = printable(" ".join(map(str, parts)), SEARCHED)
-        sent, stamps = own(headers).get(X_DELAY_SENT), headers.get("stamps")
+        sent = own(headers).get(X_DELAY_SENT)
+        marks = {name: headers[name] for name in _MARKS if headers.get(name) not in (None, {}, record.id)}
         row = (
             record.number,
             record.due,
@@ -225,7 +234,7 @@ class Index:
             clean(record.key) or None,
             shown.retries,
             clean(sent) if isinstance(sent, str) else None,
-            json.dumps(stamps, default=str) if isinstance(stamps, dict) and stamps else None,
+            json.dumps(marks, default=str) if marks else None,
             clean(arguments),
             shown.error and printable(shown.error, SEARCHED),
             self._name(stream),
@@ -243,21 +252,22 @@ class Index:
             self._names[text] = number
         return number
 
-    def _settle(self, said: Fates, cancelled: Iterable[str]) -> None:
+    def _settle(self, said: Fates, ids: Iterable[str]) -> None:
         """Note what became of messages in the index of which the streams have just said something."""
         db = self._db
         db.executemany(
             "DELETE FROM message WHERE number = ?", [(number,) for number in said.changes.void if number < NUMBERS]
         )
-        told = [("id = ?", [clean(id_)]) for id_ in dict.fromkeys(cancelled)]
+        told = [("id = ?", [clean(id_)]) for id_ in dict.fromkeys(ids)]
         told += [("key = ?", [clean(key)]) for key in said.keys.last]
-        told += [("stamps IS NOT NULL", [])] if said.changes.stamps else []
+        told += [("marks IS NOT NULL", [])] if said.changes.stamps or said.changes.workflows else []
+        told += [(f"marks IS NOT NULL AND state = {CANCELLED}", [])] if said.changes.has_restored else []
         for condition, values in told:
             for row, *message in db.execute(f"SELECT row, {_JUDGED} FROM message WHERE {condition}", values).fetchall():
                 if (state := self._state(*message)) is not None:
                     db.execute("UPDATE message SET state = ? WHERE row = ?", [state, row])
 
-    def _state(self, number: int, due: int, id_: str, sent: str | None, stamps: str | None) -> int | None:
+    def _state(self, number: int, due: int, id_: str, sent: str | None, marks: str | None) -> int | None:
         """Return the state of a message; None if it is moved or due."""
-        headers = {X_DELAY_SENT: sent, "stamps": json.loads(stamps) if stamps else None}
+        headers = {X_DELAY_SENT: sent, **json.loads(marks or "{}")}
         return STATES.get(self._fates.of(Record(due, number, id_, "", b"", b""), self._now, lambda record: headers))

@@ -16,6 +16,7 @@ from .. import operate
 from ..amqp.clocks import utc_ms
 from ..core import streams
 from ..core.errors import DelayError, StreamUnavailable
+from ..core.notes import Note
 from ..core.topology import Stream
 from ..operate import Follower, Pause, QueueNames, StreamMessage, StreamReplaced
 from .damage import IndexDamaged, noticing_damage
@@ -76,6 +77,11 @@ class Indexer:
         self._renewed = 0.0  # when the last damaged file was replaced, by `time.monotonic`
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
         self.is_ready = threading.Event()  # is set when the index is up to date for the first time
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Who has changed what, the newest first."""
+        return self._index.notes
 
     def start(self) -> None:
         self._thread.start()

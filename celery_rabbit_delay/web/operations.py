@@ -1,4 +1,4 @@
-"""The page's actions on the broker: cancel, move, orphans, health. Each call opens its own connection."""
+"""The page's actions on the broker: cancel, restore, move, orphans, health. Each call opens its own connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
 from ..operate import About, Allowed, BeatStatus, Finding, Follower, Orphan, QueueNames, Record, Snapshot, Status
 from . import search
-from .database import WAITING, reading
+from .database import CANCELLED, WAITING, reading
 from .indexer import Indexer
 from .printing import reason
 from .search import Row
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 #: The maximum number of orphans to show, send or remove at a time.
 ORPHANS = 500
+
+#: What is said of messages that are in another state than was expected.
+_OTHERS = {WAITING: "no longer wait", CANCELLED: "are not cancelled"}
 
 
 class Broker(NamedTuple):
@@ -44,11 +47,10 @@ class Broker(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The number of processed messages, the reasons for the refused ones, and ids of the former."""
+    """The number of processed messages, and the reasons for the refused ones."""
 
     amount: int
     refused: list[str]
-    ids: Sequence[str] = ()
 
 
 class Verified(NamedTuple):
@@ -81,27 +83,40 @@ class Operations:
         with self._turn, self._connected() as connection:
             yield connection
 
-    def cancel(self, numbers: Iterable[int]) -> Done:
-        """Cancel waiting messages by the numbers of their records."""
+    def cancel(self, numbers: Iterable[int], by: str, workflow: bool) -> Done:
+        """Cancel waiting messages by the numbers of their records, or their workflows; `by` is who does it."""
         with self._acting() as connection:
             self.indexer.catch_up(connection)
-            found, refused = self._waiting(numbers)
-            ids = dict.fromkeys(row.id for row in found if row.id)
+            found, refused = self._found(numbers)
+            ids = dict.fromkeys(id_ for row in found for id_ in (row.workflows[:1] if workflow else [row.id]) if id_)
             without_id = [(row.number, row.due) for row in found if not row.id]
             if found:
-                operate.cancel(connection, ids, without_id)
+                operate.cancel(connection, ids, without_id, by, workflow)
                 self.indexer.catch_up(connection)
-        return Done(len(ids) + len(without_id), refused, list(ids))
+        return Done(len(ids) + len(without_id), refused)
 
-    def move(self, numbers: Iterable[int], due: datetime) -> Done:
-        """Give waiting messages another due time, by the numbers of their records."""
+    def restore(self, numbers: Iterable[int], by: str, workflow: bool) -> Done:
+        """Take back what has cancelled messages, by the numbers of their records, or their workflows."""
+        with self._acting() as connection:
+            self.indexer.catch_up(connection)
+            found, refused = self._found(numbers, CANCELLED)
+            ids = dict.fromkeys(id_ for row in found for id_ in (row.workflows if workflow else [row.id]) if id_)
+            if ids:
+                operate.restore(connection, ids, by)
+                self.indexer.catch_up(connection)
+                stay, _ = self._found((row.number for row in found), CANCELLED)
+                refused += [f"{row.id} stays cancelled, with its workflow or by a stamp" for row in stay]
+        return Done(len(ids), refused)
+
+    def move(self, numbers: Iterable[int], due: datetime, by: str) -> Done:
+        """Give waiting messages another due time, by the numbers of their records; `by` is who does it."""
         moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
             with operate.moving(connection, self.broker.allowed) as move, Follower(connection, prefetch=10) as follower:
                 # A message that somebody else has just moved must not be moved again: it would be delivered twice.
                 self.indexer.catch_up(connection)
-                found, refused = self._waiting(numbers)
+                found, refused = self._found(numbers)
                 for row in found:
                     if row.number in covered:
                         continue
@@ -114,34 +129,35 @@ class Operations:
                     except DelayError as exc:
                         name, why = row.id or str(row.number), str(exc)
                         refused.append(why if name in why else f"{name}: {why}")
+            operate.tell(connection, by, f"moved to {due:%Y-%m-%d %H:%M:%S}Z", len(moved), moved)
             self.indexer.catch_up(connection)
-        return Done(len(moved), refused, moved)
+        return Done(len(moved), refused)
 
     def pause(self, queue: str, who: str) -> Done:
         """Pause a queue until it is resumed."""
         with self._acting() as connection:
             operate.pause(connection, queue, self.broker.names, who=who)
             self.indexer.catch_up(connection)
-        return Done(1, [], [queue])
+        return Done(1, [])
 
     def resume(self, queue: str, who: str) -> Done:
         """Let workers consume a queue again."""
         with self._acting() as connection:
             operate.resume(connection, queue, self.broker.names, who)
             self.indexer.catch_up(connection)
-        return Done(1, [], [queue])
+        return Done(1, [])
 
     def record(self, row: Row) -> Record:
         """Return the record of a message from the journal. Raises `NotWaiting`."""
         with self._connected() as connection, Follower(connection, prefetch=10) as follower:
             return self._record(follower, row)
 
-    def _waiting(self, numbers: Iterable[int]) -> tuple[list[Row], list[str]]:
+    def _found(self, numbers: Iterable[int], state: int = WAITING) -> tuple[list[Row], list[str]]:
         wanted = list(dict.fromkeys(numbers))
         with reading(self.indexer.path) as db:
-            rows = [row for row in search.find(db, wanted) if row.state == WAITING and row.due > utc_ms()]
+            rows = [row for row in search.find(db, wanted) if row.state == state and row.due > utc_ms()]
         gone = len(wanted) - len(rows)
-        return rows, [f"{gone:,} of the selected tasks no longer wait"] if gone else []
+        return rows, [f"{gone:,} of the selected tasks {_OTHERS[state]}"] if gone else []
 
     def _record(self, follower: Follower, row: Row) -> Record:
         [stream] = [stream for stream in streams.all_streams(follower.options.cascade) if stream.name == row.stream]
@@ -169,17 +185,20 @@ class Operations:
             found = operate.orphans(connection, ORPHANS, self.broker.allowed)
         return list(filter(operate.are_for(self.broker.names), found))
 
-    def replay(self, marks: Iterable[str]) -> Done:
+    def replay(self, marks: Iterable[str], by: str) -> Done:
         """Send the orphans with some marks to their destinations."""
         with self._acting() as connection, self._turn_at_orphans:
             results = list(operate.replay(connection, ORPHANS, self.broker.allowed, _chosen(marks)))
+            operate.tell(connection, by, "orphans sent on", sum(reason is None for _, reason in results))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), refused)
 
-    def remove(self, marks: Iterable[str]) -> Done:
+    def remove(self, marks: Iterable[str], by: str) -> Done:
         """Remove the orphans with some marks."""
         with self._acting() as connection, self._turn_at_orphans:
-            return Done(operate.remove(connection, ORPHANS, _chosen(marks)), [])
+            removed = operate.remove(connection, ORPHANS, _chosen(marks))
+            operate.tell(connection, by, "orphans removed", removed)
+        return Done(removed, [])
 
     def status(self) -> Status:
         """Return the message counts of the cascade."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from datetime import timezone
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +12,7 @@ from flask import Flask, Response, render_template, request
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from . import forms, plot, search
-from .actions import KEPT, Act, add_actions
+from .actions import add_actions
 from .damage import IndexDamaged
 from .guard import add_guard, token
 from .indexer import Indexer
@@ -38,11 +37,10 @@ def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
     )
     operations = Operations(broker, indexer)
     overview = Overview(operations)
-    acts = deque[Act](maxlen=KEPT)  # the newest first
     add_guard(site, setting)
     _filters(site)
-    add_views(site, operations, overview, acts)
-    add_actions(site, operations, overview, acts)
+    add_views(site, operations, overview)
+    add_actions(site, operations, overview)
 
     @site.errorhandler(IndexDamaged)
     def damaged(exc: IndexDamaged) -> Any:

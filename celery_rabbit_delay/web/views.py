@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -19,7 +18,6 @@ from ..core.routing_key import MAX_LENGTH
 from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
-from .actions import Act
 from .database import reading
 from .gauges import exposition
 from .index import NUMBERS
@@ -31,7 +29,7 @@ from .search import Filter, Row, Share
 _Link = dict[str, Any] | None
 
 
-def add_views(site: Flask, operations: Operations, overview: Overview, acts: deque[Act]) -> None:
+def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
     """Add the pages that change nothing."""
     path = operations.indexer.path
 
@@ -101,7 +99,8 @@ def add_views(site: Flask, operations: Operations, overview: Overview, acts: deq
     @site.get("/health")
     def health() -> Any:
         status, beat = overview.status(), overview.beat()
-        return render_template("health.html", status=status, beat=beat, verified=operations.verified, acts=list(acts))
+        notes = operations.indexer.notes
+        return render_template("health.html", status=status, beat=beat, verified=operations.verified, notes=notes)
 
     @site.get("/metrics")
     def metrics() -> Response:

@@ -10,6 +10,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from unittest import mock
 
 import kombu.pools
 import pytest
@@ -31,6 +32,7 @@ from celery_rabbit_delay import (
 )
 from celery_rabbit_delay.amqp import reschedule
 from celery_rabbit_delay.amqp.follower import Follower
+from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
@@ -302,7 +304,7 @@ def test_a_cancel_is_one_round_trip(vhost: Vhost) -> None:
         operate.cancel(connection, ["creates the stream"])
         with frames(connection) as (_, answers):
             operate.cancel(connection, ["a", "b"])
-        assert answers == [spec.Basic.Ack]
+        assert set(answers) == {spec.Basic.Ack}  # of the ids and of the note: neither waits for the other
 
 
 def test_a_cancel_opens_a_connection_that_the_pool_has_closed(vhost: Vhost, make_app: MakeApp) -> None:
@@ -623,6 +625,79 @@ def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
     assert [bool(one["cancelled"]) for one in found] == [True, True, False, False]
     assert found[0]["args"] == "(42,)"
     assert run(url, "show").code == 2
+
+
+def test_workflows_are_cancelled_and_what_was_cancelled_is_restored_and_all_of_it_is_noted(
+    vhost: Vhost, make_app: MakeApp
+) -> None:
+    vhost.declare("celery", "q")
+    app, url = make_app(options=RECORDED), vhost.url("amqp")
+    sent = {"first": {"root_id": "flow"}, "second": {"root_id": "flow", "group": "some"}, "other": {"root_id": "other"}}
+    with vhost.connection(**RECORDED) as connection:
+        for id_, headers in sent.items():
+            more = {"task": "t", "id": id_, "x-delay": 100_000, **headers}
+            connection.Producer().publish((), routing_key="q", headers=more)
+    assert "root       flow\ngroup      some\n" in run(url, "show", "second").out
+    assert "root" not in run(url, "show", "other").out
+    celery_rabbit_delay.cancel(app, "some", workflow=True)
+    assert ids(vhost) == ["first", "other"]
+    assert "1 id cancelled, with what waits of their workflows" in run(url, "cancel", "--workflow", "flow").out
+    assert ids(vhost) == ["other"]
+    assert "state      cancelled\n" in run(url, "show", "first").out
+    for wrong in (("--all",), ("a", "--json"), ()):
+        assert run(url, "cancel", "--workflow", *wrong).code == 2
+    refused = run(url, "restore", "first", "some", "other")
+    assert refused.code == 3
+    assert refused.out.splitlines() == [
+        "first stays cancelled, with its workflow or by a stamp: restore the workflow by its id, see `show`",
+        "some is not in the journal: what still waits of it runs",
+        "other waits",
+        "3 ids restored",
+    ]
+    celery_rabbit_delay.restore(app, "flow")
+    assert ids(vhost) == ["first", "second", "other"]
+    app.control.revoke("other")
+    app.control.revoke_by_stamped_headers({"customer": ["7"]})
+    celery_rabbit_delay.cancel(app, uuid.UUID(int=5), "b", "c", "d")
+    celery_rabbit_delay.reschedule(app, "first", countdown=50, any_queue=True)
+    assert run(url, "run-now", "first", "second", "--any-queue").code == 0
+    assert run(url, "orphans", "purge", "--yes").code == 0
+    found = [json.loads(line) for line in run(url, "history", "--json").out.splitlines()]
+    moved = f"moved to {datetime.now(timezone.utc):%Y-%m-%d}"
+    assert [(re.sub(r" [0-9:]+Z$", "", one["what"]), one["amount"], one["ids"]) for one in found] == [
+        (moved, 2, ["first", "second"]),
+        (moved, 1, ["first"]),
+        ("cancelled", 4, [str(uuid.UUID(int=5)), "b", "c"]),
+        ("revoke_by_stamped_headers", 1, ["customer=['7']"]),
+        ("revoke", 1, ["other"]),
+        ("restored", 1, ["flow"]),
+        ("restored", 3, ["first", "some", "other"]),
+        ("workflows cancelled", 1, ["flow"]),
+        ("workflows cancelled", 1, ["some"]),
+    ]
+    programs = [re.fullmatch(r"[^@]+@[^,]+(, .+\[\d+\])?", one["who"])[1] for one in found]  # type: ignore[index]
+    assert [bool(program) for program in programs] == [False, True, True, True, True, True, False, False, True]
+    lines = run(url, "history", "--limit", "3").out.splitlines()
+    assert len(lines) == 3
+    assert re.search(rf"Z  .*\]  4 cancelled: {uuid.UUID(int=5)}, b, c, …$", lines[2])
+
+
+def test_nothing_is_noted_where_nothing_was_changed_or_cannot_be(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(vhost.url("amqp"), "setup").code == 0
+    with vhost.connection(streams=False) as connection:
+        operate.tell(connection, "ada", "orphans removed", 5)
+    with vhost.connection() as connection:
+        operate.tell(connection, "ada", "orphans removed", 0)
+        assert list(operate.history(connection, 9)) == []
+        write_changes(connection, [b"n[", b"n5"])
+        operate.tell(connection, "ada", "orphans removed", 5)
+        assert [(note.who, note.amount) for note in operate.history(connection, 9)] == [("ada", 5)]
+        assert not caplog.records
+        monkeypatch.setattr(connection.connection.sender, "write", mock.Mock(side_effect=TimeoutError("an alarm")))
+        operate.tell(connection, "ada", "orphans removed", 5)
+    assert caplog.messages == ["The history does not have what ada has done, 5 orphans removed: an alarm"]
 
 
 def test_the_commands_move_several_messages(vhost: Vhost) -> None:

@@ -173,6 +173,31 @@ def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make
     assert "max_delay" in site.post("/reschedule", number=number_of(site, ids[4]), delay="in 1 week")
 
 
+def test_each_page_shows_who_has_changed_what_and_what_was_cancelled_can_be_restored(
+    vhost: Vhost, make_app: MakeApp, serve: Serve
+) -> None:
+    vhost.declare("celery", "q")
+    ids = ["a", "b", "c"]
+    with vhost.connection(**RECORDED) as connection:
+        for id_ in ids:
+            publish(connection, 100, id_, headers={"task": "t", "id": id_, "root_id": "flow"})
+    site, another = serve(), serve()
+    numbers = [number_of(site, id_) for id_ in ids]
+    assert "Cancel its workflow" in site.ask(f"/task/{numbers[0]}").text
+    assert "1 workflows cancelled" in site.post("/cancel", number=numbers[0], workflow="")
+    assert site.numbers("/") == []
+    assert "stays cancelled" in site.post("/restore", number=numbers[1])
+    shows(another, "1 workflows cancelled: flow", "1 restored: b", path="/health")
+    wait_until(lambda: len(another.numbers("/?state=cancelled")) == 3, "the other page lists them")
+    assert "1 workflows restored" in another.post("/restore", number=numbers[2], workflow="")
+    wait_until(lambda: len(site.numbers("/")) == 3, "all wait again")
+    with vhost.connection() as connection:
+        operate.cancel(connection, ["a"], by="ada@host")
+    for page in (site, another):
+        shows(page, "<td>ada@host</td><td>1 cancelled: a</td>", "127.0.0.1", path="/health")
+        assert len(page.numbers("/")) == 2
+
+
 def test_a_message_without_an_id_is_cancelled(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:

@@ -20,6 +20,6 @@ try:
 except InvalidDelay as exc:
     error: DelayError = exc
 
-celery_rabbit_delay.pause(app, "mail", until="2030-01-31T12:00:00+01:00", who="me")
+celery_rabbit_delay.pause(app, "mail", until="2030-01-31T12:00:00+01:00")
 celery_rabbit_delay.resume(app, "mail", any_queue=True)
 ends: list[datetime | None] = list(celery_rabbit_delay.paused(app).values())

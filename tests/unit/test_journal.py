@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import DelayError, InvalidDelay, Options
-from celery_rabbit_delay.core import changes, journal, routing_key, streams
+from celery_rabbit_delay.core import changes, journal, notes, routing_key, streams
 from celery_rabbit_delay.core import keys as keys_
 from celery_rabbit_delay.core import sent as sent_
 from celery_rabbit_delay.core.changes import Changes, Pause
 from celery_rabbit_delay.core.headers import X_DELAY_SENT
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import Keys, check_keyed_delay, last_of_key
+from celery_rabbit_delay.core.notes import Note
 from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.core.topology import Topology
@@ -89,6 +90,8 @@ def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], dat
         b'p["mail"]',
         b'p["mail", "now", "me", 1]',
         b'p["mail", NaN, "me", 1]',
+        b"w" + b"0" * 16 + b"5",
+        b"b" + b"0" * 16 + b"{",
         b"k1",
         b"k12345678\xff",
     ],
@@ -305,6 +308,57 @@ def test_an_id_that_is_cancelled_once_more_is_told_once_more() -> None:
     assert known.cancelled_at("id") == Sent(2, "here")
 
 
+def test_an_id_that_is_restored_is_told_and_cancelled_anew() -> None:
+    known = Changes(time.time)
+    for ids in (["id"], [UUID]):
+        for cancelled in (changes.cancelled, changes.cancelled_workflows):
+            for make, at in ((cancelled, 2), (changes.restored, 1), (cancelled, 1), (changes.restored, 9)):
+                assert [known.apply(message) for message in make(ids, Sent(at, "here"))] == [ids]
+                assert (known.cancelled_at(ids[0]) is None) is (make is changes.restored)
+    assert not known.has_cancelled
+
+
+def test_of_many_cancelled_workflows_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "KEPT", 3)
+    known = read(*(message for n in range(8) for message in changes.cancelled_workflows([str(n)], SENT)))
+    assert [known.cancels("", {"group": str(n)}) for n in range(8)] == [n >= 3 for n in range(8)]
+    assert known.has_forgotten
+    assert read(*changes.cancelled_workflows(["x" * 256], SENT)).has_cancelled is False
+    for change in changes.restored(map(str, range(6, 8)), SENT):
+        known.apply(change)
+    assert known.workflows  # the others
+    assert known.cancelled_at("3")
+
+
+@given(
+    st.integers(0, 1 << 46),
+    st.text(max_size=99),
+    st.text(max_size=99),
+    st.integers(0, 9),
+    st.lists(st.text(max_size=99)),
+)
+def test_a_note_of_who_has_changed_what_comes_out_as_it_went_in(
+    at: int, who: str, what: str, amount: int, ids: list[str]
+) -> None:
+    message = notes.note(at, who, what, amount, ids)
+    assert notes.read(message) == [Note(at, who, what, amount, tuple(ids[:3]))]
+    assert read(message).apply(message) == []
+    assert notes.read(streams.marker()) == []
+
+
+@pytest.mark.parametrize(
+    "forged", [b"n", b"n5", b'n[1, "a", "b", 1]', b'n[-1, "a", "b", 1, []]', b'n[1e99, "a", "b", 1, []]', b"n" * 2**21]
+)
+def test_a_note_that_somebody_made_up_is_an_error(forged: bytes) -> None:
+    with pytest.raises(Unreadable, match="it is not what this package writes"):
+        notes.read(forged)
+
+
+def test_a_note_has_no_more_than_people_can_read() -> None:
+    [found] = notes.read(notes.note(1, "w" * 999, "x", 1, ["i" * 999] * 9))
+    assert (len(found.who), list(map(len, found.ids))) == (255, [255] * 3)
+
+
 def test_what_was_known_before_a_moment_leaves_out_what_was_cancelled_from_then_on() -> None:
     known = Changes(time.time, Sent(2, "here"))
     for at in (1, 2, 3):
@@ -314,7 +368,12 @@ def test_what_was_known_before_a_moment_leaves_out_what_was_cancelled_from_then_
 
 
 @pytest.mark.parametrize(
-    "messages", [changes.cancelled(["id", UUID], SENT), [changes.cancelled_stamps({"a": "1"}, SENT)]]
+    "messages",
+    [
+        changes.cancelled(["id", UUID], SENT),
+        changes.cancelled_workflows(["id"], SENT),
+        [changes.cancelled_stamps({"a": "1"}, SENT)],
+    ],
 )
 def test_it_is_known_whether_anything_was_cancelled(messages: Iterable[bytes]) -> None:
     assert not read(changes.void(1, SOON)).has_cancelled

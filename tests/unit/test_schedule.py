@@ -42,11 +42,27 @@ names = ("task", "argsrepr", "kwargsrepr", "retries", "CC", headers.HEADER)
 
 def described(record: Record = RECORD, **forged: Any) -> Scheduled:
     of_task = {"task": "shop.review", "id": "my-id", "argsrepr": "(1,)", "kwargsrepr": "{}", "retries": 2}
+    of_task |= {"root_id": "of-all", "group": "of-some"}
     return describe(record, {**headers.wrap(of_task, "root.", "orders", "q", DUE, 5), **forged}, NAMES)
 
 
 def test_what_a_record_says_is_shown() -> None:
-    assert described() == ("my-id", "shop.review", "Q", DUE, "(1,)", "{}", "orders", "q", None, 2, 5, None)
+    assert described() == (
+        "my-id",
+        "shop.review",
+        "Q",
+        DUE,
+        "(1,)",
+        "{}",
+        "orders",
+        "q",
+        None,
+        2,
+        5,
+        None,
+        "of-all",
+        "of-some",
+    )
 
 
 @pytest.mark.parametrize("retries", [b"\xff", True, Decimal(1), 1.5, -1, 1 << 40, "3", {}, datetime(2030, 1, 1), None])  # noqa: DTZ001  as py-amqp reads it

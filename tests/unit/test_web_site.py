@@ -19,10 +19,10 @@ from kombu.utils import functional
 
 import celery_rabbit_delay
 from celery_rabbit_delay import operate, upstream
-from celery_rabbit_delay.amqp.clocks import sent_now
+from celery_rabbit_delay.amqp.clocks import sent_now, utc_ms
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.core import changes, headers, journal
+from celery_rabbit_delay.core import changes, headers, journal, notes
 from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
@@ -48,8 +48,8 @@ def away() -> kombu.Connection:
     raise OSError("the broker is away")
 
 
-def store(index: Index, *numbers: int) -> None:
-    """Store a record for each number. The task with a higher one is due later."""
+def store(index: Index, *numbers: int, **more: str) -> None:
+    """Store a record for each number, with more headers. The task with a higher one is due later."""
     moment = time.time_ns() // 1_000_000
     records = []
     for number in numbers:
@@ -61,6 +61,7 @@ def store(index: Index, *numbers: int) -> None:
             "kwargsrepr": "{}",
             "retries": number % 3,
             **({"x-delay-error": "OSError: <down>"} if number % 3 else {}),
+            **more,
         }
         wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
         properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
@@ -347,7 +348,7 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
     assert counted == [0, 2, 2, 2, 3]
 
 
-def test_cancelled_tasks_are_a_list_of_their_own_that_cannot_be_changed(client: Any, tmp_path: Path) -> None:
+def test_cancelled_tasks_are_a_list_of_their_own_that_can_be_restored(client: Any, tmp_path: Path) -> None:
     [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
     store(index, 6)
     index.apply([StreamMessage("c", 0, next(changes.cancelled(["my-id-6"], sent_now())))], QueueNames(), 0)
@@ -357,7 +358,8 @@ def test_cancelled_tasks_are_a_list_of_their_own_that_cannot_be_changed(client: 
     assert '<a href="/?range=hour&amp;state=cancelled">1</a>' in waiting
     assert "my-id-6" in cancelled
     assert "my-id-5" not in cancelled
-    assert 'name="number"' not in cancelled
+    assert ("Restore tasks" in cancelled, "Restore tasks" in waiting) == (True, False)
+    assert ("Run now" in cancelled, "Run now" in waiting) == (False, True)
     assert "my-id-6" not in text(client.get("/?state=cancelled&q=nothing"))
     # What is counted beside a list is what it lists.
     assert "shop.&lt;b&gt;1</span>" in waiting
@@ -410,16 +412,78 @@ def test_a_link_that_leads_to_no_task_is_an_error(link: str) -> None:
         check_links({name: url})
 
 
-def test_all_that_match_can_be_changed_at_once_and_the_page_says_who_did(
+def test_the_page_says_who_has_changed_what(client: Any, tmp_path: Path) -> None:
+    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
+    told = [notes.note(2**40, "<ada>", "cancelled", amount, ["a", "<b>"]) for amount in (2, 3, *[1] * 97, 4)]
+    for at, note in enumerate(told):
+        index.apply([StreamMessage("s", at + 1, note), StreamMessage("s", at + 1, b"n[")], QueueNames(), 2**40)
+    health = text(client.get("/health"))
+    assert health.index("<td>&lt;ada&gt;</td><td>4 cancelled: a, &lt;b&gt;, …</td>") < health.index("<td>3 cancelled")
+    assert "<td>2 cancelled: a, &lt;b&gt;</td>" in health
+    index.apply([StreamMessage("s", 200, told[0])], QueueNames(), 2**40)
+    assert text(client.get("/health")).count("&lt;ada&gt;") == 100
+
+
+def test_a_workflow_is_cancelled_and_restored_from_one_of_its_tasks(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
-    store(index, *range(10, 130))
-    asked: list[list[int]] = []
+    told: list[Any] = []
 
-    def cancel(operations: Operations, numbers: list[int]) -> Done:
-        asked.append(numbers)
-        return Done(len(numbers), [], ["a", "b", "c", "<d>"])
+    def cancel(connection: Any, ids: Any, copies: Any, by: str, workflow: bool) -> None:
+        told.append((list(ids), copies, by))
+        say(changes.cancelled_workflows if workflow else changes.cancelled, ids)
+
+    def restore(connection: Any, ids: Any, by: str) -> None:
+        told.append((list(ids), by))
+        say(changes.restored, ids)
+
+    def say(make: Any, ids: Any) -> None:
+        messages = [StreamMessage("s", 9, message) for message in make(ids, sent_now())]
+        index.apply(messages, QueueNames(), utc_ms())
+
+    monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
+    monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
+    monkeypatch.setattr(operate, "cancel", cancel)
+    monkeypatch.setattr(operate, "restore", restore)
+    store(index, 6, 8, root_id="root", group="group")
+    store(index, 7, group="group")
+    fields = {"token": re.findall(r'name="token" value="([^"]+)"', text(client.get("/")))[0]}
+
+    def post(path: str, *numbers: int, **more: str) -> str:
+        sent = {**fields, **more, "number": list(numbers)}
+        return text(client.post(path, data=sent, environ_overrides={"REMOTE_USER": "ada"}, follow_redirects=True))
+
+    def cancelled() -> set[str]:
+        return set(re.findall(r'id="row-(\d+)"', text(client.get("/?state=cancelled"))))
+
+    assert "the workflow root" in text(client.get("/task/6"))
+    assert "the workflow group" in text(client.get("/task/7"))
+    assert "Cancel its workflow" not in text(client.get("/task/5"))
+    assert "2 workflows cancelled" in post("/cancel", 6, 7, workflow="")
+    assert told.pop() == (["root", "group"], [], "ada")
+    assert cancelled() == {"6", "7", "8"}
+    assert "Restore its workflow" in text(client.get("/task/6"))
+    assert "my-id-6 stays cancelled, with its workflow or by a stamp" in post("/restore", 6)
+    assert "1 of the selected tasks are not cancelled" in post("/restore", 5, 7, workflow="")
+    assert cancelled() == {"6", "8"}
+    assert "2 workflows restored" in post("/restore", 8, workflow="")
+    assert told[-1] == (["root", "group"], "ada")
+    assert cancelled() == set()
+    assert "1 cancelled" in post("/cancel", 5)
+    assert cancelled() == {"5"}
+    assert "1 restored" in post("/restore", 5)
+    assert cancelled() == set()
+
+
+def test_all_that_match_can_be_changed_at_once(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
+    store(index, *range(10, 130))
+    asked: list[Any] = []
+
+    def cancel(operations: Operations, *what: Any) -> Done:
+        asked.append(what)
+        return Done(len(what[0]), [])
 
     monkeypatch.setattr(Operations, "cancel", cancel)
     link = "/?task=shop.%3Cb%3E1&range=day"
@@ -427,9 +491,7 @@ def test_all_that_match_can_be_changed_at_once_and_the_page_says_who_did(
     [chosen] = re.findall(r'name="matching" value="([^"]*)" data-amount="61"', page)
     fields = {"token": re.findall(r'name="token" value="([^"]+)"', page)[0], "matching": unescape(chosen)}
     client.post("/cancel", data=fields, environ_overrides={"REMOTE_USER": "ada"})
-    assert asked == [[5, *range(11, 130, 2)]]
-    health = text(client.get("/health"))
-    assert "<td>ada</td><td>61 cancelled: a, b, c, …</td>" in health
+    assert asked == [([5, *range(11, 130, 2)], "ada", False)]
     monkeypatch.setattr(search, "MOST", 100)
     refused = client.post("/cancel", data={**fields, "matching": ""})
     assert refused.status_code == 400
@@ -445,7 +507,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     index = Index(tmp_path / "index.sqlite", "here")
     waiting = Row(1, 5, 2**45, "my-id", "t", "q", None, 0, "", None, "s", 0, 0)
     monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
-    monkeypatch.setattr(Operations, "_waiting", lambda operations, numbers: ([waiting], []))
+    monkeypatch.setattr(Operations, "_found", lambda operations, numbers: ([waiting], []))
     monkeypatch.setattr(Operations, "_record", lambda *args: None)
     monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
 
@@ -456,7 +518,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args, **prefetch: nullcontext())
     indexer = Indexer(index, lambda: None, QueueNames())
     operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
-    assert operations.move([5], datetime.now(timezone.utc)).refused == [shown]
+    assert operations.move([5], datetime.now(timezone.utc), "ada").refused == [shown]
     index.close()
 
 

@@ -1,0 +1,63 @@
+"""Notes of who has changed what, in the stream of changes."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import platform
+import sys
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+import kombu
+from amqp.exceptions import AMQPError
+
+from ..core import notes, streams
+from ..core.errors import DelayError
+from ..core.notes import Note
+from ..core.streams import Unreadable
+from .clocks import utc_ms
+from .follower import Follower
+from .schedule import write_changes
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a note waits for the broker's answer.
+NOTING = 5
+
+
+def who() -> str:
+    """Return whose process this is, and on which host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}"
+
+
+def who_calls() -> str:
+    """Return the same of a program that calls this package, and which one it is."""
+    return f"{who()}, {Path(*sys.argv[:1]).name}[{os.getpid()}]"
+
+
+def tell(connection: kombu.Connection, by: str, what: str, amount: int, ids: Collection[str] = ()) -> None:
+    """Note who has done what to how many tasks. Logs a warning if that fails, for what was done is done."""
+    if not amount or not connection.transport.delay_options.streams:
+        return
+    try:
+        write_changes(connection, [notes.note(utc_ms(), by, what, amount, ids)], NOTING)
+    except (AMQPError, DelayError, OSError) as exc:
+        logger.warning("The history does not have what %s has done, %d %s: %s", by, amount, what, exc)
+
+
+def history(connection: kombu.Connection, limit: int) -> Collection[Note]:
+    """Return who has changed what, the newest first. Raises `StreamUnavailable`, `NotPermitted`."""
+    found: deque[Note] = deque(maxlen=limit)
+    with Follower(connection) as reader:
+        for message in reader.read(streams.changes(connection.transport.delay_options.cascade)):
+            with suppress(Unreadable):
+                found.extendleft(notes.read(message.body))
+    return found
