@@ -24,6 +24,8 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     """
     with target.connected() as connection:
         wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
+        if operate.cascades(connection)[0].by_time and not operate.is_by_time(connection):
+            click.echo("where RabbitMQ turns out not to hold messages until they are due, `setup` creates levels too")
     if not all(finding.on_demand for finding in wrong):
         raise SystemExit(EXIT_PROBLEMS)
 

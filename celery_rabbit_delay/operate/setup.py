@@ -38,9 +38,7 @@ def wanted(connection: kombu.Connection, priorities: bool = False, levels: bool 
     """
     options: Options = connection.transport.delay_options
     chosen, _ = choose(ConfirmedChannel(connection.connection), options, options.cascade)
-    found = cascades(connection, priorities)
-    needed = options.cascade if levels else chosen
-    return found if needed in found else [needed, *found]
+    return cascades(connection, priorities, levels or not chosen.by_time)
 
 
 class NotEmpty(DelayError):
