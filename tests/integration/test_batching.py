@@ -177,6 +177,7 @@ def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_a
         missing -= set(names(vhost.take("celery", len(missing))))
 
 
+@pytest.mark.levels
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
     def take_all() -> None:
         """Take each task, some twice: RabbitMQ may close the channel before it has confirmed what it has stored."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import kombu
 import pytest
 
+from celery_rabbit_delay.amqp import create
+from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from tests.kit.broker import Broker, Vhost, own_node, publish, publishing, take
 from tests.kit.commands import Result, management, run
 from tests.kit.holding import NOT_HELD, holds_messages
@@ -174,6 +177,27 @@ def test_a_broker_without_it_is_noticed_and_messages_pass_levels(vhost: Vhost) -
         publish(connection, 0.3)
         [(_, late)] = arrivals(connection, "q", 1)
         assert late >= 0
+
+
+@pytest.mark.parametrize("how", ["consumed", "fetched"])
+def test_what_a_queue_let_out_too_early_waits_on_also_without_a_worker(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        with monkeypatch.context() as patched:
+            clock = BrokerClock(0, time.monotonic_ns(), time.time_ns() - time.monotonic_ns())  # decades behind
+            patched.setattr(create, "choose", lambda *_: (replace(vhost.cascade, by_time=True), clock))
+            sent = time.time()
+            for _ in range(2):
+                publish(connection, 8, headers={"mine": 1})
+        wait_until(lambda: vhost.count("q") == 2, "both came at once")
+        if how == "fetched":
+            assert connection.channel().basic_get("q") is None
+        found = arrivals(connection, "q", 2)
+        assert time.time() - sent >= 8
+    assert all(late >= 0 and message.headers == {"mine": 1} for message, late in found)
+    assert all(message.delivery_info["routing_key"] == "q" for message, _ in found)
 
 
 @pytest.mark.long
