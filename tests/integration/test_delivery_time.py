@@ -10,9 +10,13 @@ from typing import Any
 
 import kombu
 import pytest
+from amqp import Message
 
+from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import create
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
+from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
+from celery_rabbit_delay.operate.management import Management
 from tests.kit.broker import Broker, Vhost, own_node, publish, publishing, take
 from tests.kit.commands import Result, management, run
 from tests.kit.holding import NOT_HELD, holds_messages
@@ -102,7 +106,11 @@ def test_short_lived_queues_share_an_outbox(holding: Vhost, by_time: kombu.Conne
     for name in names:
         [(_, late)] = arrivals(by_time, name, 1)
         assert late >= 0
-    assert not [name for name in holding.names("queues") if ".out." in name and not name.endswith(".out.short-lived")]
+    publish(by_time, 100, names[0])
+    shared = f"{holding.cascade.root}.out.short-lived"
+    api = Management(management(holding)[1], holding.name)
+    wait_until(lambda: operate.status(by_time, snapshot=api.snapshot()).waiting == 1, "the management API counts it")
+    assert [name for name in holding.names("queues") if ".out." in name] == [shared]
 
 
 @pytest.mark.leaves_orphans
@@ -111,6 +119,24 @@ def test_what_is_due_for_a_queue_that_is_gone_becomes_an_orphan(holding: Vhost, 
     publish(by_time, 0.3)
     holding.delete_queue("q")
     wait_until(lambda: holding.count(holding.cascade.orphans) == 1, "it is an orphan")
+
+
+@pytest.mark.leaves_orphans
+def test_what_somebody_made_up_stops_nothing(holding: Vhost, by_time: kombu.Connection) -> None:
+    """What an outbox hands on without the address of a destination becomes an orphan; some never leaves it."""
+    holding.declare("q")
+    publish(by_time, 0.01)
+    arrivals(by_time, "q", 1)
+    with holding.plain() as forger:
+        for moment in (None, 0, -1, "soon", 2**63 - 1):
+            for key, cc in (("@.+q", []), ("@.+q", ["@.=+nowhere", "@.+nowhere"]), ("@.short-lived", ["@.probe"])):
+                for _ in range(20):
+                    forged = Message("forged", application_headers={"CC": cc, X_DELIVERY_TIME: moment})
+                    forger.default_channel.basic_publish(forged, holding.cascade.outbox_ingest, key)
+    wait_until(lambda: holding.count(holding.cascade.orphans) == 4 * 3 * 20, "the others are orphans")
+    publish(by_time, 0.3)
+    [(_, late)] = arrivals(by_time, "q", 1)
+    assert late >= 0
 
 
 def test_a_message_is_cancelled_moved_and_listed_like_any_other(holding: Vhost, make_app: MakeApp) -> None:

@@ -176,6 +176,7 @@ def test_a_key_that_somebody_made_up_blocks_no_level(vhost: Vhost, forged_key: s
         assert len(take(connection, "q", 6)) == 6
 
 
+@pytest.mark.levels
 @pytest.mark.leaves_orphans
 @pytest.mark.parametrize(
     ("entry", "forged_key", "cc"),
