@@ -291,6 +291,9 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
     def command(*arguments: str) -> Result:
         return run(url, *arguments, options=own)
 
+    planned, status = command("plan"), command("status")
+    assert (planned.code, ".delay." in planned.out, "`setup` creates levels too" in planned.out) == (3, False, True)
+    assert (status.code, "there is no cascade" in status.out) == (3, True)
     assert "0 levels exist\nRabbitMQ holds messages until they are due" in command("setup").out
     assert not [name for name in holding.names("queues") if ".delay." in name or ".out.1" in name]
     for check in ("plan", "verify"):
@@ -304,9 +307,9 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
             publish(connection, 100)
     assert command("status").out.startswith("0 wait, besides those that RabbitMQ holds")
     wait_until(lambda: command("status", *management(holding)).out.startswith("3 wait"), "all are counted")
-    status = json.loads(command("status", "--json", *management(holding)).out)
-    assert (status["waiting"], status["stuck"], status["levels"]) == (3, [], [])
-    assert [(one["delay"], one["ready"]) for one in status["outboxes"]] == [(0, 3)]
+    counted = json.loads(command("status", "--json", *management(holding)).out)
+    assert (counted["waiting"], counted["stuck"], counted["levels"]) == (3, [], [])
+    assert [(one["delay"], one["ready"]) for one in counted["outboxes"]] == [(0, 3)]
     refused = command("teardown", "--yes", *management(holding))
     assert "3 messages wait" in refused.err
     with holding.connection(delivery_time=False) as connection:
