@@ -238,7 +238,7 @@ def test_a_message_that_the_broker_refuses_hinders_no_other_one(
         with celery_rabbit_delay.batch(app) as producer:
             for n in range(3):
                 more = wrong if n == 1 else {}
-                ids.append(app.send_task("t", (n,), countdown=5, producer=producer, **more).id)
+                ids.append(app.send_task("t", (n,), countdown=60, producer=producer, **more).id)
 
     with pytest.raises(BatchFailed, match="RabbitMQ refuses this message") as failed:
         send()

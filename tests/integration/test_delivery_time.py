@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import create
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
+from celery_rabbit_delay.core.streams import YEAR
 from celery_rabbit_delay.operate.management import Management
 from tests.kit.broker import Broker, Vhost, own_node, publish, publishing, take
 from tests.kit.commands import Result, management, run
@@ -103,10 +105,10 @@ def test_short_lived_queues_share_an_outbox(holding: Vhost, by_time: kombu.Conne
         queue = by_time.default_channel.queue_declare("", exclusive=True, auto_delete=True).queue
         publish(by_time, 0.4, queue)
         names.append(queue)
+    publish(by_time, 100, names[0])
     for name in names:
         [(_, late)] = arrivals(by_time, name, 1)
         assert late >= 0
-    publish(by_time, 100, names[0])
     shared = f"{holding.cascade.root}.out.short-lived"
     api = Management(management(holding)[1], holding.name)
     wait_until(lambda: operate.status(by_time, snapshot=api.snapshot()).waiting == 1, "the management API counts it")
@@ -128,7 +130,7 @@ def test_what_somebody_made_up_stops_nothing(holding: Vhost, by_time: kombu.Conn
     publish(by_time, 0.01)
     arrivals(by_time, "q", 1)
     with holding.plain() as forger:
-        for moment in (None, 0, -1, "soon", 2**63 - 1):
+        for moment in (None, 0, -1, "soon", int(time.time() + 50 * YEAR) * 1000):
             for key, cc in (("@.+q", []), ("@.+q", ["@.=+nowhere", "@.+nowhere"]), ("@.short-lived", ["@.probe"])):
                 for _ in range(20):
                     forged = Message("forged", application_headers={"CC": cc, X_DELIVERY_TIME: moment})
@@ -310,6 +312,8 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
     counted = json.loads(command("status", "--json", *management(holding)).out)
     assert (counted["waiting"], counted["stuck"], counted["levels"]) == (3, [], [])
     assert [(one["delay"], one["ready"]) for one in counted["outboxes"]] == [(0, 3)]
+    measured = command("metrics", *management(holding)).out
+    assert re.search(r'_outbox_messages{delay_seconds="0",destination="queue .q.",outbox=".*"} 3\.0$', measured, re.M)
     refused = command("teardown", "--yes", *management(holding))
     assert "3 messages wait" in refused.err
     with holding.connection(delivery_time=False) as connection:
