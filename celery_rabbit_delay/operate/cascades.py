@@ -22,18 +22,20 @@ from .management import Management, Snapshot
 _ANY = Destination("", ("any",))
 
 
-def cascades(connection: kombu.Connection, priorities: bool = False, levels: bool = False) -> list[Cascade]:
+def cascades(connection: kombu.Connection, priorities: bool = False, ahead: bool = False) -> list[Cascade]:
     """Return the cascade for normal messages, and with `priorities`, or if it exists, that for priorities above 4.
 
-    Their levels are those of the options. A cascade `by_time` that exists is the last one. Without `levels` it is the
-    only one if no levels exist, also where none of both exists and publishers would begin with it.
+    Their levels are those of the options. A cascade `by_time` that exists is the last one. It is the only one if no
+    levels exist, also where publishers would begin with it; but not with `ahead`, for those that create nothing and so
+    cannot find out whether RabbitMQ holds messages.
     """
     options: Options = connection.transport.delay_options
     found = options.cascades(priorities or _exists(connection, options.high_cascade))
     by_time = is_by_time(connection)
     if not by_time and not options.may_use_delivery_time(connection.connection.server_version):
         return found
-    if levels or options.delivery_time is False or _queue_exists(connection, options.cascade.levels[0].queue):
+    needed = options.delivery_time is False or (ahead and options.delivery_time is None)
+    if needed or _queue_exists(connection, options.cascade.levels[0].queue):
         return [*found, options.by_time_cascade] if by_time else found
     return [*found[1:], options.by_time_cascade]
 
