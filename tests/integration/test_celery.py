@@ -209,7 +209,7 @@ def test_failover_to_the_next_broker_keeps_the_transport(
         broker_url=urls if as_list else ";".join(urls), broker_transport_options={"confirm_publish": confirm_publish}
     )
     app.send_task("t", countdown=30)
-    assert sum(vhost.waiting().values()) == 1
+    wait_until(lambda: sum(vhost.waiting().values()) == 1, "it waits")
 
 
 def test_canvas_and_beat_are_covered(vhost: Vhost, make_app: MakeApp) -> None:
