@@ -24,7 +24,7 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     """
     with target.connected() as connection:
         wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
-        wanted = operate.cascades(connection, priorities, _creates_ahead(target, connection))
+        wanted = operate.cascades(connection)
         if connection.transport.delay_options.cascade not in wanted and not operate.is_by_time(connection):
             click.echo("where RabbitMQ turns out not to hold messages until they are due, `setup` creates levels too")
     if not all(finding.on_demand for finding in wrong):

@@ -66,7 +66,7 @@ def compare(
     """
     options: Options = connection.transport.delay_options
     passive = options.declare == "passive"
-    wanted, beside = cascades(connection, priorities, with_outboxes), _existing_streams(connection)
+    wanted, beside = cascades(connection, priorities), _existing_streams(connection)
     missing = [stream for stream in options.wanted_streams if stream not in beside] if passive or not on_demand else []
     topology = _expected(
         connection, wanted, list(destinations), [*beside, *missing], snapshot, with_outboxes and not on_demand

@@ -182,6 +182,7 @@ def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
         connection.default_channel.queue_declare(CASCADE.levels[0].queue, durable=True, auto_delete=False)
 
 
+@pytest.mark.levels
 @pytest.mark.own_vhost
 def test_verify_finds_nothing_wrong_with_what_setup_made(vhost: Vhost) -> None:
     url = vhost.url("amqp")
