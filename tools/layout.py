@@ -22,9 +22,11 @@ from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
 PATH = Path(__file__).parents[1] / "tests" / "unit" / "layout.json"
 
 QUORUM = Cascade("shop", timedelta(milliseconds=125), powers=3)
+BY_TIME = replace(QUORUM, by_time=True)
 CASCADES = {
     "quorum": QUORUM,
     "high priorities": replace(QUORUM, high=True),
+    "delivery times": BY_TIME,
 }
 MINUTE = 480  # ticks: the delay of an outbox
 DESTINATIONS = [
@@ -51,7 +53,8 @@ def parts(topology: Topology) -> dict[str, Any]:
 def message() -> dict[str, Any]:
     """Return what messages carry that are sent to "orders" with the key "new".
 
-    One with a delay of five ticks, one of five ticks and an outbox of 60 s, one of this outbox alone.
+    One with a delay of five ticks, one of five ticks and an outbox of 60 s, one of this outbox alone, and one that
+    RabbitMQ holds.
     """
     due = datetime(2030, 1, 1, tzinfo=timezone.utc)
     wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
@@ -59,7 +62,9 @@ def message() -> dict[str, Any]:
     for name, ticks, outbox in (("five ticks", 5, 0), ("five ticks and 60 s", 5, MINUTE), ("60 s", 0, MINUTE)):
         exchange, (key, *others) = QUORUM.entry(QUORUM.route(ticks, outbox), Destination("orders", key="new"))
         found[name] = {"exchange": exchange, "routing key": key, "headers": headers.addressed(wrapped, others)}
-    return found
+    exchange, (key, *others) = BY_TIME.entry(BY_TIME.route(0, 0), Destination("orders", key="new"))
+    held = {**headers.addressed(wrapped, others), headers.X_DELIVERY_TIME: headers.milliseconds(due)}
+    return found | {"delivery time": {"exchange": exchange, "routing key": key, "headers": held}}
 
 
 def stored() -> dict[str, str]:
@@ -93,7 +98,7 @@ def dump() -> dict[str, Any]:
     """Return the layout of this code."""
     return {"layout": LAYOUT, "message": message(), "stored": stored()} | {
         name: {"ingest": cascade.ingest, "marker": cascade.marker}
-        | parts(Topology.of([cascade], DESTINATIONS, streams.all_streams(cascade), [MINUTE]))
+        | parts(Topology.of([cascade], DESTINATIONS, streams.all_streams(cascade), () if cascade.by_time else [MINUTE]))
         for name, cascade in CASCADES.items()
     }
 

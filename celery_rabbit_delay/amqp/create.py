@@ -28,8 +28,7 @@ def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tup
     It is not, but the one with levels, where the options or the release of RabbitMQ are against it, where messages do
     not wait, and where this cannot be found out, as by a publisher that creates nothing: it may not read the answer.
     """
-    may_ask = options.declare == "auto" and options.may_use_delivery_time(channel.server_version)
-    if cascade.high or not may_ask:
+    if cascade.high or not options.may_use_delivery_time(channel.server_version):
         return cascade, None
     by_time = options.by_time_cascade
     try:

@@ -56,8 +56,7 @@ class BrokerClock(NamedTuple):
     @property
     def is_old(self) -> bool:
         """Whether to ask again: some time has passed, or this host was suspended, or its clock set."""
-        now = time.monotonic_ns()
-        return now - self.asked > _VALID or abs(time.time_ns() - now - self.wall) > _STEP
+        return time.monotonic_ns() - self.asked > _VALID or abs(_wall() - self.wall) > _STEP
 
 
 def ask(channel: ConfirmedChannel, cascade: Cascade) -> BrokerClock | None:
@@ -85,7 +84,8 @@ def ask(channel: ConfirmedChannel, cascade: Cascade) -> BrokerClock | None:
 
 
 def _ask(channel: ConfirmedChannel, cascade: Cascade, arrived: list[str]) -> BrokerClock | None:
-    now, wall, name = time.monotonic_ns(), time.time_ns(), uuid.uuid4().hex
+    now, ahead, name = time.monotonic_ns(), _wall(), uuid.uuid4().hex
+    wall = now + ahead
     names = {delay: f"{name} {delay}" for delay in (_LONG, *reversed(MARGINS))}
     messages = [_message(names[delay], {X_DELIVERY_TIME: wall // _MS + delay}) for delay in names]
     messages.append(_message(name, {}))
@@ -102,7 +102,12 @@ def _ask(channel: ConfirmedChannel, cascade: Cascade, arrived: list[str]) -> Bro
         return None
     if not channel.wait_until(lambda: names[margin] in arrived, _PATIENCE):
         return None
-    return BrokerClock((wall // _MS + margin) * _MS - now, now, wall - now)
+    return BrokerClock((wall // _MS + margin) * _MS - now, now, ahead)
+
+
+def _wall() -> int:
+    """Return by how many nanoseconds the clock of this host's time is ahead, though a pause may part two readings."""
+    return max(time.time_ns() - time.monotonic_ns() for _ in range(3))
 
 
 def _message(name: str, headers: dict[str, int]) -> Message:

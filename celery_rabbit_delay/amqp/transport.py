@@ -6,6 +6,7 @@ Registered under the URL schemes `rabbit-delay://` and `rabbit-delays://` (TLS).
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +39,8 @@ from .receiving import is_dropped, state_of
 from .schedule import write_changes
 from .schemes import tls_of
 from .sender import ANSWERS
+
+logger = logging.getLogger(__name__)
 
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
@@ -165,10 +168,33 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     def _drops(self, message: Any, no_ack: bool) -> bool:
         if self.connection.client is None:  # Kombu is closing the connection: RabbitMQ delivers the message again
             return not no_ack and state_of(message) is not None
-        dropped = is_dropped(self.connection, message)
+        dropped = is_dropped(self.connection, message) or (not no_ack and self._hands_back(message))
         if dropped and not no_ack:
             self.basic_ack(message.delivery_tag)
         return dropped
+
+    def _hands_back(self, message: Any) -> bool:
+        """Send back a message that a queue has not held until its delivery time, if possible; return whether it was.
+
+        Raises what ends the connection: the message comes again then. A worker hands on by itself.
+        """
+        state = state_of(message)
+        if state is None or headers_.X_DELIVERY_TIME not in message.headers or self.takes_anything:
+            return False
+        connection, now = self.connection, Now(datetime.now(timezone.utc), time.monotonic_ns())
+        if state.due <= now.utc or connection.known.on_cancelled is not None:
+            return False
+        options, info, queue = connection.delay_options, message.delivery_info, message.taken_from
+        received = unwrap(Delivery(info["exchange"], info["routing_key"], message.headers), state)
+        try:
+            destination = connection.declarations.destination("", (queue,), options.declare == "passive")
+            if destination.short_lived:  # to bind it would wait on this connection
+                return False
+            connection.sender.publish(plan.of_received(message, received, destination, state.due, now, options, state))
+        except DelayError as exc:
+            logger.warning("A message came from %r before it was due, and cannot wait: %s", queue, exc)
+            return False
+        return True
 
     def message_to_python(self, raw_message: Any) -> Any:
         state, info = state_of(raw_message), raw_message.delivery_info

@@ -24,6 +24,9 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     """
     with target.connected() as connection:
         wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
+        wanted = operate.cascades(connection)
+        if connection.transport.delay_options.cascade not in wanted and not operate.is_by_time(connection):
+            click.echo("where RabbitMQ turns out not to hold messages until they are due, `setup` creates levels too")
     if not all(finding.on_demand for finding in wrong):
         raise SystemExit(EXIT_PROBLEMS)
 
@@ -51,8 +54,7 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         known, ahead = target.destinations(), _creates_ahead(target, connection)
-        # Publishers that create nothing need levels.
-        wanted = operate.wanted(connection, priorities, ahead and not connection.transport.delay_options.delivery_time)
+        wanted = operate.wanted(connection, priorities, ahead)
         lacking = operate.setup(connection, wanted, known, ahead, management)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         if operate.is_by_time(connection):

@@ -109,6 +109,7 @@ def held_up_data(held_up: HeldUp) -> dict[str, Any]:
 def _as_data(found: Status, beat: BeatStatus | None, paused: list[Pause]) -> dict[str, Any]:
     return {
         "waiting": found.waiting,
+        "is_partial": found.is_partial,
         "orphans": found.orphans,
         "blocked": [level.queue for level in found.blocked],
         "levels": [level._asdict() for level in found.levels],
@@ -147,7 +148,7 @@ def _show(found: Status, recorded: Recorded | None, levels: bool) -> None:
     lines += map(str, found.held_up or ())
     if found.is_partial:
         lines.append("RabbitMQ holds messages until they are due: --management-url counts them")
-    if found.levels and len(found.missing) == len(found.levels):
+    if not found.is_there:
         lines.append(
             "there is no cascade of these options: `setup` creates it, as do workers when they start, and publishers "
             "with their first delayed task"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -207,14 +205,6 @@ def handle_errors() -> Iterator[None]:
         if isinstance(exc, OSError) and is_of_output(exc):  # see `Group`
             raise
         raise click.ClickException(escape(str(exc))) from exc
-
-
-def who() -> str:
-    """Return who calls a command, for others to ask."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a container may have a user without a name
-        return socket.gethostname()
 
 
 def management_of(url: str | None, connection: kombu.Connection) -> Management | None:

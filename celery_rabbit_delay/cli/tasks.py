@@ -21,7 +21,7 @@ from ..core.text import escape
 from ..operate import Scheduled
 from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, progress, utc_option
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
-from .target import Target, pass_target, who
+from .target import Target, pass_target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -366,7 +366,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
     """
     with target.connected() as connection:
         operate.require(connection)
-        operate.pause(connection, queue, target.names(any_queue), until, who())
+        operate.pause(connection, queue, target.names(any_queue), until, operate.who())
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
 
@@ -378,7 +378,7 @@ def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
     with target.connected() as connection:
         operate.require(connection)
-        operate.resume(connection, queue, target.names(any_queue), who())
+        operate.resume(connection, queue, target.names(any_queue), operate.who())
     click.echo(escape(f"{queue} is not paused"))
 
 

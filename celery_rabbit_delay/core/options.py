@@ -221,9 +221,13 @@ class Options:
         mixed = not (4, 0) <= version < (4, 3)
         return self.cascade if mixed or (priority or 0) <= MAX_NORMAL_PRIORITY else self.high_cascade
 
+    def may_hold_messages(self, version: tuple[int, ...]) -> bool:
+        """Return whether quorum queues of a version may hold messages: a development version may call itself older."""
+        return version >= _HOLDS_MESSAGES or bool(self.delivery_time)
+
     def may_use_delivery_time(self, version: tuple[int, ...]) -> bool:
         """Return whether RabbitMQ of a version is to be asked whether it holds messages until they are due."""
-        return version >= _HOLDS_MESSAGES if self.delivery_time is None else self.delivery_time
+        return self.declare == "auto" and self.delivery_time is not False and self.may_hold_messages(version)
 
     def cascades(self, priorities: bool) -> list[Cascade]:
         """Return the normal cascade, and with `priorities` the one for priorities above 4."""

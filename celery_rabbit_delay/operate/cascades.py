@@ -22,23 +22,29 @@ from .management import Management, Snapshot
 _ANY = Destination("", ("any",))
 
 
-def cascades(connection: kombu.Connection, priorities: bool = False) -> list[Cascade]:
+def cascades(connection: kombu.Connection, priorities: bool = False, ahead: bool = False) -> list[Cascade]:
     """Return the cascade for normal messages, and with `priorities`, or if it exists, that for priorities above 4.
 
-    Their levels are those of the options. Where a cascade `by_time` exists it is the last one, and may be the only one.
+    Their levels are those of the options. A cascade `by_time` that exists is the last one. It is the only one if no
+    levels exist, also where publishers would begin with it; but not with `ahead`, for those that create nothing and so
+    cannot find out whether RabbitMQ holds messages.
     """
     options: Options = connection.transport.delay_options
     found = options.cascades(priorities or _exists(connection, options.high_cascade))
-    if not is_by_time(connection):
+    by_time = is_by_time(connection)
+    if not by_time and not options.may_use_delivery_time(connection.connection.server_version):
         return found
-    if options.delivery_time is not False and not _queue_exists(connection, options.cascade.levels[0].queue):
-        found.remove(options.cascade)
-    return [*found, options.by_time_cascade]
+    needed = options.delivery_time is False or (ahead and options.delivery_time is None)
+    if needed or _queue_exists(connection, options.cascade.levels[0].queue):
+        return [*found, options.by_time_cascade] if by_time else found
+    return [*found[1:], options.by_time_cascade]
 
 
 def is_by_time(connection: kombu.Connection) -> bool:
     """Return whether a cascade `by_time` exists, as far as this user may see it."""
     options: Options = connection.transport.delay_options
+    if not options.may_hold_messages(connection.connection.server_version):
+        return False  # RabbitMQ would log an error
     with suppress(AccessRefused):
         return declare.exchange_exists(connection.default_channel, options.by_time_cascade.marker)
     return False

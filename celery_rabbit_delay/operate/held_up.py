@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.destination import SHORT_LIVED, decode, is_address
@@ -69,6 +69,14 @@ def held_up(cascade: Cascade, snapshot: Snapshot) -> list[HeldUp]:
             before = found.get(key, HeldUp(name, target.name, 0, *cause))
             found[key] = before._replace(stuck=before.stuck + due)
     return list(found.values())
+
+
+def held(cascade: Cascade, snapshot: Snapshot) -> Iterator[tuple[str, str, int]]:
+    """Yield each outbox in which RabbitMQ holds messages until they are due, with its destination and their number."""
+    for name, row in snapshot.queues.items():
+        address = cascade.outbox_address(name)
+        if address and (amount := int(row.get("messages_delayed") or 0)):
+            yield name, _target(cascade, name, address, snapshot.bindings).name, amount
 
 
 def unsettled(row: Mapping[str, Any]) -> int:

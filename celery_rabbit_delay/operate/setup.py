@@ -30,17 +30,16 @@ _AT_MOST = 10_000
 _SHORT_LIVED = Destination("", ("",), short_lived=True)
 
 
-def wanted(connection: kombu.Connection, priorities: bool = False, levels: bool = False) -> list[Cascade]:
+def wanted(connection: kombu.Connection, priorities: bool = False, ahead: bool = False) -> list[Cascade]:
     """Return the cascades that `setup` is to create: without levels, where RabbitMQ is found to hold messages.
 
-    To find out, this creates the cascade `by_time`, but only on a RabbitMQ that may hold them. With `levels`, or for
-    publishers that create nothing and so cannot find out, there are levels, too.
+    To find out, this creates the cascade `by_time`, but only on a RabbitMQ that may hold them. `ahead` is as in
+    `cascades`.
     """
     options: Options = connection.transport.delay_options
     chosen, _ = choose(ConfirmedChannel(connection.connection), options, options.cascade)
-    found = cascades(connection, priorities)
-    needed = options.cascade if levels else chosen
-    return found if needed in found else [needed, *found]
+    found = cascades(connection, priorities, ahead)
+    return found if chosen in found else [chosen, *found]
 
 
 class NotEmpty(DelayError):

@@ -18,7 +18,7 @@ from ..core.destination import Destination
 from ..core.fates import Fate, Fates
 from ..core.streams import Unreadable
 from .cascades import existing, existing_outboxes
-from .held_up import LONG_NAME, HeldUp, held_up, unsettled
+from .held_up import LONG_NAME, HeldUp, held, held_up, unsettled
 from .management import Snapshot
 
 #: The number of messages that `recorded` groups.
@@ -94,7 +94,12 @@ class Status(NamedTuple):
     def has_problems(self) -> bool:
         """Whether something is missing, or takes what is due from nobody as far as it is known."""
         held_up = any(one.is_stuck for one in self.held_up or ())
-        return bool(self.blocked or self.orphans or held_up or self.missing)
+        return bool(self.blocked or self.orphans or held_up or self.missing) or not self.is_there
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is any cascade: it may be one without levels."""
+        return self.orphans is not None or len(self.missing) < len(self.levels)
 
     @property
     def missing(self) -> list[LevelStatus]:
@@ -137,8 +142,8 @@ def status(
                 outboxes.append(
                     OutboxStatus(outbox.queue, str(outbox.destination or LONG_NAME), outbox.delay, count, due)
                 )
-        elif snapshot and (held := int(snapshot.queues[outbox.queue].get("messages_delayed") or 0)):
-            outboxes.append(OutboxStatus(outbox.queue, str(outbox.destination or LONG_NAME), 0, held, None))
+    for queue, destination, count in held(wanted[0], snapshot) if snapshot else ():
+        outboxes.append(OutboxStatus(queue, destination, 0, count, None))
     orphans = declare.message_count(channel, wanted[0].orphans)
     beside = [
         StreamStatus(stream.name, messages)
@@ -146,7 +151,7 @@ def status(
         if (messages := declare.message_count(channel, stream.name)) is not None
     ]
     if snapshot is None:
-        by_time = any(cascade.by_time for cascade in wanted)
+        by_time = orphans is not None and wanted[-1].by_time
         return Status(levels, outboxes, orphans, None, None, beside, is_partial=by_time)
     led_to = {binding.destination for binding in snapshot.bindings if binding.source in wanted[0].exits}
     all_orphans = int(snapshot.queues.get(wanted[0].orphans, {}).get("messages") or 0)

@@ -87,7 +87,7 @@ def _of_the_broker(status: Status) -> Iterator[Gauge]:
     yield levels
     outboxes = Gauge(
         _named("outbox_messages"),
-        "Waiting messages in an outbox with a delay, if there are any.",
+        "Waiting messages in an outbox with a delay, or held there by RabbitMQ (delay 0), if there are any.",
         labels=["outbox", "destination", "delay_seconds"],
     )
     for outbox in status.outboxes:

@@ -133,17 +133,17 @@ class Operations:
             self.indexer.catch_up(connection)
         return Done(len(moved), refused)
 
-    def pause(self, queue: str, who: str) -> Done:
+    def pause(self, queue: str, by: str) -> Done:
         """Pause a queue until it is resumed."""
         with self._acting() as connection:
-            operate.pause(connection, queue, self.broker.names, who=who)
+            operate.pause(connection, queue, self.broker.names, by=by)
             self.indexer.catch_up(connection)
         return Done(1, [])
 
-    def resume(self, queue: str, who: str) -> Done:
+    def resume(self, queue: str, by: str) -> Done:
         """Let workers consume a queue again."""
         with self._acting() as connection:
-            operate.resume(connection, queue, self.broker.names, who)
+            operate.resume(connection, queue, self.broker.names, by)
             self.indexer.catch_up(connection)
         return Done(1, [])
 

@@ -177,6 +177,7 @@ def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_a
         missing -= set(names(vhost.take("celery", len(missing))))
 
 
+@pytest.mark.levels
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
     def take_all() -> None:
         """Take each task, some twice: RabbitMQ may close the channel before it has confirmed what it has stored."""
@@ -237,7 +238,7 @@ def test_a_message_that_the_broker_refuses_hinders_no_other_one(
         with celery_rabbit_delay.batch(app) as producer:
             for n in range(3):
                 more = wrong if n == 1 else {}
-                ids.append(app.send_task("t", (n,), countdown=5, producer=producer, **more).id)
+                ids.append(app.send_task("t", (n,), countdown=60, producer=producer, **more).id)
 
     with pytest.raises(BatchFailed, match="RabbitMQ refuses this message") as failed:
         send()

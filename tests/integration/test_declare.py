@@ -22,6 +22,8 @@ from tests.kit.wait import wait_until
 
 Q = Destination("", ("q",))
 
+pytestmark = pytest.mark.levels
+
 
 @pytest.fixture
 def q(vhost: Vhost) -> str:

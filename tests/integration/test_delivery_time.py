@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import kombu
 import pytest
+from amqp import Message
 
+from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp import create
+from celery_rabbit_delay.amqp.delivery_time import BrokerClock
+from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
+from celery_rabbit_delay.core.streams import YEAR
+from celery_rabbit_delay.operate.management import Management
 from tests.kit.broker import Broker, Vhost, own_node, publish, publishing, take
 from tests.kit.commands import Result, management, run
 from tests.kit.holding import NOT_HELD, holds_messages
@@ -96,10 +105,14 @@ def test_short_lived_queues_share_an_outbox(holding: Vhost, by_time: kombu.Conne
         queue = by_time.default_channel.queue_declare("", exclusive=True, auto_delete=True).queue
         publish(by_time, 0.4, queue)
         names.append(queue)
+    publish(by_time, 100, names[0])
     for name in names:
         [(_, late)] = arrivals(by_time, name, 1)
         assert late >= 0
-    assert not [name for name in holding.names("queues") if ".out." in name and not name.endswith(".out.short-lived")]
+    shared = f"{holding.cascade.root}.out.short-lived"
+    api = Management(management(holding)[1], holding.name)
+    wait_until(lambda: operate.status(by_time, snapshot=api.snapshot()).waiting == 1, "the management API counts it")
+    assert [name for name in holding.names("queues") if ".out." in name] == [shared]
 
 
 @pytest.mark.leaves_orphans
@@ -108,6 +121,24 @@ def test_what_is_due_for_a_queue_that_is_gone_becomes_an_orphan(holding: Vhost, 
     publish(by_time, 0.3)
     holding.delete_queue("q")
     wait_until(lambda: holding.count(holding.cascade.orphans) == 1, "it is an orphan")
+
+
+@pytest.mark.leaves_orphans
+def test_what_somebody_made_up_stops_nothing(holding: Vhost, by_time: kombu.Connection) -> None:
+    """What an outbox hands on without the address of a destination becomes an orphan; some never leaves it."""
+    holding.declare("q")
+    publish(by_time, 0.01)
+    arrivals(by_time, "q", 1)
+    with holding.plain() as forger:
+        for moment in (None, 0, -1, "soon", int(time.time() + 50 * YEAR) * 1000):
+            for key, cc in (("@.+q", []), ("@.+q", ["@.=+nowhere", "@.+nowhere"]), ("@.short-lived", ["@.probe"])):
+                for _ in range(20):
+                    forged = Message("forged", application_headers={"CC": cc, X_DELIVERY_TIME: moment})
+                    forger.default_channel.basic_publish(forged, holding.cascade.outbox_ingest, key)
+    wait_until(lambda: holding.count(holding.cascade.orphans) == 4 * 3 * 20, "the others are orphans")
+    publish(by_time, 0.3)
+    [(_, late)] = arrivals(by_time, "q", 1)
+    assert late >= 0
 
 
 def test_a_message_is_cancelled_moved_and_listed_like_any_other(holding: Vhost, make_app: MakeApp) -> None:
@@ -176,6 +207,27 @@ def test_a_broker_without_it_is_noticed_and_messages_pass_levels(vhost: Vhost) -
         assert late >= 0
 
 
+@pytest.mark.parametrize("how", ["consumed", "fetched"])
+def test_what_a_queue_let_out_too_early_waits_on_also_without_a_worker(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        with monkeypatch.context() as patched:
+            clock = BrokerClock(0, time.monotonic_ns(), time.time_ns() - time.monotonic_ns())  # decades behind
+            patched.setattr(create, "choose", lambda *_: (replace(vhost.cascade, by_time=True), clock))
+            sent = time.time()
+            for _ in range(2):
+                publish(connection, 8, headers={"mine": 1})
+        wait_until(lambda: vhost.count("q") == 2, "both came at once")
+        if how == "fetched":
+            assert connection.channel().basic_get("q") is None
+        found = arrivals(connection, "q", 2)
+        assert time.time() - sent >= 8
+    assert all(late >= 0 and message.headers == {"mine": 1} for message, late in found)
+    assert all(message.delivery_info["routing_key"] == "q" for message, _ in found)
+
+
 @pytest.mark.long
 def test_what_waits_survives_the_kill_of_the_only_node() -> None:
     with own_node() as vhost:
@@ -241,6 +293,9 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
     def command(*arguments: str) -> Result:
         return run(url, *arguments, options=own)
 
+    planned, status = command("plan"), command("status")
+    assert (planned.code, ".delay." in planned.out, "`setup` creates levels too" in planned.out) == (3, False, True)
+    assert (status.code, "there is no cascade" in status.out) == (3, True)
     assert "0 levels exist\nRabbitMQ holds messages until they are due" in command("setup").out
     assert not [name for name in holding.names("queues") if ".delay." in name or ".out.1" in name]
     for check in ("plan", "verify"):
@@ -254,9 +309,11 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
             publish(connection, 100)
     assert command("status").out.startswith("0 wait, besides those that RabbitMQ holds")
     wait_until(lambda: command("status", *management(holding)).out.startswith("3 wait"), "all are counted")
-    status = json.loads(command("status", "--json", *management(holding)).out)
-    assert (status["waiting"], status["stuck"], status["levels"]) == (3, [], [])
-    assert [(one["delay"], one["ready"]) for one in status["outboxes"]] == [(0, 3)]
+    counted = json.loads(command("status", "--json", *management(holding)).out)
+    assert (counted["waiting"], counted["stuck"], counted["levels"]) == (3, [], [])
+    assert [(one["delay"], one["ready"]) for one in counted["outboxes"]] == [(0, 3)]
+    measured = command("metrics", *management(holding)).out
+    assert re.search(r'_outbox_messages{delay_seconds="0",destination="queue .q.",outbox=".*"} 3\.0$', measured, re.M)
     refused = command("teardown", "--yes", *management(holding))
     assert "3 messages wait" in refused.err
     with holding.connection(delivery_time=False) as connection:

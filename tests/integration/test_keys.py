@@ -171,6 +171,7 @@ def test_a_moved_message_is_the_last_one_of_its_key(vhost: Vhost, make_app: Make
     assert list(celery_rabbit_delay.scheduled(app)) == []
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("follows_both", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_keys_are_kept_when_messages_move_to_another_cascade(vhost: Vhost, follows_both: bool) -> None:
     vhost.declare("q")
@@ -184,6 +185,7 @@ def test_keys_are_kept_when_messages_move_to_another_cascade(vhost: Vhost, follo
         assert arriving(connection if follows_both else target) == ["second"]
 
 
+@pytest.mark.levels
 def test_what_moves_to_another_cascade_replaces_no_later_message_there(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection, vhost.connection(prefix="other") as target:
@@ -195,6 +197,7 @@ def test_what_moves_to_another_cascade_replaces_no_later_message_there(vhost: Vh
         assert sorted(arriving(target)) == ["later", "moved"]
 
 
+@pytest.mark.levels
 def test_a_key_that_somebody_made_up_does_not_stop_a_migration(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection() as connection, vhost.connection(prefix="other") as target:

@@ -27,11 +27,11 @@ from tests.kit.broker import QUICK, Vhost, ensure, lead, publish, take, wait_to_
 from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
 from tests.kit.wait import wait_until
 
-pytestmark = pytest.mark.shared_vhost
+pytestmark = [pytest.mark.shared_vhost, pytest.mark.levels]  # nothing takes out what RabbitMQ holds
 
 Q = Destination("", ("q",))
-NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
-TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02")
+NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02, "delivery_time": False}
+TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02", "--to-no-delivery-time")
 
 
 def waiting(vhost: Vhost, *cascades: Cascade) -> int:

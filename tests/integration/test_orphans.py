@@ -40,8 +40,9 @@ def test_orphans_block_no_other_message(vhost: Vhost) -> None:
     orphans = vhost.take(vhost.cascade.orphans, 40)
     assert sorted(message.payload for message in orphans) == list(range(40))
     for message in orphans:
-        queue, outbox, destination = message.headers["CC"]
-        assert (queue, decode(outbox), destination) == ("gone", ("", "gone"), "@.=+gone")
+        queue, *outbox, destination = message.headers["CC"]  # without its address, RabbitMQ has held the message in it
+        assert (queue, destination) == ("gone", "@.=+gone")
+        assert [decode(address) for address in outbox] == [("", "gone")] * len(outbox)
         assert message.headers[HEADER]["exchange"] == ""
         assert message.headers[HEADER]["due"] > 1_700_000_000_000
 
@@ -69,6 +70,7 @@ def without_delay(outbox: str) -> str:
     return re.sub(r".*\.out\.(\d+m?s\.)?", "", outbox)
 
 
+@pytest.mark.levels
 def test_outboxes_of_what_is_gone_are_deleted_when_they_are_empty(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def led_into_nothing(vhost: Vhost, connection: kombu.Connection, delay: float, a
     wait_until(lambda: vhost.count(vhost.cascade.orphans) == amount, "they are orphans")
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("declared", ["auto", pytest.param("passive", marks=pytest.mark.more)])
 @pytest.mark.parametrize("by", ["the command", "a worker"])
 def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
@@ -203,6 +206,7 @@ def test_orphans_tell_why_they_would_not_be_replayed_and_stay_as_they_are(vhost:
     assert vhost.count("gone") == 0
 
 
+@pytest.mark.levels
 def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
@@ -244,6 +248,7 @@ def test_an_odd_due_time_of_an_orphan_stops_no_other(vhost: Vhost, due: Any, say
         assert len(take(connection, "q", 1 if says else 2)) == (1 if says else 2)
 
 
+@pytest.mark.levels
 @pytest.mark.long
 def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch

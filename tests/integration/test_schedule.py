@@ -767,6 +767,7 @@ def test_the_export_of_a_cascade_with_a_journal_has_its_streams(vhost: Vhost) ->
     assert {queue["name"] for queue in json.loads(text)["queues"]} >= STREAMS
 
 
+@pytest.mark.levels
 def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancelled_goes_nowhere(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:

@@ -360,6 +360,7 @@ def test_a_mistyped_prefix_is_said(vhost: Vhost, serve: Serve) -> None:
     shows(serve(options=("--prefix", "celery-rabit-delay")), "There is no such cascade on the broker")
 
 
+@pytest.mark.levels
 def test_health_shows_levels_and_what_verify_finds(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
@@ -507,6 +508,7 @@ def test_a_damaged_index_is_built_again(vhost: Vhost, serve: Serve, tmp_path: Pa
         assert str(index) in printed.err
 
 
+@pytest.mark.levels
 def test_metrics_are_printed_once(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
@@ -595,6 +597,7 @@ def test_every_metric_is_documented_and_there(vhost: Vhost) -> None:
     assert "`…_messages`" in text
 
 
+@pytest.mark.levels
 def test_the_page_of_an_app_without_streams_says_so_and_shows_the_rest(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(streams=False) as connection:

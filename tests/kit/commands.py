@@ -31,7 +31,8 @@ class Result:
 
 
 def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result:
-    return _finished(["celery-rabbit-delay", "--broker", url, *options, *arguments], None, os.environ)
+    of_levels = ["--no-delivery-time"] if QUICK.get("delivery_time") is False else []
+    return _finished(["celery-rabbit-delay", "--broker", url, *options, *of_levels, *arguments], None, os.environ)
 
 
 def celery(*arguments: str, directory: Path | None = None, **environment: str) -> Result:

@@ -10,6 +10,7 @@ from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.parts import Binding
 from celery_rabbit_delay.operate import HeldUp, Snapshot, held_up
+from celery_rabbit_delay.operate.held_up import held
 
 CASCADE = Options().cascade
 QUEUE = Destination("", ("q",))
@@ -39,6 +40,17 @@ def test_what_rabbitmq_holds_in_an_outbox_until_it_is_due_is_not_held_up() -> No
     assert all_held_up({name: {"name": name, "messages": 3, "messages_delayed": 3}}) == []
     [outbox] = all_held_up({name: {"name": name, "messages": 4, "messages_delayed": 3}})
     assert outbox.stuck == 1
+
+
+def test_what_rabbitmq_holds_is_counted_for_each_destination_and_together_for_those_that_are_short_lived() -> None:
+    short_lived = Destination("", ("reply",), short_lived=True)
+    names = [CASCADE.outbox_name(one) for one in (QUEUE, EXCHANGE, short_lived)]
+    rows = {name: {"messages_delayed": amount} for name, amount in zip([*names, "other"], (2, 0, 5, 7), strict=True)}
+    bindings = set(CASCADE.exit_bindings(short_lived))
+    assert [*held(CASCADE, Snapshot(rows, bindings))] == [
+        (names[0], "queue 'q'", 2),
+        (names[2], "short-lived queues 'reply'", 5),
+    ]
 
 
 @pytest.mark.parametrize(
