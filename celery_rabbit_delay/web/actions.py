@@ -21,6 +21,13 @@ from .printing import printable
 #: The number of acts that the page remembers.
 KEPT = 100
 
+_EDITED = {
+    "enable": "periodic entry enabled",
+    "disable": "periodic entry disabled",
+    "remove": "periodic entry removed",
+    "run": "run of a periodic entry sent",
+}
+
 
 class Act(NamedTuple):
     """A change that was asked for on the page."""
@@ -88,6 +95,11 @@ def add_actions(site: Flask, operations: Operations, overview: Overview, acts: d
     def remove() -> Any:
         marks = forms.marks()
         return answer(lambda: operations.remove(marks), "removed")
+
+    @site.post("/periodic/<any(enable, disable, remove, run):act>")
+    def edit_entry(act: str) -> Any:
+        name, version, who = request.form["name"], request.form.get("version", 0, int), _who()
+        return answer(lambda: operations.edit_entry(act, name, version, who), _EDITED[act])
 
     @site.post("/health/verify")
     def verify() -> Any:
