@@ -4,6 +4,9 @@
 
 It is Celery's scheduler, which sends nothing unless its process holds a lock in RabbitMQ (`amqp.lock`), and notes there
 when each entry has run last. It works without `install` as well.
+
+The active one also answers questions: what there is, and edits of entries (`periodic`), of which it leaves the result
+to the next one in the same message as the runs.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -31,15 +34,19 @@ from . import upstream
 from .amqp.connecting import ensure_connection
 from .amqp.lock import Lock
 from .core import beat as core
+from .core import periodic
 from .core.beat import Run
-from .core.errors import InvalidOption
+from .core.errors import DelayError, EntryConflict, InvalidEntry, InvalidOption
 from .core.options import Options
+from .core.periodic import State
+from .schedules import Once, definition_of, entry_of, text_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds: the longest sleep, for heartbeats and answers are due then; the time for which it is enough to have asked
-#: whether this process is the active one, as for many runs at once; and until a run is tried again.
-SLEEP, FRESH, PAUSE = 1.0, 0.5, 10.0
+#: Seconds: the longest sleep, for heartbeats and answers are due then, and that soon after a question, for more may
+#: come; the time for which it is enough to have asked whether this process is the active one, as for many runs at once;
+#: and until a run is tried again.
+SLEEP, SHORT, FRESH, PAUSE = 1.0, 0.05, 0.5, 10.0
 
 
 def queue_of(app: Celery) -> str:
@@ -74,13 +81,22 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     _lock: Lock | None = None
 
-    def __init__(self, app: Celery, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, app: Celery, *args: Any, visiting: bool = False, **kwargs: Any) -> None:
+        """A visiting one is no beat: it answers a question while none is active, and knows perhaps not all entries."""
+        self._visiting = visiting
         self.queue, self.heartbeat = queue_of(app), heartbeat_of(app)
         #: What is noted in RabbitMQ, or will be.
         self._runs: dict[str, Run] = {}
         #: When entries that could not be sent are tried again, by `time.monotonic`.
         self._paused: dict[str, float] = {}
+        #: Until when more questions are expected, by `time.monotonic`.
+        self._asked = 0.0
+        #: What was written at run time, as it is in RabbitMQ.
+        self._state, self._dumped = State(), b""
         super().__init__(app, *args, **kwargs)
+        self._code: dict[str, Any] = dict(self.schedule)
+        #: All entries, also those that are disabled and so not in the schedule.
+        self._entries = dict(self._code)
 
     @property
     def info(self) -> str:
@@ -103,15 +119,14 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             try:
                 if not self._take_part():
                     return 0
-                return float(min(super().tick(*args, **kwargs), SLEEP))
+                return float(min(super().tick(*args, **kwargs), SLEEP if time.monotonic() > self._asked else SHORT))
             except NotSent as exc:
                 [entry] = exc.args
+                cause = exc.__cause__
+                logger.error("beat: %s is not sent, trying again in %.0f s", entry.name, PAUSE, exc_info=cause)
                 self.schedule[entry.name] = entry
                 self._paused[entry.name] = time.monotonic() + PAUSE
                 upstream.schedule_again(self, entry, PAUSE)
-                # RabbitMQ may still answer to this run, which py-amqp would take for the answer to the next one.
-                with suppress(AMQPError, OSError):
-                    upstream.close_without_waiting(self.__dict__.pop("producer").channel)
                 return 0
             except (AMQPError, OperationalError, OSError) as exc:
                 logger.error("beat: RabbitMQ cannot be reached, trying again: %s", exc)
@@ -137,23 +152,100 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             self._take_over(lock)
         elif lock.age > self.heartbeat:
             self._note(lock)
-        if lock.questions:
-            lock.answer(json.dumps(self._describe()).encode())
+        while lock.questions:
+            question = lock.questions[0]
+            lock.answer(question, json.dumps(self.answer(question.body)).encode())
+            del lock.questions[0]
+            self._asked = time.monotonic() + 2 * SLEEP
         return True
 
     def _take_over(self, lock: Lock) -> None:
         """Go on where the process before, or this one, has stopped."""
-        self._runs = core.merge([self._runs, *_read(lock.left)], _now())
-        self._note(lock)
-        for name, entry in self.schedule.items():
-            run = self._runs[name]
-            entry.last_run_at, entry.total_run_count = run.at.astimezone(self.app.timezone), run.total
-        upstream.calculate_again(self)
-        logger.info("beat: %s is the active one of %s", process_name(), self.queue)
+        left = list(_read(lock.left))
+        self._runs = core.merge([self._runs, *(runs for runs, _ in left)], _now())
+        # What this process wrote before may be older, or have never been stored.
+        self._state = max((state for _, state in left), key=lambda state: state.version, default=self._state)
+        self._note(lock, self._state)
+        self._arrange({*self._code, *self._entries, *self._state.entries})
+        if not self._visiting:
+            logger.info("beat: %s is the active one of %s", process_name(), self.queue)
 
-    def _note(self, lock: Lock) -> None:
-        self._runs = core.remember(self._runs, self.schedule, _now())
-        lock.write(core.dump(self._runs))
+    def _note(self, lock: Lock, state: State | None = None) -> None:
+        """Leave the runs, and what was written, to the next process. Raises `InvalidEntry` if that is too large."""
+        if state is not None:
+            dumped, names = periodic.dump(state), {*self._code, *state.entries}
+        else:
+            state, dumped, names = self._state, self._dumped, {*self._code, *self._state.entries}
+        self._runs = core.remember(self._runs, {*names, *(self._runs if self._visiting else ())}, _now())
+        lock.write(core.dump(self._runs) + (b"\n" + dumped if state.version else b""))
+        self._state, self._dumped = state, dumped
+
+    def _arrange(self, names: Iterable[str]) -> None:
+        """Put entries into the schedule as they are in the code, or were written."""
+        for name in names:
+            entry, written = self._code.get(name), self._state.entries.get(name)
+            if written and written.definition is not None:
+                try:
+                    entry = entry_of(name, written.definition, self.app)
+                except Exception as exc:  # it is forged, or needs a library that is missing here
+                    logger.error("beat: the entry %r is left out: %s", name, exc)
+                    entry = None
+            self.schedule.pop(name, None)
+            self._entries.pop(name, None)
+            if entry is not None:
+                run = self._runs[name]
+                entry.last_run_at, entry.total_run_count = run.at.astimezone(self.app.timezone), run.total
+                self._entries[name] = entry
+                if written is None or written.is_enabled:
+                    self.schedule[name] = entry
+        upstream.calculate_again(self)
+
+    def answer(self, question: bytes | str) -> dict[str, Any]:
+        """Return the answer to a question: `{"edit": […]}`, `{"run": name, "id": id}`, or what there is."""
+        try:
+            asked = json.loads(question) if question else {}
+            if "edit" in asked:
+                self._edit(periodic.load_edit(asked["edit"]))
+            elif "run" in asked:
+                self._run(asked["run"], asked["id"])
+            else:
+                return self._describe()
+        except (AMQPError, OSError):
+            raise
+        except EntryConflict as exc:
+            return {"conflict": str(exc)}
+        except NotSent as exc:
+            return {"error": f"{asked['run']} is not sent: {exc.__cause__}"}
+        except (DelayError, ValueError, LookupError, TypeError, RecursionError) as exc:
+            return {"error": str(exc)}
+        return {"done": True}
+
+    def visit(self, question: bytes | str) -> dict[str, Any] | None:
+        """Become active, and answer a question; None if that takes longer than two seconds, for another one is."""
+        end = time.monotonic() + 2 * SLEEP
+        while time.monotonic() < end:
+            if self._take_part():
+                return self.answer(question)
+        return None
+
+    def _edit(self, edit: periodic.Edit) -> None:
+        state = periodic.apply(self._state, edit, self._code)
+        if state is not self._state:
+            assert self._lock is not None
+            if edit.definition is not None:
+                definition_of(**edit.definition, app=self.app)
+            if edit.name not in (self.schedule if edit.is_enabled else self._entries):  # it begins now
+                self._runs[edit.name] = Run(_now(), self._runs.get(edit.name, Run(_now())).total)
+            self._note(self._lock, state)
+            self._arrange([edit.name])
+            logger.info("beat: %s has changed the entry %s", edit.by, edit.name)
+
+    def _run(self, name: str, id_: str) -> None:
+        """Send a run besides those of its schedule. Raises `NotSent`, `InvalidEntry`."""
+        if name not in self._entries:
+            raise InvalidEntry(f"there is no entry {name!r}")
+        entry = self._entries[name]
+        self._send(type(entry)(**dict(entry, options={**entry.options, "task_id": id_})), id_)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send a run, and note it then: what is interrupted in between is sent twice, with the same task id.
@@ -165,17 +257,25 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         if entry.name not in self._runs or lock.age > FRESH:
             self._runs.setdefault(entry.name, _run_of(entry))
             self._note(lock)
-        id_ = core.task_id(self.queue, entry.name, self._runs[entry.name])
+        self._send(entry, core.task_id(self.queue, entry.name, self._runs[entry.name]))
+        self._runs[entry.name] = _run_of(self.schedule[entry.name])
+        if isinstance(entry.schedule, Once):
+            self._note(lock, periodic.without(self._state, entry.name))
+            self._arrange([entry.name])
+        else:
+            self._note(lock)
+
+    def _send(self, entry: Any, id_: str) -> None:
         options = {"task_id": id_, "mandatory": True, **entry.options, "retry": False}
         run = type(entry)(**dict(entry, options=options))  # copy.copy() would take the app from the schedule
         logger.info("Scheduler: Sending due task %s (%s)", entry.name, entry.task)
         try:
-            self.apply_async(run, producer=producer, advance=False)
+            self.apply_async(run, producer=self.producer, advance=False)
         except Exception as exc:
-            logger.exception("beat: %s is not sent, trying again in %.0f s", entry.name, PAUSE)
+            # RabbitMQ may still answer to this run, which py-amqp would take for the answer to the next one.
+            with suppress(AMQPError, OSError):
+                upstream.close_without_waiting(self.__dict__.pop("producer").channel)
             raise NotSent(entry) from exc
-        self._runs[entry.name] = _run_of(self.schedule[entry.name])
-        self._note(lock)
 
     def close(self) -> None:
         """Leave the lock to the next process."""
@@ -192,15 +292,48 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 connection.release()
 
     def _describe(self) -> dict[str, Any]:
-        """Return what `status` shows."""
+        """Return what `status` and `periodic` show."""
         entries = {}
-        for name, entry in self.schedule.items():
-            due = None
-            with suppress(Exception):  # such as that of an entry of a class of its own: it must not stop the others
-                is_due, seconds = entry.is_due()
-                due = (_now() + timedelta(seconds=0 if is_due else seconds)).isoformat()
-            entries[name] = {"task": entry.task, "next": due, "last": _run_of(entry).at.isoformat()}
-        return {"process": process_name(), "entries": entries}
+        for name in {**self._entries, **self._state.entries}:
+            entry, written = self.schedule.get(name, self._entries.get(name)), self._state.entries.get(name)
+            due = last = total = None
+            if entry is not None:
+                last, total = _run_of(entry).at.isoformat(), entry.total_run_count
+                if name in self.schedule:
+                    with suppress(Exception):  # such as that of an entry of a class of its own: it must not stop others
+                        is_due, seconds = entry.is_due()
+                        due = (_now() + timedelta(seconds=0 if is_due else seconds)).isoformat()
+            text, definition = self._told.get(name, ("", None))
+            if is_written := written is not None and written.definition is not None:
+                assert written is not None
+                definition = written.definition or {}
+                text = str(definition.get("schedule", ""))
+            entries[name] = {
+                "task": str((definition or {}).get("task", entry.task if entry else "")),
+                "schedule": text,
+                "next": due,
+                "last": last,
+                "total": total,
+                "is_enabled": written is None or written.is_enabled,
+                "is_written": is_written,
+                "by": written and written.by,
+                "at": written and written.at,
+                "version": written.version if written else 0,
+                "definition": definition,
+            }
+        return {"process": None if self._visiting else process_name(), "entries": entries}
+
+    @cached_property
+    def _told(self) -> dict[str, tuple[str, dict[str, Any] | None]]:
+        """The texts of the schedules in the code, and the definitions that are JSON."""
+        told: dict[str, tuple[str, dict[str, Any] | None]] = {}
+        for name, one in self._code.items():
+            told[name] = str(one.schedule), None
+            with suppress(Exception):  # it is of a class of its own, or not JSON
+                told[name] = text_of(one.schedule, self.app), None
+                definition = definition_of(one.task, one.schedule, one.args, one.kwargs, one.options, self.app)
+                told[name] = definition["schedule"], definition
+        return told
 
 
 def process_name() -> str:
@@ -216,10 +349,11 @@ def _run_of(entry: Any) -> Run:
     return Run(maybe_make_aware(entry.last_run_at).astimezone(timezone.utc), entry.total_run_count)
 
 
-def _read(left: list[bytes]) -> Iterator[dict[str, Run]]:
+def _read(left: list[bytes]) -> Iterator[tuple[dict[str, Run], State]]:
     for body in left:
+        runs, _, written = (body if isinstance(body, bytes) else body.encode()).partition(b"\n")
         try:
-            yield core.load(body)
+            yield core.load(runs), periodic.load(written) if written else State()
         except ValueError as exc:
             logger.warning("beat: a message in the queue is not from a beat, and is dropped: %s", exc)
 

@@ -10,10 +10,11 @@ import select
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from heapq import heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import amqp
-import kombu
+if TYPE_CHECKING:
+    import amqp
+    import kombu
 
 _CHANNEL_CLOSE = (20, 40)
 _BASIC = 60

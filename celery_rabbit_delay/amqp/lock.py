@@ -10,6 +10,7 @@ consumer may not learn that the queue has another one; but then it does not rece
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 from typing import Any
@@ -23,7 +24,8 @@ from .. import upstream
 from ..core.errors import CascadeConflict, NotPermitted, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
 from .confirms import publish
-from .declare import PERMISSIONS
+from .connecting import own_channel
+from .declare import PERMISSIONS, passive_declare_queue
 
 ARGUMENTS = {
     "x-queue-type": "quorum",
@@ -37,6 +39,10 @@ ARGUMENTS = {
 
 #: Replies go only here, so that nobody can make a holder write to a queue (https://www.rabbitmq.com/docs/direct-reply-to).
 REPLY_TO = "amq.rabbitmq.reply-to"
+
+
+class NoHolder(Exception):
+    """Nobody holds the lock, or waits for it."""
 
 
 class Lock:
@@ -58,11 +64,11 @@ class Lock:
         self.is_active = self.is_held = False
         #: Messages of earlier holders that are not replaced yet, the latest last.
         self.left: list[bytes] = []
-        #: Where to send an answer to those who ask for the holder.
-        self.questions: list[str] = []
+        #: Messages of those who ask the holder, which are delivered to the next holder unless they are answered.
+        self.questions: list[Message] = []
         self._queue, self._patience = queue, patience
         self._awaited: str | None = None  # the id of the message that this has published
-        self._kept = 0  # the delivery tag of the last message that is not acknowledged; 0 is none
+        self._kept: list[int] = []  # the delivery tags of what is left to the next holder
         self._connection = connection.connection
         upstream.limit_waits(self._connection, patience)
         self._channel = connection.channel()
@@ -100,21 +106,21 @@ class Lock:
 
         Until then it was stored by a majority of the nodes, and this held the lock. Raises as `wait` does.
         """
-        known, kept = len(self.left), self._kept
+        known, kept = len(self.left), list(self._kept)
         self._awaited = uuid4().hex
         self._publish(Message(body, delivery_mode=2, message_id=self._awaited), self._queue)
         self._moment = time.monotonic()
         while self._awaited:
             self._connection.blocking_read(max(self._patience - self.age, 0))
-        if kept:
-            self._channel.basic_ack(kept, multiple=True)
-        del self.left[:known]
+        for tag in kept:
+            self._channel.basic_ack(tag)
+        del self.left[:known], self._kept[: len(kept)]
         self.is_held = True
 
-    def answer(self, body: bytes) -> None:
-        """Answer all who have asked."""
-        while self.questions:
-            self._publish(Message(body), self.questions.pop(), mandatory=False)
+    def answer(self, question: Message, body: bytes) -> None:
+        """Answer one who has asked, if that one still waits."""
+        self._publish(Message(body), question.properties["reply_to"], mandatory=False)
+        self._channel.basic_ack(question.delivery_tag)
 
     def channel(self) -> Any:
         """Return a new channel of the same connection: after the lock is lost, nothing is sent on it."""
@@ -138,11 +144,31 @@ class Lock:
         if own:
             self._awaited = None
         if own or (message.body and not self.is_held and "reply_to" not in message.properties):
-            self._kept = message.delivery_tag
+            self._kept.append(message.delivery_tag)
             if not own:
                 self.left.append(message.body)
             return
-        self._channel.basic_ack(message.delivery_tag)
-        reply_to = str(message.properties.get("reply_to", ""))
-        if reply_to.startswith(REPLY_TO):
-            self.questions.append(reply_to)
+        if str(message.properties.get("reply_to", "")).startswith(REPLY_TO):
+            self.questions.append(message)
+        else:
+            self._channel.basic_ack(message.delivery_tag)
+
+
+def ask(connection: kombu.Connection, queue: str, question: Any = None, patience: float = 5) -> Any:
+    """Ask the holder of a lock, wait `patience` seconds, and return its answer; both are JSON, and None is no answer.
+
+    Raises `NoHolder` if there is none, and `NotFound` if there has never been one.
+    """
+    answers: list[Any] = []
+    with own_channel(connection) as channel:
+        if not passive_declare_queue(channel, queue).consumer_count:
+            raise NoHolder
+        channel.basic_consume(REPLY_TO, no_ack=True, callback=lambda message: answers.append(json.loads(message.body)))
+        body = b"" if question is None else json.dumps(question).encode()
+        message = Message(body, reply_to=REPLY_TO, expiration=str(int(patience * 1000)), delivery_mode=2)
+        channel.basic_publish(message, exchange="", routing_key=queue)
+        deadline = time.monotonic() + patience
+        while not answers and (left := deadline - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=left)
+    return answers[0] if answers else None

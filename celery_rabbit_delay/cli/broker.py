@@ -189,7 +189,7 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
             operate.delete_beat_queues(connection, beats)
     for name in beats:
         done = "is deleted" if with_beat else "stays, --beat deletes it"
-        click.echo(escape(f"the queue {name!r} with the last runs of beat {done}"))
+        click.echo(escape(f"the queue {name!r} with the last runs and written entries of beat {done}"))
     if deleted.dropped:
         click.echo(f"{deleted.dropped:,} messages had been cancelled, moved or replaced, or became due meanwhile")
     if not deleted.amount and not deleted.kept:

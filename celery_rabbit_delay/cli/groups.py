@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import broker, leaving, migrate, orphans, size, status, tasks, web
+from . import broker, leaving, migrate, orphans, periodic, size, status, tasks, web
 from .output import Group, version_option
 from .parameters import cascade_options, check_names, given
 from .target import BrokerTarget
@@ -41,6 +41,7 @@ class _Standalone(Group):
         tasks.pause,
         tasks.resume,
         tasks.history,
+        periodic.periodic,
         web.web,
         web.metrics,
         leaving.can_leave,

@@ -189,5 +189,6 @@ def _show_beat(beat: BeatStatus) -> None:
     rows = (
         f"{pad(format_time(one.next) if one.next else 'unknown', 24)}  {pad(one.entry, 20)}  {one.task}"
         for one in beat.entries
+        if one.is_enabled
     )
     _table(f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK", rows)

@@ -69,6 +69,20 @@ class Target(ABC):
         """Return the state of the app's beat; None without an app, or if its beat has not run with RabbitMQ."""
         return None
 
+    def celery_app(self) -> Any:
+        """Return the app. Raises `UsageError` without one."""
+        raise click.UsageError("this needs the code of an app: use `celery -A APP delay periodic`")
+
+    def edit_entry(self, act: str, name: str, version: int, by: str) -> None:
+        """Enable, disable, remove or run a periodic entry of the app, of which somebody has seen a version."""
+        from .. import periodic
+
+        if act == "run":
+            periodic.run_now(self.celery_app(), name, by=by)
+        else:
+            functions = {"enable": periodic.enable, "disable": periodic.disable, "remove": periodic.remove}
+            functions[act](self.celery_app(), name, version=version, by=by)
+
     def names(self, any_queue: bool) -> QueueNames:
         """Return the queues that a command is about: those of the app, or of anybody."""
         return QueueNames(self.queues(), only=not any_queue)
@@ -127,6 +141,9 @@ class AppTarget(Target):
                 advice = f"unset {SWITCH}, which is off"
             raise click.ClickException(f"{self.app} does not delay its tasks: {advice}")
         return connection
+
+    def celery_app(self) -> Any:
+        return self.app
 
     def queues(self) -> list[kombu.Queue]:
         return queues_of(self.app)

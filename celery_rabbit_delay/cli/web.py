@@ -109,6 +109,7 @@ def broker_of(target: Target, management_url: str | None, any_queue: bool = Fals
         lambda connection: snapshot_of(management_url, connection),
         target.allowed(any_queue),
         target.beat,
+        target.edit_entry,
     )
 
 

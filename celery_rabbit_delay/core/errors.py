@@ -72,3 +72,11 @@ class MessageRefused(DelayError, ValueError):
 
 class NotRouted(DelayError):
     """No level accepted the message, even after the cascade was declared again: levels are being deleted."""
+
+
+class InvalidEntry(DelayError, ValueError):
+    """A periodic entry cannot be written like this: its schedule or arguments are bad, or there is no such entry."""
+
+
+class EntryConflict(DelayError):
+    """Somebody else has changed the periodic entry since it was looked at. The message says who, and when."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import kombu
-from amqp import Message
+from amqp.exceptions import NotFound
 
 from ..amqp import declare
-from ..amqp.connecting import own_channel
-from ..amqp.lock import REPLY_TO
+from ..amqp.lock import NoHolder, ask
 from ..core.beat import beat_prefix
 from ..core.errors import DelayError
 from ..core.options import Options
@@ -22,12 +18,20 @@ from .management import Snapshot
 
 
 class PeriodicTask(NamedTuple):
-    """An entry of `beat_schedule`."""
+    """A periodic entry, of `beat_schedule` or written at run time."""
 
     entry: str
     task: str
-    next: datetime | None  # None: it cannot be calculated
-    last: datetime  # or when the entry began
+    next: datetime | None  # None: it cannot be calculated, or is disabled
+    last: datetime | None  # or when the entry began
+    schedule: str = ""
+    is_enabled: bool = True
+    is_written: bool = False  # at run time, else it is in the code
+    by: str | None = None  # who has written, enabled or disabled it
+    at: datetime | None = None  # when
+    version: int = 0  # of what was written; 0 is none
+    total: int | None = None  # how often it has run
+    definition: dict[str, Any] | None = None  # task, schedule, args, kwargs, options; None if they are not JSON
 
 
 class BeatStatus(NamedTuple):
@@ -42,26 +46,24 @@ def beat_status(connection: kombu.Connection, queue: str, patience: float = 5) -
 
     Needs the permissions to read the queue and to write to `amq.default`.
     """
-    answers: list[Any] = []
-    with own_channel(connection) as channel:
-        if declare.message_count(channel, queue) is None:
-            return None
-        channel.basic_consume(REPLY_TO, no_ack=True, callback=lambda message: answers.append(json.loads(message.body)))
-        question = Message(b"", reply_to=REPLY_TO, expiration=str(int(patience * 1000)))
-        channel.basic_publish(question, exchange="", routing_key=queue)
-        deadline = time.monotonic() + patience
-        while not answers and (left := deadline - time.monotonic()) > 0:
-            with suppress(TimeoutError):
-                connection.drain_events(timeout=left)
-    if not answers:
-        return BeatStatus(None, [])
-    entries = [
-        PeriodicTask(
-            name, one["task"], one["next"] and datetime.fromisoformat(one["next"]), datetime.fromisoformat(one["last"])
-        )
-        for name, one in answers[0]["entries"].items()
-    ]
-    return BeatStatus(answers[0]["process"], sorted(entries, key=lambda one: (one.next is None, one.next or one.last)))
+    try:
+        answer = ask(connection, queue, patience=patience)
+    except NotFound:
+        return None
+    except NoHolder:
+        answer = None
+    return read_status(answer) if answer else BeatStatus(None, [])
+
+
+def read_status(answer: dict[str, Any]) -> BeatStatus:
+    """Read what the active process of a beat has answered."""
+
+    def read(name: str, one: dict[str, Any]) -> PeriodicTask:
+        times = {key: one[key] and datetime.fromisoformat(one[key]) for key in ("next", "last", "at")}
+        return PeriodicTask(name, **{**one, **times})
+
+    entries = [read(name, one) for name, one in answer["entries"].items()]
+    return BeatStatus(answer["process"], sorted(entries, key=lambda one: (one.next is None, one.next, one.entry)))
 
 
 def beat_queues(connection: kombu.Connection, own: str | None, snapshot: Snapshot | None) -> list[str]:

@@ -17,6 +17,13 @@ from .operations import Done, Operations, or_reason
 from .overview import Overview
 from .printing import printable
 
+_EDITED = {
+    "enable": "periodic entry enabled",
+    "disable": "periodic entry disabled",
+    "remove": "periodic entry removed",
+    "run": "run of a periodic entry sent",
+}
+
 
 def add_actions(site: Flask, operations: Operations, overview: Overview) -> None:
     """Add the targets of the forms."""
@@ -94,6 +101,11 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
     def remove() -> Any:
         marks = forms.marks()
         return answer(lambda: operations.remove(marks, _who()), "removed")
+
+    @site.post("/periodic/<any(enable, disable, remove, run):act>")
+    def edit_entry(act: str) -> Any:
+        name, version, who = request.form["name"], request.form.get("version", 0, int), _who()
+        return answer(lambda: operations.edit_entry(act, name, version, who), _EDITED[act])
 
     @site.post("/health/verify")
     def verify() -> Any:

@@ -44,6 +44,8 @@ class Broker(NamedTuple):
     snapshot: Callable[[kombu.Connection], Snapshot | None]
     allowed: Allowed = Allowed(())  # destinations of orphans and of tasks that are moved
     beat: Callable[[kombu.Connection], BeatStatus | None] = lambda connection: None  # None: no beat of this package
+    #: Enables, disables, removes or runs a periodic entry, of which a version was seen, for somebody.
+    edit_entry: Callable[[str, str, int, str], None] = lambda act, name, version, who: None
 
 
 class Done(NamedTuple):
@@ -209,6 +211,12 @@ class Operations:
         """Ask which process of the app's beat is active."""
         with self._connected() as connection:
             return self.broker.beat(connection)
+
+    def edit_entry(self, act: str, name: str, version: int, who: str) -> Done:
+        """Enable, disable, remove or run a periodic entry, of which `who` has seen a version."""
+        with self._turn:
+            self.broker.edit_entry(act, name, version, who)
+        return Done(1, [])
 
     def verify(self) -> None:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -165,6 +166,49 @@ def test_the_guide_to_one_off_entries_moves_them(reader: Reader) -> None:
     reader.start("celery -A shop worker")
     again = reader.run("python move.py")
     assert again.endswith("0 entries moved\n")
+
+
+def test_a_table_of_django_celery_beat_is_moved_but_for_what_has_no_equal(reader: Reader) -> None:
+    pytest.importorskip("django_celery_beat")
+    reader.directory = reader.examples / "one_off"
+    (reader.directory / "fill.py").write_text(
+        """
+import shop
+from datetime import datetime, timedelta, timezone
+from django.core.management import call_command
+from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask
+
+call_command("migrate", verbosity=0)
+add = PeriodicTask.objects.create
+hour = IntervalSchedule.objects.create(every=1, period="hours")
+cron = CrontabSchedule.objects.create(minute="30", hour="4", day_of_week="mon", timezone="UTC")
+day = ClockedSchedule.objects.create(clocked_time=datetime.now(timezone.utc) + timedelta(days=1))
+add(name="hourly", task="remind", interval=hour, args='["a"]', kwargs='{"b": 1}', queue="mail", priority=3)
+add(name="weekly", task="remind", crontab=cron, enabled=False, expire_seconds=60)
+add(name="once", task="remind", clocked=day, one_off=True)
+add(name="later", task="remind", interval=hour, start_time=day.clocked_time)
+add(name="far", task="remind", crontab=CrontabSchedule.objects.create(minute="0", timezone="Asia/Tokyo"))
+"""
+    )
+    reader.run("python fill.py")
+    moved = [f"{name}: moved" for name in ("hourly", "once", "weekly")]
+    first = reader.run("python move_periodic.py").splitlines()
+    assert sorted(line for line in first if line.endswith("moved")) == moved
+    assert [line.partition(":")[0] for line in sorted(first) if "stays" in line] == ["far", "later"]
+    again = reader.run("python move_periodic.py")
+    assert "hourly: stays, the entry 'hourly' was changed by django-celery-beat" in again
+    told = reader.run("celery -A shop delay periodic list --json").splitlines()
+    found = {one["entry"]: one for one in map(json.loads, told)}
+    assert found["hourly"]["definition"] == {
+        "task": "remind",
+        "schedule": "every 3600 s",
+        "args": ["a"],
+        "kwargs": {"b": 1},
+        "options": {"queue": "mail", "priority": 3},
+    }
+    assert found["weekly"]["schedule"] == "crontab 30 4 * * mon"
+    assert (found["weekly"]["is_enabled"], found["weekly"]["definition"]["options"]) == (False, {"expires": 60})
+    assert found["once"]["schedule"].startswith("once 2")
 
 
 def test_the_guide_to_flask_shows_what_happens(reader: Reader) -> None:

@@ -1,0 +1,142 @@
+"""The commands for periodic entries: periodic list, add, change, disable, enable, remove, run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from ..core.text import escape
+from ..operate import PeriodicTask
+from .output import fit, format_time, is_terminal, utc_option
+from .parameters import json_option
+from .target import Target, handle_errors, pass_target
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_HEADINGS = f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK\n  {'LAST RUN':<24}  SCHEDULE"
+
+
+@click.group(short_help="List, add, change and run periodic entries.")
+def periodic() -> None:
+    """List, add, change, disable, enable, remove and run entries of `celery beat -S rabbit-delay` while it runs.
+
+    A SCHEDULE is 'every 30 s', 'crontab 30 4 1 * *' (minute, hour, day, month, day of the week), 'solar sunset 48.2
+    16.4' or, for one run, 'once 2030-01-31T12:00:00+01:00'.
+    """
+
+
+def _parse_json(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    kind = list if param.name == "args" else dict
+    try:
+        if value is None or isinstance(parsed := json.loads(value), kind):
+            return None if value is None else parsed
+    except ValueError:
+        pass
+    example = [1, 2] if kind is list else {"a": 1}
+    raise click.BadParameter(f"use JSON such as {json.dumps(example)}")
+
+
+def _of_an_entry(command: F) -> F:
+    """Add the options for what the task is sent with."""
+    for name, what in (
+        ("options", "the options of apply_async"),
+        ("kwargs", "keyword arguments"),
+        ("args", "positional arguments"),
+    ):
+        command = click.option(
+            f"--{name}", metavar="JSON", callback=_parse_json, help=f"Send the task with {what}, in JSON."
+        )(command)
+    return command
+
+
+@periodic.command("list")
+@utc_option
+@json_option
+@pass_target
+def list_entries(target: Target, as_json: bool) -> None:
+    """List all entries, the next first: of the code, and written ones."""
+    from ..periodic import entries
+
+    with handle_errors():
+        found = entries(target.celery_app())
+    if found and is_terminal() and not as_json:
+        click.echo(_HEADINGS)
+    for one in found:
+        click.echo(json.dumps(one._asdict(), default=datetime.isoformat) if as_json else _format(one))
+    if not found:
+        click.echo("there are no entries", err=True)
+
+
+@periodic.command(short_help="Write a new entry.")
+@click.argument("name")
+@click.argument("task")
+@click.argument("schedule")
+@_of_an_entry
+@click.option("--disabled", is_flag=True, help="Let it not run until it is enabled.")
+@pass_target
+def add(target: Target, /, name: str, task: str, schedule: str, disabled: bool, **sent_with: Any) -> None:
+    """Write a new entry, which counts instead of one of this name in the code until it is removed."""
+    from ..periodic import add
+
+    with handle_errors():
+        add(target.celery_app(), name, task, schedule, enabled=not disabled, **sent_with)
+
+
+@periodic.command(short_help="Change an entry.")
+@click.argument("name")
+@click.option("--task", metavar="NAME", help="Set the task.")
+@click.option("--schedule", metavar="SCHEDULE", help="Set the schedule.")
+@_of_an_entry
+@pass_target
+def change(target: Target, /, name: str, **changes: Any) -> None:
+    """Change an entry, and keep what is not named. One in the code is written with the change."""
+    from ..periodic import change
+
+    with handle_errors():
+        change(target.celery_app(), name, **changes)
+
+
+def _add_command(name: str, help_: str) -> None:
+    @periodic.command(name, help=help_)
+    @click.argument("name")
+    @pass_target
+    def command(target: Target, name: str) -> None:
+        from .. import periodic as api
+
+        with handle_errors():
+            getattr(api, command_name)(target.celery_app(), name)
+
+    command_name = name
+
+
+_add_command("disable", "Stop the runs of an entry.")
+_add_command("enable", "Let an entry run again. It begins now.")
+_add_command("remove", "Remove a written entry. One of the same name in the code counts again.")
+
+
+@periodic.command()
+@click.argument("name")
+@pass_target
+def run(target: Target, name: str) -> None:
+    """Send a task of an entry at once, besides those of its schedule, and print its id."""
+    from ..periodic import run_now
+
+    with handle_errors():
+        click.echo(run_now(target.celery_app(), name))
+
+
+def _format(one: PeriodicTask) -> str:
+    """Return what is shown of an entry: two lines on a terminal, else one."""
+    due = format_time(one.next) if one.next else "unknown" if one.is_enabled else "disabled"
+    last = format_time(one.last) if one.last else "-"
+    source = "written" if one.is_written else "in the code"
+    if one.by:
+        source += f", by {one.by}"
+    lines = [f"{due:<24}  {one.entry:<20}  {one.task}", f"  {last:<24}  {one.schedule}  ({source})"]
+    if is_terminal():
+        return "\n".join(fit(escape(line)) for line in lines)
+    return escape("  ".join([due, one.entry, one.task, last, one.schedule, source]))

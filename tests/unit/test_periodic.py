@@ -1,0 +1,249 @@
+"""Periodic entries that are written at run time: what an edit makes of them, and schedules as texts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import zlib
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.schedules import crontab, schedule
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_rabbit_delay import EntryConflict, InvalidEntry
+from celery_rabbit_delay.core import periodic
+from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, without
+from celery_rabbit_delay.schedules import Once, definition_of, entry_of, schedule_of, text_of
+
+CODE = {"code"}
+AT = "2026-11-27T12:00:00+00:00"
+DEFINITION = {"task": "t", "schedule": "every 1 s", "args": [], "kwargs": {}, "options": {}}
+APP = Celery("shop", set_as_current=False, timezone="Europe/Berlin")
+
+ids = map(str, itertools.count())
+
+
+def edit(name: str = "a", version: int = 0, by: str = "ann", **what: Any) -> Edit:
+    return Edit(next(ids), name, version, by, AT, **what)
+
+
+def after(*edits: Edit) -> State:
+    state = State()
+    for one in edits:
+        state = apply(state, one, CODE)
+    return state
+
+
+ADDED = edit(definition=DEFINITION, is_enabled=True)
+
+
+def test_an_entry_is_written_disabled_changed_and_removed() -> None:
+    state = after(ADDED)
+    assert state.entries == {"a": Written(1, "ann", AT, True, DEFINITION)}
+    state = apply(state, edit(version=1, by="bob", is_enabled=False), CODE)
+    assert state.entries == {"a": Written(2, "bob", AT, False, DEFINITION)}
+    other = {**DEFINITION, "task": "u"}
+    state = apply(state, edit(version=2, definition=other), CODE)
+    assert state.entries == {"a": Written(3, "ann", AT, False, other)}  # it stays disabled
+    state = apply(state, edit(version=3, removes=True), CODE)
+    assert (state.entries, state.version) == ({}, 4)
+
+
+def test_an_entry_of_the_code_is_disabled_enabled_and_covered() -> None:
+    disabled = after(edit("code", is_enabled=False))
+    assert disabled.entries == {"code": Written(1, "ann", AT, False, None)}
+    assert apply(disabled, edit("code", 1, is_enabled=True), CODE).entries == {}
+    covered = after(edit("code", definition=DEFINITION))
+    assert covered.entries["code"].definition == DEFINITION
+    assert apply(covered, edit("code", 1, removes=True), CODE).entries == {}
+
+
+@pytest.mark.parametrize("what", [{"is_enabled": True}, {"removes": True}])
+def test_what_is_not_there_cannot_be_changed(what: Any) -> None:
+    with pytest.raises(InvalidEntry, match="there is no entry 'a'"):
+        after(edit(**what))
+
+
+def test_an_entry_of_the_code_cannot_be_removed() -> None:
+    for before in ([], [edit("code", is_enabled=False)]):
+        with pytest.raises(InvalidEntry, match="is in the code: disable it"):
+            after(*before, edit("code", len(before), removes=True))
+
+
+def test_the_second_of_two_who_edit_at_once_learns_who_was_quicker() -> None:
+    with pytest.raises(EntryConflict, match="'a' was changed by ann at 2026-11-27"):
+        after(ADDED, edit(by="bob", definition=DEFINITION))
+    with pytest.raises(EntryConflict, match="'a' was removed"):
+        after(ADDED, edit(version=1, removes=True), edit(version=1, is_enabled=False))
+
+
+def test_an_edit_that_comes_again_changes_nothing() -> None:
+    state = after(ADDED)
+    assert apply(state, ADDED, CODE) is state
+
+
+def test_a_run_for_the_only_time_is_a_change() -> None:
+    """The latest of several states counts, so that a process that ends just then does not bring the entry back."""
+    state = without(after(ADDED, edit("b", definition=DEFINITION)), "a")
+    assert (state.version, list(state.entries)) == (3, ["b"])
+
+
+edits = st.builds(
+    lambda name, lag, definition, is_enabled, removes: (name, lag, definition, is_enabled, removes),
+    st.sampled_from(["a", "code"]),
+    st.integers(0, 2),
+    st.sampled_from([None, DEFINITION]),
+    st.sampled_from([None, True, False]),
+    st.booleans(),
+)
+
+
+@given(st.lists(edits, max_size=12))
+def test_of_editors_who_saw_the_same_version_at_most_one_wins(several: list[Any]) -> None:
+    state, seen, won = State(), [State()], set()
+    for name, lag, definition, is_enabled, removes in several:
+        looked = seen[max(0, len(seen) - 1 - lag)]  # perhaps some edits ago
+        version = looked.entries[name].version if name in looked.entries else 0
+        with suppress(EntryConflict, InvalidEntry):
+            state = apply(
+                state, edit(name, version, definition=definition, is_enabled=is_enabled, removes=removes), CODE
+            )
+            assert not version or (name, version) not in won
+            won.add((name, version))
+            seen.append(state)
+        assert load(dump(state)) == state
+        assert all(not one.is_enabled or one.definition for one in state.entries.values())
+        assert "a" not in state.entries or state.entries["a"].definition
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'[1, "x", []]',
+        b'["1", "x", {}]',
+        b'[1, "x", {"a": null}]',
+        b'[1, "x", {"a": [1, "ann", "2026-11-27", "yes", null]}]',
+        b'[1, "x", {"a": [1, "ann", "now", true, null]}]',
+        b'[1, "x", {"a": [1, "ann", "2026-11-27", true, []]}]',
+        b'[1, "x", {"a": [1, 2, "2026-11-27", true, null]}]',
+    ],
+)
+def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
+    for written in (body, zlib.compress(body)):
+        with pytest.raises(ValueError, match=r"."):
+            load(written)
+
+
+@pytest.mark.parametrize(
+    "fields", [None, 1, [], ["id"], ["id", "a", 0, "ann", AT, [], None, False], ["id", "a", 0, "ann", "now"]]
+)
+def test_what_is_no_edit_is_an_error(fields: Any) -> None:
+    assert load_edit(json.loads(json.dumps(ADDED))) == ADDED
+    with pytest.raises(ValueError, match=r"."):
+        load_edit(fields)
+
+
+def test_entries_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(periodic, "MOST", 100)
+    with pytest.raises(InvalidEntry, match="more than 100 bytes: remove some"):
+        dump(after(ADDED))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (30, "every 30 s"),
+        (0.25, "every 0.25 s"),
+        (timedelta(hours=1), "every 3600 s"),
+        (schedule(60, relative=True), "every 60 s aligned"),
+        ("every  30", "every 30 s"),
+        (crontab(), "crontab * * * * *"),
+        (crontab(hour=4, minute="30", day_of_month="1"), "crontab 30 4 1 * *"),
+        (crontab("*/15", "8-17", "mon,fri", "*", [1, 2]), "crontab */15 8-17 * 1,2 mon,fri"),
+        (datetime.fromisoformat("2030-01-31T12:00:00"), "once 2030-01-31T11:00:00+00:00"),  # in the app's time zone
+        ("once 2030-01-31T12:00:00+01:00", "once 2030-01-31T11:00:00+00:00"),
+    ],
+)
+def test_a_schedule_is_a_text_and_back(value: Any, text: str) -> None:
+    assert text_of(value, APP) == text
+    again = schedule_of(text, APP)
+    assert text_of(again, APP) == text
+    assert again.app is APP
+    if isinstance(value, (schedule, crontab)):
+        assert again == value
+
+
+def test_a_solar_schedule_needs_the_library_of_celery() -> None:
+    if find_spec("ephem"):
+        assert text_of("solar sunset 48.2 16.4", APP) == "solar sunset 48.2 16.4"
+    else:
+        with pytest.raises(InvalidEntry, match="ephem"):
+            schedule_of("solar sunset 48.2 16.4", APP)
+
+
+class Own(crontab):  # type: ignore[misc]
+    """A schedule of somebody's own."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(0, -1, True, None, float("nan"), float("inf"), Own(), "", "every", "every x", "every 0", "every nan"),
+        *("every 1 min", "crontab * * *", "crontab 61 * * * *", "crontab x * * * *", "once", "once then"),
+        *("solar dawn 1 2", "solar sunset north 2", "daily"),
+    ],
+)
+def test_a_bad_schedule_is_an_error_where_it_is_written(value: Any) -> None:
+    with pytest.raises((InvalidEntry, ValueError, OverflowError)):
+        text_of(value, APP)
+    with pytest.raises(InvalidEntry):
+        definition_of("t", value, (), {}, {}, APP)
+
+
+def test_a_definition_is_what_celery_makes_an_entry_of() -> None:
+    definition = definition_of("t", crontab(minute=5), (1, (2,)), {"a": None}, {"queue": "mail"}, APP)
+    assert definition == {
+        "task": "t",
+        "schedule": "crontab 5 * * * *",
+        "args": [1, [2]],
+        "kwargs": {"a": None},
+        "options": {"queue": "mail"},
+    }
+    made = entry_of("a", definition, APP)
+    assert (made.name, made.task, made.schedule) == ("a", "t", crontab(minute=5))
+    assert (made.args, made.kwargs, made.options) == ([1, [2]], {"a": None}, {"queue": "mail"})
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "kwargs", "options"),
+    [
+        ("", (), {}, {}),
+        (None, (), {}, {}),
+        ("t", (object(),), {}, {}),
+        ("t", (float("nan"),), {}, {}),
+        ("t", 5, {}, {}),
+        ("t", (), {}, {"expires": datetime.now(timezone.utc)}),
+    ],
+)
+def test_a_bad_definition_is_an_error_where_it_is_written(task: Any, args: Any, kwargs: Any, options: Any) -> None:
+    with pytest.raises(InvalidEntry):
+        definition_of(task, 1, args, kwargs, options, APP)
+
+
+def test_a_time_is_due_from_then_on() -> None:
+    now = datetime.now(timezone.utc)
+    assert Once(now - timedelta(seconds=1), APP).is_due(now) == (True, 0)
+    is_due, seconds = Once(now + timedelta(seconds=60), APP).is_due(now)
+    assert not is_due
+    assert 50 < seconds <= 60
