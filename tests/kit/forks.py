@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import io
 import multiprocessing
 import os
@@ -23,14 +24,30 @@ from pathlib import Path
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
+        "celery.app.amqp",
+        "celery.app.control",
+        "celery.app.events",
+        "celery.app.log",
+        "celery.app.routes",
+        "celery.apps.beat",
         "celery.apps.worker",
+        "celery.backends.asynchronous",
+        "celery.backends.rpc",
         "celery.bin.celery",
         "celery.concurrency.prefork",
         "celery.fixups.django",
         "celery.worker.autoscale",
+        "celery.worker.consumer",
+        "celery.worker.consumer.delayed_delivery",
+        "celery.worker.heartbeat",
+        "celery.worker.loops",
+        "celery.worker.pidbox",
         "celery_rabbit_delay.app.consumers",
         "celery_rabbit_delay.app.control",
         "celery_rabbit_delay.app.handing_on",
+        "celery_rabbit_delay.app.install",
+        "celery_rabbit_delay.beat",
+        "celery_rabbit_delay.cli.groups",
         "celery_rabbit_delay.cli.plugin",
         "celery_rabbit_delay.operate",
         "celery_rabbit_delay.web.site",
@@ -78,6 +95,7 @@ def start(command: Sequence[str], out: Path, err: Path, directory: Path | None, 
 
 def _run(command: list[str], out: str, err: str, directory: str, environment: dict[str, str]) -> None:
     os.setsid()
+    gc.freeze()  # or each collection looks through what was imported, and thereby copies it
     for number, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
