@@ -173,6 +173,18 @@ class Vhost:
 
         wait_until(lambda: all(map(is_in_force, self.broker.api("GET", queues))), "the policy is in force")
 
+    def close_connections(self, name: str = "") -> None:
+        """Close the connections whose clients give a name, or all, as operators do, once there is one."""
+
+        def close() -> int:
+            rows = self.broker.api("GET", f"/vhosts/{self.name}/connections")
+            named = [row for row in rows if name in row["client_properties"].get("connection_name", "")]
+            for row in named:
+                self.broker.api("DELETE", f"/connections/{quote(row['name'], safe='')}")
+            return len(named)
+
+        wait_until(close, "the management API lists a connection")
+
     def delete_exchange(self, name: str) -> None:
         self.broker.api("DELETE", f"/exchanges/{self.name}/{quote(name, safe='')}")
 
@@ -181,8 +193,8 @@ class Vhost:
 
     def consumers(self, queue: str) -> list[int]:
         """Return the prefetch counts of the consumers of a queue."""
-        rows = self.broker.node.ctl("list_consumers", "-q", "-p", self.name, "queue_name", "prefetch_count")
-        return sorted(int(row.split()[1]) for row in rows.splitlines() if row.split()[:1] == [queue])
+        rows = self.broker.api("GET", f"/consumers/{self.name}")
+        return sorted(row["prefetch_count"] for row in rows if row["queue"]["name"] == queue)
 
     def count(self, queue: str) -> int:
         """Return how many messages are ready in a queue."""

@@ -57,6 +57,10 @@ _context.set_forkserver_preload(
 )
 
 
+#: The programs that `start` can start.
+PROGRAMS = ("celery", "celery-rabbit-delay")
+
+
 class Fork:
     """A process, with the part of `subprocess.Popen` that tests use."""
 
@@ -68,6 +72,9 @@ class Fork:
 
     def poll(self) -> int | None:
         return self._process.exitcode
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -97,7 +104,7 @@ def _run(command: list[str], out: str, err: str, directory: str, environment: di
     os.setsid()
     gc.freeze()  # or each collection looks through what was imported, and thereby copies it
     for number, path in ((1, out), (2, err)):
-        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
         os.dup2(file, number)
         os.close(file)
     # As an interpreter would have opened them for a file.
