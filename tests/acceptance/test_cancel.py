@@ -68,8 +68,9 @@ def test_a_task_that_is_cancelled_while_no_worker_is_up_does_not_run(make_shop: 
     assert not shop.runs("cancelled")
 
 
-@pytest.mark.parametrize("how", ["cancel", "control"])
-@pytest.mark.parametrize("delays", [(12, 16), (16, 12)], ids=["due later", "due sooner"])
+@pytest.mark.parametrize(
+    ("how", "delays"), [("control", (12, 16)), ("cancel", (16, 12))], ids=["due later", "due sooner"]
+)
 def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(
     make_shop: MakeShop, how: str, delays: tuple[int, int]
 ) -> None:
