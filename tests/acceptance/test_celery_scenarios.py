@@ -24,7 +24,7 @@ def test_a_revoked_task_is_revoked_in_the_result_backend(make_shop: MakeShop, tm
     shop.worker()
     result = signature(shop, "note", "revoked").apply_async(countdown=12)
     assert result.state == "PENDING"
-    assert shop.app.control.revoke(result.id, reply=True, timeout=30)
+    assert shop.app.control.revoke(result.id, reply=True, timeout=60, limit=1)
     wait_until(lambda: result.state == "REVOKED", "the result backend knows")
     assert not shop.runs()
 
@@ -34,7 +34,7 @@ def test_a_task_25_hours_ahead_is_pending(make_shop: MakeShop, tmp_path: Path) -
     shop.worker()
     far = signature(shop, "note", "far").apply_async(countdown=25 * 3600)
     near = signature(shop, "note", "near").apply_async(countdown=1)
-    assert near.get(timeout=30) == "near"
+    assert near.get(timeout=120) == "near"
     assert far.state == "PENDING"
 
 
@@ -104,7 +104,7 @@ def test_a_task_revoked_before_the_worker_restarts_does_not_run_with_a_state_dat
     worker = shop.worker(*arguments)
     task_id = shop.send("note", "revoked", countdown=25)
     shop.send("note", "not revoked", countdown=25)
-    assert shop.app.control.revoke(task_id, reply=True, timeout=5)
+    assert shop.app.control.revoke(task_id, reply=True, timeout=60, limit=1)
     assert worker.stop() == 0
     again = shop.worker(*arguments, name="again")  # with a log of its own, which says when it is ready
     shop.wait_for(1, "not revoked")

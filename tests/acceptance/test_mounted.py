@@ -25,7 +25,13 @@ from tests.kit.wait import wait_until
 
 pytest.importorskip("django")
 
-SEND = """
+MAKE = """
+from django.contrib.auth.models import User
+from django.core.management import call_command
+
+call_command("migrate", run_syncdb=True, verbosity=0)
+User.objects.create_superuser("ada", password="sesame")
+User.objects.create_user("eve", password="sesame")
 import shop.celery
 for number in range(3):
     result = shop.celery.app.send_task("shop.tasks.ask_for_review", (4711 + number,), countdown=3600)
@@ -60,19 +66,12 @@ def shop(vhost: Vhost, tmp_path: Path) -> Iterator[tuple[Browser, str]]:
     directory = tmp_path / "django_shop"
     shutil.copytree(ROOT / "examples" / "django_shop", directory)
     settings = directory / "shop" / "settings.py"
-    settings.write_text(settings.read_text().replace("amqp://guest:guest@localhost//", vhost.url("amqp")))
-    environment = {**os.environ, "DJANGO_SUPERUSER_PASSWORD": "sesame", "DJANGO_SETTINGS_MODULE": "shop.settings"}
-
-    def manage(*arguments: str, stdin: str = "") -> str:
-        command = [sys.executable, "manage.py", *arguments]
-        return subprocess.run(
-            command, cwd=directory, env=environment, input=stdin, check=True, capture_output=True, text=True
-        ).stdout
-
-    manage("migrate", "--run-syncdb")
-    manage("createsuperuser", "--noinput", "--username", "ada", "--email", "ada@example.com")
-    user = "from django.contrib.auth.models import User; User.objects.create_user('eve', password='sesame')"
-    printed = manage("shell", stdin=f"{user}\n{SEND}")
+    text = settings.read_text().replace("amqp://guest:guest@localhost//", vhost.url("amqp"))
+    quick = 'PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]'
+    settings.write_text(f"{text}\n{quick}\n")
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings"}
+    command = [sys.executable, "manage.py", "shell", "--command", MAKE]
+    made = subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, text=True)
     port = free_port()
     log = tmp_path / "django.log"
     process = background.start(
@@ -81,7 +80,7 @@ def shop(vhost: Vhost, tmp_path: Path) -> Iterator[tuple[Browser, str]]:
     browser = Browser(port)
     try:
         wait_until(lambda: browser.ask("/admin/login/")[0] != "", "Django serves")
-        yield browser, printed.split()[-1]
+        yield browser, made.stdout.split()[-1]
     finally:
         background.kill(process)
 

@@ -17,7 +17,18 @@ from .queues import KINDS, NAMES
 pytestmark = pytest.mark.shared_vhost
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("broadcast", "exclusive")])
+#: Those that are to RabbitMQ what another one is.
+SAME = ("classic", "quorum by default")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.more if kind in SAME else ())
+        for kind in KINDS
+        if kind not in ("broadcast", "exclusive")
+    ],
+)
 def test_tasks_and_retries_stay_on_their_queue(
     make_shop: MakeShop, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

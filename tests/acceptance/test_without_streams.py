@@ -60,11 +60,11 @@ def test_an_app_that_does_without_streams_creates_none_and_what_needs_one_says_s
     for need in needs:
         with pytest.raises(UnsupportedConfiguration, match="streams=False"):
             need()
-    revoked = shop.send("note", "revoked", countdown=3)
+    revoked = shop.send("note", "revoked", countdown=15)
     shop.app.control.revoke(revoked)
     assert "only the running workers know of it: this needs streams" in caplog.text
     wait_until(lambda: discarded(worker, revoked), "Celery discards it")
-    assert shop.app.control.inspect(timeout=10).scheduled() == {"w@localhost": []}
+    assert shop.app.control.inspect(timeout=60, limit=1).scheduled() == {"w@localhost": []}
 
     def delay(*command: str) -> Result:
         return celery("-A", "tests.acceptance.shop", "delay", *command, directory=None, **shop.environment)

@@ -307,13 +307,13 @@ def test_a_worker_fetches_for_all_its_processes_after_a_reconnect_and_when_there
     shop.wait_for(3, "sleeps once")
     before = wait_for_prefetch_count(shop, 4)
     kombu.pools.reset()  # the connections of this process
-    shop.vhost.broker.node.ctl("close_all_connections", "--vhost", shop.vhost.name, "a test")
+    shop.vhost.close_connections()
     shop = make_shop(queues="quorum")
     wait_for_prefetch_count(shop, 4, before)
-    shop.app.control.pool_grow(2, reply=True, timeout=10)
+    shop.app.control.pool_grow(2, reply=True, timeout=60, limit=1)
     wait_for_prefetch_count(shop, 6)
-    shop.app.control.pool_shrink(2, reply=True, timeout=10)
-    shop.app.control.pool_grow(3, reply=True, timeout=10)
+    shop.app.control.pool_shrink(2, reply=True, timeout=60, limit=1)
+    shop.app.control.pool_grow(3, reply=True, timeout=60, limit=1)
     wait_for_prefetch_count(shop, 7)
     for n in range(20):
         shop.send("note", "delayed", countdown=0.1, queue=("celery", "mail")[n % 2])

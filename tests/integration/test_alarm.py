@@ -58,9 +58,10 @@ def publishes(connection: kombu.Connection, body: str) -> bool:
 
 @contextmanager
 def soon() -> Iterator[None]:
+    """Assert that something takes seconds, even on a busy machine. What waits for the broker takes a minute or more."""
     began = time.monotonic()
     yield
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
 
 
 def test_a_task_that_an_alarm_blocks_is_an_error_in_time(vhost: Vhost, make_app: MakeApp) -> None:

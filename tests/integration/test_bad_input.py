@@ -359,4 +359,4 @@ def test_a_consumer_that_is_cancelled_meanwhile_is_not_the_error_of_a_delayed_me
         wait_until(lambda: has_input(connection), "the broker has cancelled it")
         publish(connection, 0.01)
         with pytest.raises(ConsumerCancelled):
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=60)

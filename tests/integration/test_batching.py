@@ -24,7 +24,7 @@ from .conftest import MakeApp
 
 pytestmark = pytest.mark.shared_vhost
 
-AMOUNT = 2500  # more than two full batches
+AMOUNT = 250  # more than two full batches of 100
 
 
 class Oops(Exception):
@@ -43,7 +43,7 @@ def names(messages: list[Any]) -> list[int]:
 def test_tasks_of_a_batch_are_stored_when_the_block_ends_and_none_is_early(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
     sent = time.time()
-    with celery_rabbit_delay.batch(app) as producer:
+    with celery_rabbit_delay.batch(app, max_size=100) as producer:
         for n in range(AMOUNT):
             app.send_task("t", (n,), countdown=3, producer=producer)
     app.close()  # nothing is left to be sent

@@ -83,10 +83,7 @@ def test_what_the_broker_has_closed_meanwhile_is_opened_again_and_nothing_is_sen
         producer = connection.Producer()
         producer.publish(1, routing_key="q", headers=DELAY)
         channel = producer.channel
-        rabbitmqctl = vhost.broker.node.ctl
-        lines = rabbitmqctl("list_connections", "pid", "vhost", "client_properties").splitlines()
-        [pid] = [line.split()[0] for line in lines if vhost.name in line and "celery-rabbit-delay publisher" in line]
-        rabbitmqctl("close_connection", pid, "maintenance")
+        vhost.close_connections("celery-rabbit-delay publisher")
         producer.publish(2, routing_key="q", headers=DELAY)
         assert producer.channel is channel  # Kombu has noticed nothing
         assert sorted(message.payload for message in vhost.take("q", 2)) == [1, 2]

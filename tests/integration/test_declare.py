@@ -321,7 +321,7 @@ def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_th
             except OSError:
                 interrupted += 1
     assert interrupted > 2
-    wait_until(lambda: vhost.names("queues") == ["q"], "all queues are gone", 10)
+    wait_until(lambda: vhost.names("queues") == ["q"], "all queues are gone")
     assert vhost.names("exchanges") == []
 
 

@@ -62,7 +62,7 @@ def arrivals(connection: kombu.Connection, queue: str, amount: int) -> list[tupl
     queues = [kombu.Queue(queue, no_declare=True)]
     with kombu.Consumer(connection.channel(), queues, on_message=on_message, auto_declare=False):
         while len(found) < amount:
-            connection.drain_events(timeout=30)
+            connection.drain_events(timeout=60)
     return found
 
 

@@ -323,12 +323,12 @@ def test_new_processes_publish_at_the_same_moment(vhost: Vhost) -> None:
     start = str(time.time() + 8)
     processes = [
         subprocess.Popen([*command, str(number), start], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
-        for number in range(6)
+        for number in range(4)
     ]
     for process in processes:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors.decode()
-    arrive(vhost, 30, timeout=DECLARED_TWICE)
+    arrive(vhost, 20, timeout=DECLARED_TWICE)
     assert vhost.count(vhost.cascade.orphans) == 0
     assert outbox(vhost, "1s.") in outboxes(vhost)
 

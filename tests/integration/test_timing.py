@@ -27,7 +27,7 @@ def task(eta: object) -> dict[str, Any]:
 
 def test_nothing_is_early_and_nothing_is_lost(vhost: Vhost) -> None:
     vhost.declare("q")
-    amount = 600
+    amount = 300
     seed = random.Random(7)
     lateness = []
 

@@ -44,7 +44,7 @@ def test_a_delayed_message_passes_few_functions_on_its_way_to_the_consumer(vhost
             while len(ways) < 2:  # before the first one, the connection reads what was cancelled
                 sys.setprofile(note)
                 try:
-                    connection.drain_events(timeout=10)
+                    connection.drain_events(timeout=60)
                 finally:
                     sys.setprofile(None)
     way = ways[-1]

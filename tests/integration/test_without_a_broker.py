@@ -82,25 +82,25 @@ def test_start_worker_runs_tasks_in_memory(order: str) -> None:
     install(app)
     if order == "install first":
         app.conf.update(MEMORY)
-    with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=30):
-        assert app.tasks["double"].delay(4).get(timeout=30) == 8
+    with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=120):
+        assert app.tasks["double"].delay(4).get(timeout=120) == 8
         with celery_rabbit_delay.batch(app) as producer:
             result = app.tasks["double"].apply_async((5,), countdown=0.2, producer=producer)
-        assert result.get(timeout=30) == 10
+        assert result.get(timeout=120) == 10
         app.control.add_consumer("another")
-        assert app.tasks["double"].apply_async((6,), countdown=0.2).get(timeout=30) == 12
+        assert app.tasks["double"].apply_async((6,), countdown=0.2).get(timeout=120) == 12
 
 
 def test_a_task_in_memory_is_revoked_as_celery_does_it(caplog: pytest.LogCaptureFixture) -> None:
     app = app_with(**MEMORY)
     install(app)
-    with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=30):
+    with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=120):
         result = app.tasks["double"].apply_async((1,), countdown=2)
         result.revoke()
         app.control.terminate("another")
         app.control.revoke_by_stamped_headers({"customer": "7"})
         with pytest.raises(TaskRevokedError):
-            result.get(timeout=30)
+            result.get(timeout=120)
     assert "keep this revoke" not in caplog.text
 
 
@@ -141,7 +141,7 @@ def test_the_worker_of_celerys_pytest_plug_in_runs_tasks(celery_app, celery_work
     def triple(n):
         return 3 * n
     celery_worker.reload()
-    assert triple.apply_async((2,), countdown=0.1).get(timeout=30) == 6
+    assert triple.apply_async((2,), countdown=0.1).get(timeout=120) == 6
 
 def test_a_users_own_app_may_be_made_eager():
     shop.conf.task_always_eager = True

@@ -6,10 +6,11 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote
 
 import kombu
@@ -173,6 +174,20 @@ class Vhost:
 
         wait_until(lambda: all(map(is_in_force, self.broker.api("GET", queues))), "the policy is in force")
 
+    def close_connections(self, name: str = "") -> None:
+        """Close the connections whose clients give a name, or all, as operators do, once there is one."""
+
+        def close() -> int:
+            closed = 0
+            for row in self.broker.api("GET", f"/vhosts/{self.name}/connections"):
+                if name in row["client_properties"].get("connection_name", ""):
+                    with suppress(HTTPError):  # one that is gone already
+                        self.broker.api("DELETE", f"/connections/{quote(row['name'], safe='')}")
+                        closed += 1
+            return closed
+
+        wait_until(close, "the management API lists a connection")
+
     def delete_exchange(self, name: str) -> None:
         self.broker.api("DELETE", f"/exchanges/{self.name}/{quote(name, safe='')}")
 
@@ -181,8 +196,8 @@ class Vhost:
 
     def consumers(self, queue: str) -> list[int]:
         """Return the prefetch counts of the consumers of a queue."""
-        rows = self.broker.node.ctl("list_consumers", "-q", "-p", self.name, "queue_name", "prefetch_count")
-        return sorted(int(row.split()[1]) for row in rows.splitlines() if row.split()[:1] == [queue])
+        rows = self.broker.api("GET", f"/consumers/{self.name}")
+        return sorted(row["prefetch_count"] for row in rows if row["queue"]["name"] == queue)
 
     def count(self, queue: str) -> int:
         """Return how many messages are ready in a queue."""

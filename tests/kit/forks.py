@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import io
 import multiprocessing
 import os
@@ -23,14 +24,30 @@ from pathlib import Path
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
+        "celery.app.amqp",
+        "celery.app.control",
+        "celery.app.events",
+        "celery.app.log",
+        "celery.app.routes",
+        "celery.apps.beat",
         "celery.apps.worker",
+        "celery.backends.asynchronous",
+        "celery.backends.rpc",
         "celery.bin.celery",
         "celery.concurrency.prefork",
         "celery.fixups.django",
         "celery.worker.autoscale",
+        "celery.worker.consumer",
+        "celery.worker.consumer.delayed_delivery",
+        "celery.worker.heartbeat",
+        "celery.worker.loops",
+        "celery.worker.pidbox",
         "celery_rabbit_delay.app.consumers",
         "celery_rabbit_delay.app.control",
         "celery_rabbit_delay.app.handing_on",
+        "celery_rabbit_delay.app.install",
+        "celery_rabbit_delay.beat",
+        "celery_rabbit_delay.cli.groups",
         "celery_rabbit_delay.cli.plugin",
         "celery_rabbit_delay.operate",
         "celery_rabbit_delay.web.site",
@@ -38,6 +55,10 @@ _context.set_forkserver_preload(
         "waitress",
     ]
 )
+
+
+#: The programs that `start` can start.
+PROGRAMS = ("celery", "celery-rabbit-delay")
 
 
 class Fork:
@@ -51,6 +72,9 @@ class Fork:
 
     def poll(self) -> int | None:
         return self._process.exitcode
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -78,8 +102,9 @@ def start(command: Sequence[str], out: Path, err: Path, directory: Path | None, 
 
 def _run(command: list[str], out: str, err: str, directory: str, environment: dict[str, str]) -> None:
     os.setsid()
+    gc.freeze()  # or each collection looks through what was imported, and thereby copies it
     for number, path in ((1, out), (2, err)):
-        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
         os.dup2(file, number)
         os.close(file)
     # As an interpreter would have opened them for a file.

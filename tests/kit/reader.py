@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.kit import background, terminal
+from tests.kit import background, forks, terminal
 from tests.kit.broker import Vhost
 from tests.kit.pages import commands
 from tests.kit.wait import wait_until
@@ -59,6 +59,9 @@ def shows(documented: list[str], output: str) -> bool:
     return not documented or bool(re.fullmatch(wanted, seen))
 
 
+Running = subprocess.Popen[bytes] | forks.Fork
+
+
 class Reader:
     def __init__(self, vhost: Vhost, directory: Path) -> None:
         self.vhost = vhost
@@ -67,7 +70,7 @@ class Reader:
         for path in self.examples.rglob("*.py"):
             path.write_text(self.with_broker(path.read_text()))
         self.directory = self.examples
-        self.running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+        self.running: dict[str, tuple[Running, Path]] = {}
         self.ids: dict[str, str] = {}  # documented -> real
 
     def with_broker(self, text: str) -> str:
@@ -104,7 +107,11 @@ class Reader:
         self.stop(command)
         log = self.examples.parent / f"terminal-{len(list(self.examples.parent.glob('terminal-*')))}.log"
         log.touch()
-        process = background.start(self.words(command), log, self.directory, self.environment)
+        words = self.words(command)
+        if words[0] in forks.PROGRAMS and "-P" not in words:
+            process: Running = forks.start(words, log, log, self.directory, self.environment)
+        else:
+            process = background.start(words, log, self.directory, self.environment)
         self.running[command] = process, log
         if " worker" in command:
             wait_until(lambda: self.controlled() or process.poll() is not None, "the worker is up")

@@ -37,29 +37,27 @@ class SharedVhost:
         while vhost.users:
             api("DELETE", f"/users/{vhost.users.pop()}")
         queues, exchanges = (set(vhost.names(kind)) for kind in ("queues", "exchanges"))
-        at_first = self._at_first
         try:
-            self._purge()  # before the outboxes go: what is on the way to one that is gone becomes an orphan
-            self._delete(queues - at_first["queues"], exchanges - at_first["exchanges"])
-            return self._describe() == at_first and self._purge() == 0
+            with vhost.plain() as connection:
+                channel = connection.default_channel
+                self._purge(channel)  # before the outboxes go: what is on the way to one that is gone becomes an orphan
+                for queue in queues - self._at_first["queues"]:
+                    channel.queue_delete(queue)
+                for exchange in exchanges - self._at_first["exchanges"]:
+                    channel.exchange_delete(exchange)
+                return self._describe() == self._at_first and self._purge(channel) == 0
         except AMQPError:  # such as for an exclusive queue, whose connection is just being closed
             return False
 
-    def _delete(self, queues: Any, exchanges: Any) -> None:
-        with self.vhost.plain() as connection:
-            channel = connection.default_channel
-            for queue in queues:
-                channel.queue_delete(queue)
-            for exchange in exchanges:
-                channel.exchange_delete(exchange)
+    def _purge(self, channel: Any) -> int:
+        """Purge the queues that were empty at first; return by how many messages any queue was not as at first.
 
-    def _purge(self) -> int:
-        """Purge the queues that were empty at first; return by how many messages any queue was not as at first."""
+        Counts first: for a quorum queue, a purge is a command to be written down, even of nothing.
+        """
         too_many = 0
-        with self.vhost.plain() as connection:
-            channel = connection.default_channel
-            for name, count in self._counts.items():
-                too_many += abs(self._count(channel, name) - count) if count else channel.queue_purge(name)
+        for name, count in self._counts.items():
+            if more := self._count(channel, name) - count:
+                too_many += abs(more) if count else channel.queue_purge(name)
         return too_many
 
     @staticmethod
