@@ -99,11 +99,21 @@ class ConfirmedChannel:
 
     @contextmanager
     def several(self, amount: int) -> Iterator[list[Any]]:
-        """Open more channels for the block; yield `amount` channels, including this one, for declarations."""
+        """Open more channels for the block; yield `amount` channels, including this one, for declarations.
+
+        After an error all are closed: the broker may be about to refuse what was asked for on the others, too.
+        """
         others = [self._connection.channel() for _ in range(amount - 1)]
-        yield [self.get_channel(), *others]
-        for channel in others:
-            upstream.close_without_waiting(channel)
+        try:
+            yield [self.get_channel(), *others]
+        except BaseException:
+            others += filter(None, [self._declaring])
+            self._declaring = None
+            raise
+        finally:
+            for channel in others:
+                with suppress(AMQPError, OSError):
+                    upstream.close_without_waiting(channel)
 
     @property
     def unanswered(self) -> int:

@@ -123,6 +123,25 @@ def test_a_broker_that_says_that_it_is_blocked_ends_a_wait_that_wants_to_know(br
     assert broker.now == 0
 
 
+def test_refusals_that_are_on_their_way_hit_nobody_else(broker: Broker, connection: Any) -> None:
+    """A limit of queues refuses what was asked for on several channels, one after the other."""
+    broker.questions = 99
+    refusal = struct.pack(">H", 406) + b"\5limit" + struct.pack(">HH", 50, 10)
+    confirmed, numbers = ConfirmedChannel(connection), list[int]()
+
+    def declare() -> None:
+        with confirmed.several(3) as channels:
+            numbers.extend(channel.channel_id for channel in channels)
+            broker.answers += [method(number, spec.Channel.Close, refusal) for number in numbers]
+            connection.drain_events()
+
+    with connection.within(3):
+        with pytest.raises(PreconditionFailed):
+            declare()
+        assert confirmed.get_channel().channel_id not in numbers
+        assert not broker.answers
+
+
 def test_what_waits_without_a_limit_does_so_as_py_amqp_does(broker: Broker, connection: Any) -> None:
     with connection.within(None), pytest.raises(AssertionError, match="for ever"):
         connection.drain_events()
