@@ -219,6 +219,10 @@ class Following:
         except Unreadable as exc:
             logger.warning("Message %d of the stream %r is skipped: %s", message.offset, message.stream, exc)
 
+    def look(self, stream: Stream) -> None:
+        """Read a stream that may exist by now at the next `keep_up`. Another thread may call this."""
+        self.until.setdefault(stream.name, time.monotonic())
+
     def keep_up(self, stream: Stream, apply: Callable[[bytes], Any]) -> None:
         """Apply what has come; read a stream again that was followed until it ended, or its connection."""
         self.poll()

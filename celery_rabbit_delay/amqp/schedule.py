@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 import logging
 import math
 import time
@@ -30,6 +31,9 @@ from .destinations import QueueNames
 from .follower import Follower
 
 logger = logging.getLogger(__name__)
+
+#: The exchange of Celery's remote control: its setting `control_exchange`, and what kombu.pidbox adds.
+CONTROL = "celery.pidbox"
 
 #: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
@@ -283,6 +287,8 @@ def cancel(
     messages = [*(changes.cancelled_workflows if workflow else changes.cancelled)(ids, sent)]
     note = notes.note(sent.at // 1000, by, "workflows cancelled" if workflow else "cancelled", amount, ids)
     write_changes(connection, [*messages, *(changes.void(*copy) for copy in copies), note])
+    if workflow:
+        _tell_workers(connection)
     return sent
 
 
@@ -310,6 +316,7 @@ def resume(connection: kombu.Connection, queue: str, names: QueueNames, by: str 
 
 def _write_pause(connection: kombu.Connection, one: Pause, what: str) -> None:
     write_changes(connection, [changes.pause(one), notes.note(one.at, one.who, what, 1, [one.queue])])
+    _tell_workers(connection)
 
 
 def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
@@ -320,6 +327,17 @@ def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
             with suppress(Unreadable):  # `list` names it
                 found.apply(message.body)
     return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", [name])]
+
+
+def _tell_workers(connection: kombu.Connection) -> None:
+    """Make workers look for the stream of changes, which may be new: each knows Celery's `revoke`, here of nothing.
+
+    One that this does not reach finds the stream when a delayed task comes, or when it starts.
+    """
+    command: dict[str, Any] = {"method": "revoke", "arguments": {"task_id": []}}
+    message = Message(json.dumps(command), content_type="application/json", content_encoding="utf-8")
+    with suppress(AMQPError, OSError):  # no worker has created the exchange, or it is forbidden
+        connection.connection.sender.publish_now(message, CONTROL, "")
 
 
 def restore(connection: kombu.Connection, ids: Collection[str], by: str = "") -> None:

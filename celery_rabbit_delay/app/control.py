@@ -149,11 +149,10 @@ class DelayedControl:
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads what was cancelled, moved or paused before a worker takes its first task, and follows further changes.
 
-    Creates a stream that is missing, unless publishers declare nothing. Celery consumes tasks only after all its steps
-    have started, and this one after that which has created the cascade. Its state outlives the connection.
+    Celery consumes tasks only after all its steps have started. The state of this step outlives the connection.
     """
 
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    requires = ("celery.worker.consumer.connection:Connection",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
@@ -180,8 +179,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         stream = streams.changes(options.cascade)
         try:
             if options.streams:
-                create = options.declare != "passive"  # for workflows, which may be cancelled before any task waits
-                connection.connection.following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
+                connection.connection.following.catch_up(stream, self.changes.apply, create=False, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(

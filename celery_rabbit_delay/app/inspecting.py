@@ -20,6 +20,7 @@ from ..amqp.follower import Follower
 from ..amqp.outlook import Outlook
 from ..amqp.schedule import Scheduled
 from ..amqp.stream_consumer import StreamReplaced
+from ..core import streams
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
 from .queues import queues_of
@@ -50,6 +51,13 @@ class InspectedNode(Node):  # type: ignore[misc]
         if method == "active_queues":
             answer += [{**queue.as_dict(recurse=True), "paused": True} for queue in _paused_in(self.state.consumer)]
         return answer
+
+    def handle_cast(self, method: str, arguments: Any) -> Any:
+        if method == "revoke":  # perhaps of nothing, for the stream may be new: see `schedule.cancel`
+            connection: kombu.Connection | None = getattr(self.state.consumer, "connection", None)
+            if connection is not None and connection.transport.driver_type == DRIVER_TYPE:
+                connection.connection.following.look(streams.changes(connection.transport.delay_options.cascade))
+        return super().handle_cast(method, arguments)
 
     def dispatch(
         self, method: str, arguments: Any = None, reply_to: Any = None, ticket: Any = None, **kwargs: Any
