@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import kombu.pools
@@ -312,7 +313,8 @@ def test_a_worker_fetches_for_all_its_processes_after_a_reconnect_and_when_there
     wait_for_prefetch_count(shop, 4, before)
     shop.app.control.pool_grow(2, reply=True, timeout=60, limit=1)
     wait_for_prefetch_count(shop, 6)
-    shop.app.control.pool_shrink(2, reply=True, timeout=60, limit=1)
+    shrink = partial(shop.app.control.pool_shrink, 2, reply=True, timeout=60, limit=1)
+    wait_until(lambda: "ok" in shrink()[0]["w@localhost"], "the new processes are idle, and two can end")
     shop.app.control.pool_grow(3, reply=True, timeout=60, limit=1)
     wait_for_prefetch_count(shop, 7)
     for n in range(20):
