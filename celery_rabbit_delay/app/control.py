@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import kombu
+from amqp.exceptions import ChannelError, RecoverableConnectionError
 from celery import Celery, bootsteps
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.collections import LimitedSet
@@ -214,7 +215,12 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def _follow_pauses(consumer: Any) -> None:
     if consumer.task_consumer is not None:
-        consumer.task_consumer.follow_pauses()
+        try:
+            consumer.task_consumer.follow_pauses()
+        except (
+            ChannelError
+        ) as exc:  # the queue is another one by now: Celery declares it again
+            raise RecoverableConnectionError(f"a queue that was paused cannot be consumed: {exc}") from exc
 
 
 class WorkerChanges(Changes):

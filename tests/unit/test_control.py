@@ -7,10 +7,12 @@ import re
 import sys
 import uuid
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import kombu
 import pytest
+from amqp.exceptions import PreconditionFailed, RecoverableConnectionError
 from celery import Celery
 from celery.app.control import Control
 from celery.exceptions import SoftTimeLimitExceeded
@@ -126,3 +128,14 @@ def test_an_id_that_is_none_is_an_error_where_it_would_be_an_untrue_answer(app: 
         more: dict[str, Any] = {"countdown": 5} if call is celery_rabbit_delay.reschedule else {}
         with pytest.raises(TypeError, match="is not the id of a task: use a str"):
             call(app, id_, **more)
+
+
+def test_a_worker_that_may_not_consume_a_queue_again_connects_again() -> None:
+    """RabbitMQ has closed the channel, with the consumers of all its queues."""
+
+    def follow_pauses() -> None:
+        raise PreconditionFailed("the queue has other arguments by now")
+
+    consumer: Any = SimpleNamespace(task_consumer=SimpleNamespace(follow_pauses=follow_pauses))
+    with pytest.raises(RecoverableConnectionError, match="other arguments"):
+        control._follow_pauses(consumer)
