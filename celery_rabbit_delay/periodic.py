@@ -30,7 +30,9 @@ from .core.periodic import Edit
 from .operate.beat import PeriodicTask, read_status
 from .schedules import definition_of
 
-__all__ = ["add", "change", "disable", "enable", "entries", "remove", "run_now"]
+__all__ = ["PeriodicTask", "add", "change", "disable", "enable", "entries", "remove", "run_now"]
+
+PeriodicTask.__module__ = __name__  # where users find it
 
 #: Seconds to wait for an answer: longer than it takes another beat to become the active one.
 PATIENCE = 20.0
@@ -56,7 +58,7 @@ def add(
     """Write a new entry, which counts instead of one of the same name in the code until it is removed.
 
     `schedule`: seconds, a `timedelta`, `crontab`, `schedule`, `solar`, a `datetime` for one run, or a text such as
-    "crontab 30 4 1 * *". `by`: who writes it, by default the user of this process. Raises `EntryConflict` if such an
+    `"crontab 30 4 1 * *"`. `by`: who writes it, by default the user of this process. Raises `EntryConflict` if such an
     entry was written already, `InvalidEntry`, and `DelayError` without an answer.
     """
     _edit(app, name, 0, by, definition_of(task, schedule, args, kwargs, options, app), enabled)
