@@ -136,6 +136,8 @@ class Routes:
                 raise
             self._refuse(destination, wanted, exc)
             raise RecoverableConnectionError(str(exc)) from exc  # Kombu connects and publishes again
+        if own and self._cascade.by_time and not destination.short_lived:  # no level holds the first message meanwhile
+            time.sleep(max(0, self._safe_from(destination, 0) - time.monotonic()))
         return {ticks: self._safe_from(destination, ticks) for ticks in wanted}
 
     def _create_some(self, destination: Destination, outboxes: Sequence[int], refusal: Exception) -> list[int]:

@@ -217,9 +217,7 @@ def _follow_pauses(consumer: Any) -> None:
     if consumer.task_consumer is not None:
         try:
             consumer.task_consumer.follow_pauses()
-        except (
-            ChannelError
-        ) as exc:  # the queue is another one by now: Celery declares it again
+        except ChannelError as exc:  # the queue is another one by now: Celery declares it again
             raise RecoverableConnectionError(f"a queue that was paused cannot be consumed: {exc}") from exc
 
 
