@@ -59,7 +59,8 @@ def test_tasks_of_others_do_not_hold_up_immediate_ones(
     assert not scheduled(shop)
     for run in shop.wait_for(40, "delayed"):
         assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
-    assert "WARNING" not in worker.output()
+    warnings = [line for line in worker.output().splitlines() if "WARNING" in line]
+    assert not [line for line in warnings if "shows only a part" not in line], "inspect may be slow beside other tests"
     assert "Traceback" not in worker.output()
 
 

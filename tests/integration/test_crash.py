@@ -73,8 +73,10 @@ def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(is_
             publish(everyday)
             node.kill()
             node.start()
-        there = lambda: sum(vhost.waiting().values()) + vhost.count("q")  # noqa: E731  # the first one may be due by now
-        wait_until(lambda: there() == 2 + is_set_up, "all that was confirmed is there")
+        expected = 2 + is_set_up
+        wait_until(  # the first one may be due by now
+            lambda: sum(vhost.waiting().values()) + vhost.count("q") == expected, "all that was confirmed is there"
+        )
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
-from celery_rabbit_delay.amqp import follower as follower_
+from celery_rabbit_delay.amqp import stream_consumer
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
@@ -105,7 +105,7 @@ def test_a_stream_that_rabbitmq_does_not_send_any_more_is_consumed_anew(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a node was cut off for a moment: the connection stays, and the consumer of the stream is forgotten."""
-    monkeypatch.setattr(follower_, "RENEWAL", 0.5)
+    monkeypatch.setattr(stream_consumer, "RENEWAL", 0.5)
     vhost.declare("q")
     found: list[StreamMessage] = []
     with vhost.connection(journal=0) as connection, Follower(connection) as follower:
