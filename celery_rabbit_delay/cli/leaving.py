@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from .. import operate
+from ..core.text import escape
 from .output import EXIT_PROBLEMS
 from .parameters import management_option
 from .target import Target, pass_target, snapshot_of
@@ -16,6 +17,8 @@ from .tasks import format_scheduled
 @pass_target
 def can_leave(target: Target, management_url: str | None) -> None:
     """Show which waiting tasks would run again in workers without this package: cancelled, moved and replaced ones.
+
+    Shows paused queues as well.
 
     Only workers with this package know of these. Ask before you remove it, roll it back, or start workers without it
     beside others. --management-url also counts messages between two queues, and all outboxes.
@@ -31,7 +34,10 @@ def can_leave(target: Target, management_url: str | None) -> None:
         click.echo(f"{fate:<9}  {format_scheduled(task)}")
     if found.unknown:
         click.echo(f"{found.unknown:,} wait without a record: they may have been cancelled or replaced as well")
+    for queue in found.paused:
+        click.echo(escape(f"paused     {queue}: workers without this package consume it"))
     if found.known or found.unknown:
         click.echo("workers without this package would run them: keep it in all workers until they are through")
+    if any(found):
         raise SystemExit(EXIT_PROBLEMS)
     click.echo("nothing that was cancelled, moved or replaced waits")

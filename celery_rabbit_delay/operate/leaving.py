@@ -26,6 +26,8 @@ class Revivable(NamedTuple):
     known: list[tuple[Scheduled, str]]
     #: The number of messages that may be cancelled or replaced as well, because no record tells their ids.
     unknown: int
+    #: The queues from which they would take messages, although these are paused.
+    paused: list[str]
 
 
 def revivable(
@@ -40,8 +42,11 @@ def revivable(
     """
     found = status(connection, destinations, snapshot)
     waiting = found.waiting + found.stuck
-    if not connection.transport.delay_options.streams or (snapshot and not waiting):
-        return Revivable([], 0)
+    if not connection.transport.delay_options.streams:
+        return Revivable([], 0, [])
+    paused = [one.queue for one in schedule.paused(connection, names)]
+    if snapshot and not waiting:
+        return Revivable([], 0, paused)
     fates = Fates(time.time)
     known = {record.number: (record, fate) for record, fate in schedule.recorded(connection, fates)}
     dead = []
@@ -50,4 +55,4 @@ def revivable(
             if fate is not Fate.WAITS:
                 dead.append((schedule.describe(record, schedule.headers_in(record), names), fate.value))
     may_be_dead = fates.changes.has_cancelled or bool(fates.keys.last)
-    return Revivable(dead, max(0, waiting - len(known)) if may_be_dead else 0)
+    return Revivable(dead, max(0, waiting - len(known)) if may_be_dead else 0, paused)

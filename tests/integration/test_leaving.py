@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from kombu import Queue
 
 from celery_rabbit_delay import operate
 from tests.kit.broker import Vhost, take
@@ -49,6 +50,21 @@ def test_what_is_listed_comes_to_a_consumer_without_this_package_and_then_nothin
         assert [message.payload for message in take(plain, "q", 1)] == ["cancelled"]
     for more in ((), management(vhost)):
         wait_until(lambda more=more: run(vhost.url("amqp"), "can-leave", *more).code == 0, "it is through", 60)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("asks_management", [False, True])
+def test_a_paused_queue_is_named_though_nothing_waits(vhost: Vhost, asks_management: bool) -> None:
+    vhost.declare("q")
+    ask = ("--queue", "q", "can-leave", *(management(vhost) if asks_management else ()))
+    with vhost.connection() as connection:
+        publish(connection, "creates the cascade", 0.01)
+        names = operate.QueueNames([Queue("q")], only=True)
+        operate.pause(connection, "q", names)
+        take(connection, "q", 1)
+        found = run(vhost.url("amqp"), *ask)
+        assert (found.code, found.out.splitlines()[0]) == (3, "paused     q: workers without this package consume it")
+        operate.resume(connection, "q", names)
+        assert run(vhost.url("amqp"), *ask).code == 0
 
 
 def test_tasks_without_a_record_may_be_cancelled_once_any_task_was(vhost: Vhost) -> None:
