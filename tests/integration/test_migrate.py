@@ -370,13 +370,13 @@ def test_what_passes_from_a_level_into_an_outbox_while_others_are_moved_moves_to
     vhost.declare("q")
     with vhost.connection() as source, vhost.connection(prefix="new") as target:
         lead(source, "q")
-        ensure(source, Q, 6000)
+        ensure(source, Q, 1500)
         for _ in range(5):
-            publish(source, 62.56)  # a level of 2.56 s, then the outbox of a minute
+            publish(source, 17.56)  # a level of 2.56 s, then the outbox of 15 s
         publish(source, 100)
         moving = operate.migrate(source, target, Allowed(None), [Q])
         assert next(moving).refused is None
-        wait_until(lambda: vhost.count(CASCADE.outbox_name(Q, 6000)) == 5, "the others are in the outbox")
+        wait_until(lambda: vhost.count(CASCADE.outbox_name(Q, 1500)) == 5, "the others are in the outbox")
         assert len(list(moving)) == 5
         assert waiting(vhost, CASCADE) == 0
 
