@@ -118,9 +118,9 @@ class Lock:
         self.is_held = True
 
     def answer(self, question: Message, body: bytes) -> None:
-        """Answer one who has asked, if that one still waits."""
-        self._publish(Message(body), question.properties["reply_to"], mandatory=False)
+        """Answer one who has asked, if that one still waits; then no other holder is asked any more."""
         self._channel.basic_ack(question.delivery_tag)
+        self._publish(Message(body), question.properties["reply_to"], mandatory=False)
 
     def channel(self) -> Any:
         """Return a new channel of the same connection: after the lock is lost, nothing is sent on it."""
