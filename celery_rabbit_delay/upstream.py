@@ -7,8 +7,7 @@ imports nothing of the package, so that every other one may use it.
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
@@ -153,15 +152,3 @@ def close_socket(connection: amqp.Connection) -> None:
     if connection._transport is not None and connection._transport.sock is not None:
         connection._transport.sock.close()
         connection._transport.sock = None
-
-
-@contextmanager
-def in_one_write(connection: amqp.Connection) -> Iterator[None]:
-    """Send what a `with` block writes to an `amqp.Connection` when it ends."""
-    transport, written = connection.transport, bytearray()
-    write, transport._write = transport._write, written.extend
-    try:
-        yield
-    finally:
-        transport._write = write
-        transport.write(written)

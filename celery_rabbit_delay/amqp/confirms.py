@@ -130,12 +130,6 @@ class ConfirmedChannel:
         channel.send_method(spec.Basic.Publish, "Bssbb", (0, exchange, key, True, False), message)
         return sent
 
-    def send_all(self, messages: list[Outgoing]) -> list[Sent]:
-        """Send some messages in one packet."""
-        self._confirming = self._confirming or self._open()
-        with upstream.in_one_write(self._connection):
-            return [self.send(one) for one in messages]
-
     def wait(self, sent: Sent) -> None:
         """Wait for the answer to a message. Raises `NotRouted`, `NotStored`, `ChannelError`, as the connection does."""
         while not sent.is_answered:

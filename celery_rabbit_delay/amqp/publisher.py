@@ -104,9 +104,10 @@ class DelayedPublisher:
             try:
                 self.ensure(plan)
                 outgoing = self._outgoing(plan)
-                sent, *records = self.channel.send_all([outgoing, *self.streams.records(plan, outgoing.message)])
+                sent = self.channel.send(outgoing)
+                record = self.streams.send(plan, outgoing.message) if plan.stream else None
                 self._wait(sent)
-                return outgoing.message, records[0] if records else None
+                return outgoing.message, record
             except NotStored:
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:

@@ -59,16 +59,16 @@ class StreamWriter:
         """Return whether a record can be sent to a stream without waiting for the answer: it exists, and it works."""
         return stream in self._known and not self._is_paused(stream)
 
-    def records(self, plan: Plan, message: Message) -> list[Outgoing]:
-        """Return the record of a message, to be sent behind it, if its stream is known to take it. For `finish`.
+    def send(self, plan: Plan, message: Message) -> Sent | None:
+        """Send the record of a message behind it, if its stream is known to take it. For `finish`.
 
         A stream that has lost its data makes RabbitMQ 4.3 close the connection, which must not hit the message. So the
         first record for a stream waits until its message is stored.
         """
         stream = plan.stream
         if stream is None or not self.takes(stream) or (record := record_of(plan, message)) is None:
-            return []
-        return [self.outgoing(stream, journal.pack_records([record], utc_ms()))]
+            return None
+        return self._channel.send(self.outgoing(stream, journal.pack_records([record], utc_ms())))
 
     def finish(self, plan: Plan, message: Message, sent: Sent | None) -> None:
         """Wait for the record of a stored message; create a missing stream for it. Log a warning if that fails."""

@@ -64,7 +64,7 @@ class Parts:
         connection: Any = SimpleNamespace(client=self.client, host="localhost", virtual_host="/")
         self.publisher = DelayedPublisher(connection, self.cascade, self.options, self.bind_for_user)
         get_channel = lambda: SimpleNamespace(connection=connection)  # noqa: E731
-        channel: Any = SimpleNamespace(get_channel=get_channel, send_all=self.take, wait=self.wait)
+        channel: Any = SimpleNamespace(get_channel=get_channel, send=self.take, wait=self.wait)
         self.publisher.channel = self.publisher.routes._channel = channel
         return self
 
@@ -91,9 +91,9 @@ class Parts:
         self.asked.append(outbox)
         return outbox not in self.missing
 
-    def take(self, messages: list[Outgoing]) -> list[Outgoing]:
-        [self.last] = messages
-        return messages
+    def take(self, outgoing: Outgoing) -> Outgoing:
+        self.last = outgoing
+        return outgoing
 
     def wait(self, outgoing: Outgoing) -> None:
         gone = {DESTINATION.outbox_address(self.cascade.milliseconds(outbox)) for outbox in self.missing}
