@@ -17,6 +17,7 @@ from celery import Celery
 
 import celery_rabbit_delay
 from tests.kit import background, forks, ledger
+from tests.kit.beats import Beat
 from tests.kit.broker import QUICK, Vhost
 from tests.kit.wait import wait_until
 
@@ -141,6 +142,7 @@ def assert_nothing_went_wrong(shop: Shop, *workers: Worker) -> None:
 
 
 MakeShop = Callable[..., Shop]
+StartBeat = Callable[[Shop], Beat]
 
 
 @pytest.fixture
@@ -154,3 +156,16 @@ def make_shop(vhost: Vhost, tmp_path: Path) -> Iterator[MakeShop]:
     yield make
     for shop in shops:
         shop.close()
+
+
+@pytest.fixture
+def start_beat() -> Iterator[StartBeat]:
+    beats: list[Beat] = []
+
+    def start(shop: Shop) -> Beat:
+        beats.append(Beat("tests.acceptance.shop", shop.directory, shop.environment))
+        return beats[-1]
+
+    yield start
+    for beat in beats:
+        beat.kill()

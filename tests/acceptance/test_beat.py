@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,28 +26,13 @@ from tests.kit.proxy import proxy
 from tests.kit.site import serving
 from tests.kit.wait import wait_until
 
-from .conftest import MakeShop, Shop
+from .conftest import MakeShop, Shop, StartBeat
 
 TASK = "tests.acceptance.shop.note"
-
-StartBeat = Callable[..., Beat]
 
 
 def every_second(name: str = "run") -> dict[str, Any]:
     return {name: entry(TASK, 1, name)}
-
-
-@pytest.fixture
-def start_beat() -> Iterator[StartBeat]:
-    beats: list[Beat] = []
-
-    def start(shop: Shop) -> Beat:
-        beats.append(Beat("tests.acceptance.shop", shop.directory, shop.environment))
-        return beats[-1]
-
-    yield start
-    for beat in beats:
-        beat.kill()
 
 
 def amount(shop: Shop) -> int:

@@ -7,38 +7,20 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from celery_rabbit_delay import operate, periodic
-from tests.kit.beats import EXPIRES, Beat, Sent, entry
+from tests.kit.beats import EXPIRES, Sent, entry
 from tests.kit.broker import QUICK
 from tests.kit.commands import Result, celery
 from tests.kit.site import serving
 from tests.kit.wait import wait_until
 
-from .conftest import MakeShop, Shop
+from .conftest import MakeShop, Shop, StartBeat
 
 TASK = "tests.acceptance.shop.note"
-
-StartBeat = Callable[[Shop], Beat]
-
-
-@pytest.fixture
-def start_beat() -> Iterator[StartBeat]:
-    beats: list[Beat] = []
-
-    def start(shop: Shop) -> Beat:
-        beats.append(Beat("tests.acceptance.shop", shop.directory, shop.environment))
-        return beats[-1]
-
-    yield start
-    for beat in beats:
-        beat.kill()
 
 
 def command(shop: Shop, *arguments: str) -> Result:
