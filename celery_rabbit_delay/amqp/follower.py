@@ -28,7 +28,7 @@ from .confirms import ConfirmedChannel
 from .connecting import abandon, copy_of, ensure_connection, is_lost
 from .create import ensure_stream
 from .limited import NO_ANSWER
-from .stream_consumer import Place, StreamConsumer, StreamMessage, StreamReplaced
+from .stream_consumer import PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
 
 #: Seconds for which a stream that exists is waited for, because a starting broker restores streams last; at most the
 #: option `confirm_timeout`.
@@ -52,8 +52,8 @@ class Extent(NamedTuple):
 class Follower(StreamConsumer):
     """Follows streams of a `kombu.Connection`'s cascade over an AMQP connection of its own."""
 
-    def __init__(self, client: kombu.Connection, **prefetch: int) -> None:
-        super().__init__(client, **prefetch)
+    def __init__(self, client: kombu.Connection, prefetch: int = PREFETCH) -> None:
+        super().__init__(client, prefetch)
         #: The offset of the last message of each stream, by its name, when following it from a place began.
         self.ends: dict[str, int] = {}
         self._lacking: dict[Stream, Place | None] = {}  # that are to be followed, and do not exist yet

@@ -10,18 +10,18 @@ import sys
 from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import kombu
 from amqp.exceptions import AMQPError
 
-from ..core import notes, streams
+from ..core import notes
 from ..core.errors import DelayError
 from ..core.notes import Note
 from ..core.streams import Unreadable
 from .clocks import utc_ms
-from .follower import Follower
-from .schedule import write_changes
+from .schedule import read_changes, write_changes
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +53,15 @@ def tell(connection: kombu.Connection, by: str, what: str, amount: int, ids: Col
         logger.warning("The history does not have what %s has done, %d %s: %s", by, amount, what, exc)
 
 
+def moved_to(due: datetime) -> str:
+    """Return what a note says of tasks that were given another due time, an aware datetime in UTC."""
+    return f"moved to {due:%Y-%m-%d %H:%M:%S}Z"
+
+
 def history(connection: kombu.Connection, limit: int) -> Collection[Note]:
     """Return who has changed what, the newest first. Raises `StreamUnavailable`, `NotPermitted`."""
     found: deque[Note] = deque(maxlen=limit)
-    with Follower(connection) as reader:
-        for message in reader.read(streams.changes(connection.transport.delay_options.cascade)):
-            with suppress(Unreadable):
-                found.extendleft(notes.read(message.body))
+    for body in read_changes(connection):
+        with suppress(Unreadable):
+            found.extendleft(notes.read(body))
     return found

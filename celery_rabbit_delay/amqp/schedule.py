@@ -322,10 +322,14 @@ def _write_pause(connection: kombu.Connection, one: Pause, what: str) -> None:
 def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
     """Return the queues among some that are paused now. Raises `StreamUnavailable`, `NotPermitted`."""
     found = Changes(time.time)
-    with Follower(connection) as reader:
-        for message in reader.read(streams.changes(connection.transport.delay_options.cascade)):
-            with suppress(Unreadable):  # `list` names it
-                found.apply(message.body)
+    for body in read_changes(connection):
+        with suppress(Unreadable):  # `list` names it
+            found.apply(body)
+    return paused_in(found, names)
+
+
+def paused_in(found: Changes, names: QueueNames) -> list[Pause]:
+    """Return the queues among some that are paused now, as the stream of changes has said so far."""
     return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", [name])]
 
 
@@ -345,6 +349,13 @@ def restore(connection: kombu.Connection, ids: Collection[str], by: str = "") ->
     sent = sent_now()
     note = notes.note(sent.at // 1000, by, "restored", len(ids), ids)
     write_changes(connection, [*changes.restored(ids, sent), note])
+
+
+def read_changes(connection: kombu.Connection) -> Iterator[bytes]:
+    """Yield the messages of the stream of changes, the oldest first. Raises `StreamUnavailable`, `NotPermitted`."""
+    with Follower(connection) as reader:
+        for message in reader.read(streams.changes(connection.transport.delay_options.cascade)):
+            yield message.body
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes], seconds: float | None = None) -> None:

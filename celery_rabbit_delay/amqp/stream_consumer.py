@@ -31,7 +31,7 @@ from .limited import LimitedConnection
 from .unreadable import take_anything
 
 #: The prefetch count, in messages of at most 100 records each.
-_PREFETCH = 500
+PREFETCH = 500
 
 #: Seconds without an answer after which a stream counts as unavailable; at most the option `confirm_timeout`.
 SILENCE = 20
@@ -89,7 +89,7 @@ Self = TypeVar("Self", bound="StreamConsumer")
 class StreamConsumer:
     """Consumes streams of a `kombu.Connection`'s cascade over an AMQP connection of its own."""
 
-    def __init__(self, client: kombu.Connection, prefetch: int = _PREFETCH) -> None:
+    def __init__(self, client: kombu.Connection, prefetch: int = PREFETCH) -> None:
         """RabbitMQ sends `prefetch` messages of each stream ahead."""
         self._client = client
         self._prefetch = prefetch

@@ -16,7 +16,7 @@ from ..amqp import schedule
 from ..amqp.batch import MAX_SIZE, collect
 from ..amqp.connecting import closing, ensure_connection
 from ..amqp.destinations import QueueNames
-from ..amqp.history import tell, who_calls
+from ..amqp.history import moved_to, tell, who_calls
 from ..amqp.schedule import Scheduled
 from ..amqp.schemes import TRANSPORTS
 from ..amqp.waiting import Allowed
@@ -118,12 +118,8 @@ def restore(app: Celery, *ids: str | UUID) -> None:
 def _change(app: Celery, ids: Iterable[str | UUID], write: Callable[..., object]) -> None:
     texts = [_text_of(id_) for id_ in ids]
 
-    def attempt(connection: kombu.Connection) -> None:
-        _check(connection)
-        write(connection, texts, by=who_calls())
-
     if texts:
-        with_connection(app, attempt)
+        _write(app, lambda connection: write(connection, texts, by=who_calls()))
 
 
 def reschedule(
@@ -149,7 +145,7 @@ def reschedule(
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         allowed = Allowed(None if any_queue else queues_of(app))
         amqp_reschedule.reschedule(connection, text, due, allowed)
-        tell(connection, who_calls(), f"moved to {due:%Y-%m-%d %H:%M:%S}Z", 1, [text])
+        tell(connection, who_calls(), moved_to(due), 1, [text])
 
 
 def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_queue: bool = False) -> None:
@@ -161,12 +157,14 @@ def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_q
     Raises `InvalidDestination` for a queue that is not the app's, unless `any_queue`, or that is deleted without
     consumers; `InvalidDelay` for a time that is past or cannot be read; and the errors of `cancel`.
     """
-    _write(app, any_queue, lambda connection, names: schedule.pause(connection, queue, names, until, who_calls()))
+    names = QueueNames(queues_of(app), only=not any_queue)
+    _write(app, lambda connection: schedule.pause(connection, queue, names, until, who_calls()))
 
 
 def resume(app: Celery, queue: str, *, any_queue: bool = False) -> None:
     """End the pause of a queue, if it is paused. Raises the errors of `pause`."""
-    _write(app, any_queue, lambda connection, names: schedule.resume(connection, queue, names, who_calls()))
+    names = QueueNames(queues_of(app), only=not any_queue)
+    _write(app, lambda connection: schedule.resume(connection, queue, names, who_calls()))
 
 
 def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None]:
@@ -179,12 +177,12 @@ def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None
     return {one.queue: one.end for one in found}
 
 
-def _write(app: Celery, any_queue: bool, write: Callable[[kombu.Connection, QueueNames], None]) -> None:
-    """Call `write` with a connection and the queues that a caller may name."""
+def _write(app: Celery, write: Callable[[kombu.Connection], object]) -> None:
+    """Call `write` with a connection, again as publishing is tried again. Raises `UnsupportedConfiguration`."""
 
     def checked(connection: kombu.Connection) -> None:
         _check(connection)
-        write(connection, QueueNames(queues_of(app), only=not any_queue))
+        write(connection)
 
     with_connection(app, checked)
 

@@ -54,20 +54,24 @@ class InspectedNode(Node):  # type: ignore[misc]
 
     def handle_cast(self, method: str, arguments: Any) -> Any:
         if method == "revoke":  # perhaps of nothing, for the stream may be new: see `schedule.cancel`
-            connection: kombu.Connection | None = getattr(self.state.consumer, "connection", None)
-            if connection is not None and connection.transport.driver_type == DRIVER_TYPE:
+            connection = self._connection_with_streams()
+            if connection is not None:
                 connection.connection.following.look(streams.changes(connection.transport.delay_options.cascade))
         return super().handle_cast(method, arguments)
+
+    def _connection_with_streams(self) -> kombu.Connection | None:
+        """Return the worker's connection; None if it has none now, is not ours, or does without streams."""
+        connection: kombu.Connection | None = getattr(self.state.consumer, "connection", None)
+        if connection is None or connection.transport.driver_type != DRIVER_TYPE:
+            return None
+        return connection if connection.transport.delay_options.streams else None
 
     def dispatch(
         self, method: str, arguments: Any = None, reply_to: Any = None, ticket: Any = None, **kwargs: Any
     ) -> Any:
-        consumer = self.state.consumer
-        connection: kombu.Connection | None = getattr(consumer, "connection", None)
+        consumer, connection = self.state.consumer, self._connection_with_streams()
         asks = bool(reply_to) and method in ("scheduled", "dump_schedule", "query_task")
-        if not asks or connection is None or connection.transport.driver_type != DRIVER_TYPE:
-            return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
-        if not connection.transport.delay_options.streams:
+        if not asks or connection is None:
             return super().dispatch(method, arguments, reply_to, ticket, **kwargs)
         try:
             held = self.handle_call(method, arguments)

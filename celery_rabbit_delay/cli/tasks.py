@@ -399,7 +399,7 @@ def _move(
         due = due_at(eta, countdown, now, zone)
         past = f"{format_time(due)} is in the past" if due < now else ""
         operate.require(connection)
-        allowed, what = target.allowed(any_queue), f"moved to {due:%Y-%m-%d %H:%M:%S}Z"
+        allowed, what = target.allowed(any_queue), operate.moved_to(due)
         if past and ids:
             _ask(f"{past}: run {_tasks(ids)} now?", ids, yes)
         if len(ids) == 1:

@@ -44,9 +44,8 @@ def revivable(
     waiting = found.waiting + found.stuck
     if not connection.transport.delay_options.streams:
         return Revivable([], 0, [])
-    paused = [one.queue for one in schedule.paused(connection, names)]
     if snapshot and not waiting:
-        return Revivable([], 0, paused)
+        return Revivable([], 0, [one.queue for one in schedule.paused(connection, names)])
     fates = Fates(time.time)
     known = {record.number: (record, fate) for record, fate in schedule.recorded(connection, fates)}
     dead = []
@@ -55,4 +54,5 @@ def revivable(
             if fate is not Fate.WAITS:
                 dead.append((schedule.describe(record, schedule.headers_in(record), names), fate.value))
     may_be_dead = fates.changes.has_cancelled or bool(fates.keys.last)
+    paused = [one.queue for one in schedule.paused_in(fates.changes, names)]
     return Revivable(dead, max(0, waiting - len(known)) if may_be_dead else 0, paused)

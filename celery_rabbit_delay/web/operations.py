@@ -115,7 +115,7 @@ class Operations:
         moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
-            with operate.moving(connection, self.broker.allowed) as move, Follower(connection, prefetch=10) as follower:
+            with operate.moving(connection, self.broker.allowed) as move, Follower(connection, 10) as follower:
                 # A message that somebody else has just moved must not be moved again: it would be delivered twice.
                 self.indexer.catch_up(connection)
                 found, refused = self._found(numbers)
@@ -131,7 +131,7 @@ class Operations:
                     except DelayError as exc:
                         name, why = row.id or str(row.number), str(exc)
                         refused.append(why if name in why else f"{name}: {why}")
-            operate.tell(connection, by, f"moved to {due:%Y-%m-%d %H:%M:%S}Z", len(moved), moved)
+            operate.tell(connection, by, operate.moved_to(due), len(moved), moved)
             self.indexer.catch_up(connection)
         return Done(len(moved), refused)
 
@@ -151,7 +151,7 @@ class Operations:
 
     def record(self, row: Row) -> Record:
         """Return the record of a message from the journal. Raises `NotWaiting`."""
-        with self._connected() as connection, Follower(connection, prefetch=10) as follower:
+        with self._connected() as connection, Follower(connection, 10) as follower:
             return self._record(follower, row)
 
     def _found(self, numbers: Iterable[int], state: int = WAITING) -> tuple[list[Row], list[str]]:

@@ -515,7 +515,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
         raise TooLate(says)
 
     monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
-    monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args, **prefetch: nullcontext())
+    monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args: nullcontext())
     indexer = Indexer(index, lambda: None, QueueNames())
     operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
     assert operations.move([5], datetime.now(timezone.utc), "ada").refused == [shown]
