@@ -103,6 +103,20 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
                 self.seconds_left()  # raises an error that names possible causes
                 raise
 
+    def wait_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Read what comes until something is true, or for so many seconds; return whether it is.
+
+        Raises `TimeoutError` after the limit of a block around it if it has none itself.
+        """
+        try:
+            with self.within(seconds):
+                while not is_done():
+                    self.drain_events()
+        except TimeoutError:
+            if seconds is None:
+                raise
+        return is_done()
+
     def close(self, *args: Any, **kwargs: Any) -> None:
         """Close. A broker that does not answer is left alone after `CLOSING` seconds, also by Kombu's pools."""
         with self.within(CLOSING):

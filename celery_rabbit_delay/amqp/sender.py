@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -130,11 +130,6 @@ class Sender:
             for publisher in self._publishers.values():
                 publisher.streams.repeat()
 
-    def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Read the broker's answers until something is true. For a block of `turn`. Raises `TimeoutError`."""
-        while not is_done():
-            self._client.connection.drain_events()
-
     @property
     def is_blocked(self) -> bool:
         """Whether the broker does not read this connection, because of an alarm."""
@@ -206,7 +201,7 @@ class Turn:
         self._sender = sender
         self._seconds = seconds
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> LimitedConnection:
         sender, lock, is_mine = self._sender, self._sender._lock, False
         try:
             is_mine = lock.acquire(timeout=-1 if self._seconds is None else self._seconds)
@@ -214,7 +209,7 @@ class Turn:
                 self._lock = lock
                 connection = sender._ready(self._seconds)
                 connection.limit(self._seconds)
-                return
+                return connection
         except BaseException as exc:
             # An interrupt may have come just after the lock was taken: nobody can tell, so nobody uses it again.
             sender._lock = threading.Lock()
