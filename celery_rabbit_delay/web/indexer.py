@@ -71,11 +71,11 @@ class Indexer:
         self._complete = time.monotonic()
         self._error: str | None = None
         self._failed = 0  # attempts to follow the streams since the last one that worked
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._follower: Follower | None = None
         self._damage: IndexDamaged | None = None  # that a reader has noticed
         self._renewed = 0.0  # when the last damaged file was replaced, by `time.monotonic`
-        self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="indexer", daemon=True)
         self.is_ready = threading.Event()  # is set when the index is up to date for the first time
 
     @property
@@ -87,7 +87,7 @@ class Indexer:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self.stopping.set()
         self._thread.join(30)
 
     @property
@@ -133,8 +133,9 @@ class Indexer:
         self._damage = None
         self.is_ready.clear()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def run(self) -> None:
+        """Follow the streams until it is stopped."""
+        while not self.stopping.is_set():
             try:
                 if self._damage:
                     self._renew(self._damage)
@@ -142,11 +143,11 @@ class Indexer:
                     self._index_streams(connection)
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 self._error = reason(exc)
-                self._stopping.wait(min(_AGAIN * 2**self._failed, _AGAIN_AT_MOST))
+                self.stopping.wait(min(_AGAIN * 2**self._failed, _AGAIN_AT_MOST))
             except Exception as exc:
                 logger.exception("The index has stopped")
                 self._error = f"{type(exc).__name__}: {exc}"
-                self._stopping.wait(10 * _AGAIN)
+                self.stopping.wait(10 * _AGAIN)
 
     def _index_streams(self, connection: kombu.Connection) -> None:
         self._failed += 1
@@ -171,7 +172,7 @@ class Indexer:
             self._begin(follower, streams.all_streams(options.cascade))
         self._error, self._failed = None, 0
         prune = stored = time.monotonic()
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             if self._damage:
                 raise self._damage
             moment = time.monotonic()
