@@ -279,7 +279,7 @@ def test_an_interrupt_while_a_batch_is_sent_stays_one(
 
     monkeypatch.setattr(LimitedConnection, "wait_until", interrupted)
     with pytest.raises(SoftTimeLimitExceeded), celery_rabbit_delay.batch(app) as producer:
-        app.send_task("t", countdown=0.5, producer=producer)
+        app.send_task("t", countdown=30, producer=producer)
 
 
 def test_a_batch_needs_install() -> None:
