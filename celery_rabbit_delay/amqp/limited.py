@@ -125,7 +125,7 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
     def read_all(self) -> None:
         """Read what has come, and wait for nothing. Raises the error with which the broker closed the connection."""
         with suppress(TimeoutError):
-            while True:
+            while upstream.has_input(self):  # which costs a tenth of a read that finds nothing
                 self.blocking_read(0)
 
     def blocking_read(self, timeout: float | None = None) -> Any:
