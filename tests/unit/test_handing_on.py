@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import NotPermitted
 from celery_rabbit_delay.amqp.event_loop import LONGEST, LOOK, EventLoop
+from celery_rabbit_delay.app import handing_on
 from celery_rabbit_delay.app.handing_on import (
     MOST,
     HandingOn,
@@ -222,8 +223,9 @@ def task(number: int, queue: str = "q", plan: Any = None, due: datetime = DUE) -
 
 @pytest.fixture(autouse=True)
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a number take the place of a plan."""
+    """Let a number take the place of a plan, and no time pass: a slow broker counts as silent."""
     monkeypatch.setattr(HandingOn, "_plan", lambda self, one: one.destination)
+    monkeypatch.setattr(handing_on, "time", SimpleNamespace(monotonic=lambda: 1000.0))
 
 
 def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_hand_on() -> None:
