@@ -142,8 +142,21 @@ def is_ended(connection: amqp.Connection) -> bool:
         return True
     if not hasattr(select, "poll"):
         return False
+    return _tells(transport.sock, getattr(select, "POLLRDHUP", 0))  # of errors the system always tells
+
+
+def has_input(connection: amqp.Connection) -> bool:
+    """Return whether there is something to read from the socket of an `amqp.Connection`, such as its end.
+
+    True where that cannot be seen, as above, and with TLS, whose buffers may hold more.
+    """
+    sock = connection.transport.sock
+    return not hasattr(select, "poll") or hasattr(sock, "pending") or _tells(sock, select.POLLIN)
+
+
+def _tells(sock: Any, event: int) -> bool:
     poll = select.poll()
-    poll.register(transport.sock, getattr(select, "POLLRDHUP", 0))  # of errors the system always tells
+    poll.register(sock, event)
     return bool(poll.poll(0))
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..core.journal import Record
     from ..core.plan import Plan
     from ..core.topology import Stream
+    from .limited import LimitedConnection
     from .sender import Sender
 
 #: The number of messages that a batch sends before it waits for answers, and how many times as many it holds.
@@ -115,21 +116,21 @@ class Batch:
     def _settle(self, sender: Sender, most: int) -> None:
         """Send what a lost connection has left, and wait until at most so many messages are unanswered."""
         try:
-            with sender.turn(sender.options.confirm_timeout):
+            with sender.turn(sender.options.confirm_timeout) as connection:
                 for name, plan in list(self._plans.items()):
                     if name not in self._sent and name not in self._refused and name not in self._stored:
                         self._send(sender, name, plan)
                 self._send_records(sender)
-                sender.wait_until(lambda: len(self._sent) <= most)
+                connection.wait_until(lambda: len(self._sent) <= most)
                 if not most:
-                    self._finish(sender)
+                    self._finish(sender, connection)
         except _REFUSALS:  # of one message, but of which?
             pass
 
-    def _finish(self, sender: Sender) -> None:
+    def _finish(self, sender: Sender, connection: LimitedConnection) -> None:
         """Wait for the records, and write the keys of stored messages, but not those of refused messages."""
         with suppress(TimeoutError):
-            sender.wait_until(lambda: not sender.unanswered)
+            connection.wait_until(lambda: not sender.unanswered)
         refused = {self._plans[name].key for name in self._refused}  # sent again, they would become the last ones
         told = [name for name in sorted(self._stored) if self._plans[name].key not in refused]
         by_priority: dict[int | None, list[int]] = {}

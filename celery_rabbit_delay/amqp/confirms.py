@@ -137,13 +137,6 @@ class ConfirmedChannel:
         if sent.refusal is not None:
             raise sent.refusal
 
-    def wait_until(self, is_done: Callable[[], bool], seconds: float) -> bool:
-        """Read the connection until something is true, but not for longer; return whether it is."""
-        with suppress(TimeoutError), self._connection.within(seconds):
-            while not is_done():
-                self._connection.drain_events()
-        return is_done()
-
     def publish(self, message: Message, exchange: str, key: str) -> str | None:
         """Publish a message; return None once the broker has stored it, or the reason why no queue took it.
 

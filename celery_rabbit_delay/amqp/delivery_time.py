@@ -20,6 +20,7 @@ from ..core.headers import X_DELIVERY_TIME
 from ..core.topology import PROBE, Cascade
 from .confirms import ConfirmedChannel, Outgoing
 from .exclusive_reader import exclusive_reader
+from .limited import LimitedConnection
 
 #: Nanoseconds.
 _MS = 1_000_000
@@ -84,6 +85,7 @@ def ask(channel: ConfirmedChannel, cascade: Cascade) -> BrokerClock | None:
 
 
 def _ask(channel: ConfirmedChannel, cascade: Cascade, arrived: list[str]) -> BrokerClock | None:
+    connection: LimitedConnection = channel.get_channel().connection
     now, ahead, name = time.monotonic_ns(), _wall(), uuid.uuid4().hex
     wall = now + ahead
     names = {delay: f"{name} {delay}" for delay in (_LONG, *reversed(MARGINS))}
@@ -94,13 +96,13 @@ def _ask(channel: ConfirmedChannel, cascade: Cascade, arrived: list[str]) -> Bro
             channel.wait(sent)
     except NotRouted as exc:
         raise CascadeMissing(f"{cascade.probe!r} takes no message: {exc}") from exc
-    if not channel.wait_until(lambda: name in arrived, _PATIENCE):
+    if not connection.wait_until(lambda: name in arrived, _PATIENCE):
         return None
     not_held = arrived[: arrived.index(name)]
     margin = next((delay for delay in MARGINS if names[delay] not in not_held), None)
     if names[_LONG] in not_held or margin is None:
         return None
-    if not channel.wait_until(lambda: names[margin] in arrived, _PATIENCE):
+    if not connection.wait_until(lambda: names[margin] in arrived, _PATIENCE):
         return None
     return BrokerClock((wall // _MS + margin) * _MS - now, now, ahead)
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from amqp.exceptions import AMQPError
@@ -19,78 +21,114 @@ from amqp.exceptions import AMQPError
 from ..core.errors import DelayError, NotRouted
 from ..core.plan import Plan
 from .confirms import NotStored
+from .publisher import Answered
 from .sender import Sender
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a call in the event loop may wait for the broker, and until the worker looks for its answer again.
-PATIENCE, LOOK = 2.0, 0.5
+#: Seconds that a call in the event loop may wait for the broker; until what was refused is sent again.
+PATIENCE, AGAIN = 2.0, 0.5
 
-
-class _Waiting:
-    """A message that the broker has not answered yet."""
-
-    def __init__(self, sender: Sender, plan: Plan) -> None:
-        self.sender = sender
-        self.plan = plan
-        self.is_answered = False
-        self.refusal: Exception | None = None
-
-    def answer(self, refusal: Exception | None) -> None:
-        self.is_answered, self.refusal = True, refusal
+#: Seconds until the loop looks for the broker's answers, which double up to the longest while none comes.
+LOOK, LONGEST = 0.002, 0.05
 
 
 class EventLoop:
-    """The event loop of a worker. `call_later` calls a function there after some seconds."""
+    """The event loop of a worker. `call_later` calls a function there after some seconds.
+
+    One timer looks for the answers to all that was sent without waiting, as long as some are missing.
+    """
 
     def __init__(self, call_later: Callable[[float, Callable[[], Any]], Any]) -> None:
         self.process = os.getpid()
         self.call_later = call_later
-        self._waiting: list[_Waiting] = []
+        self._senders: list[Sender] = []  # whose answers are missing
+        self._answers: deque[Callable[[], None]] = deque()  # what follows from those that have come
+        self._after: list[Callable[[], None]] = []  # what to do after the next look
+        self._pause = LOOK
+        self.is_looking = False  # whether the timer runs
 
     def publish(self, sender: Sender, plan: Plan) -> None:
         """Publish as `Sender.publish`, but do not wait for the broker's answer if it does not come soon.
 
         The worker then goes on, reads the answer later, and sends the message again if its connection was lost.
         """
-        one = _Waiting(sender, plan)
-        sender.submit(plan, one.answer, PATIENCE)
-        until = time.monotonic() + PATIENCE
-        while not one.is_answered and not sender.is_blocked and (left := until - time.monotonic()) > 0:
-            sender.read(left)
-        if isinstance(one.refusal, (NotRouted, NotStored)):  # repairs the cascade
-            sender.publish(plan, PATIENCE)
-        elif one.refusal is not None:
-            raise one.refusal
-        elif not one.is_answered:
+        answers: list[Exception | None] = []
+        note = answers.append
+        sender.submit(plan, lambda refusal: note(refusal), PATIENCE)
+        with sender.turn(PATIENCE) as connection:
+            connection.wait_until(lambda: bool(answers) or connection.is_blocked, PATIENCE)
+        if not answers:
             logger.warning(
                 "RabbitMQ has not yet confirmed the delayed message %r: does an alarm block publishers? The worker "
                 "goes on, because it must not wait here. If it stops before the confirm, the message may be lost",
                 plan.id,
             )
-            self._waiting.append(one)
-            if len(self._waiting) == 1:
-                self.call_later(LOOK, self._look)
+            note = self._later(partial(self._store, sender, plan))
+        elif isinstance(answers[0], (NotRouted, NotStored)):  # repairs the cascade
+            sender.publish(plan, PATIENCE)
+        elif answers[0] is not None:
+            raise answers[0]
+        if sender.unanswered:  # perhaps its record alone
+            self._look_for(sender)
+
+    def submit(self, sender: Sender, plan: Plan, answered: Answered) -> None:
+        """Send a message as `Sender.submit`; `answered` is called when this thread has ended its turn with the sender.
+
+        Raises as `Sender.submit`.
+        """
+        sender.submit(plan, self._later(answered), PATIENCE)
+        self._look_for(sender)
+
+    def follow(self, sender: Sender, seconds: float = 0) -> bool:
+        """Read a sender's answers, wait so long for the first one, and act on all; return whether any has come."""
+        with suppress(AMQPError, OSError):  # it is closed then, and the messages are refused
+            sender.read(seconds)
+        has_come = bool(self._answers)
+        while self._answers:
+            self._answers.popleft()()
+        return has_come
+
+    def after_look(self, call: Callable[[], None]) -> None:
+        """Call a function after the next look."""
+        if call not in self._after:
+            self._after.append(call)
+        self._look_later()
+
+    def _later(self, answered: Answered) -> Answered:
+        return lambda refusal: self._answers.append(partial(answered, refusal))
+
+    def _look_for(self, sender: Sender) -> None:
+        if sender not in self._senders:
+            self._senders.append(sender)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if not self.is_looking:
+            self.is_looking = True
+            self.call_later(self._pause, self._look)
 
     def _look(self) -> None:
-        """Read the answers; send again what is not stored."""
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            try:
-                if not one.is_answered:
-                    one.sender.read()
-                if one.refusal is not None:
-                    one.sender.publish(one.plan, PATIENCE)
-                    one.refusal = None
-            except DelayError as exc:
-                logger.error("The delayed message %r is lost, because RabbitMQ refuses it: %s", one.plan.id, exc)
-                continue
-            except (AMQPError, OSError) as exc:
-                one.answer(exc)
-            if not one.is_answered or one.refusal is not None:
-                self._waiting.append(one)
-        if self._waiting:
-            self.call_later(LOOK, self._look)
+        self.is_looking = False
+        senders, self._senders = self._senders, []
+        have_come = [self.follow(sender) for sender in senders]
+        self._pause = LOOK if any(have_come) else min(2 * self._pause, LONGEST)
+        after, self._after = self._after, []
+        for call in after:
+            call()
+        for sender in senders:
+            if sender.unanswered or self._answers:
+                self._look_for(sender)
+
+    def _store(self, sender: Sender, plan: Plan, refusal: Exception | None) -> None:
+        """Send a message again that was refused, until it is stored."""
+        try:
+            if refusal is not None:
+                sender.publish(plan, PATIENCE)
+        except DelayError as exc:
+            logger.error("The delayed message %r is lost, because RabbitMQ refuses it: %s", plan.id, exc)
+        except (AMQPError, OSError) as exc:
+            self.call_later(AGAIN, partial(self._store, sender, plan, exc))
 
 
 class _Thread(threading.local):

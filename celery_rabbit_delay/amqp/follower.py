@@ -174,8 +174,7 @@ class Follower(StreamConsumer):
             for stream in counts:
                 # The last chunk comes at once, with what was confirmed before in it.
                 self._consume(stream, "last", partial(note, stream))
-            while any(count and stream not in lasts for stream, count in counts.items()):
-                connection.drain_events()
+            connection.wait_until(lambda: all(stream in lasts for stream, count in counts.items() if count))
         with suppress(TimeoutError), connection.within(_BUSY):
             while True:
                 with connection.within(_QUIET if counts.keys() <= lasts.keys() else _COUNTED):

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
-from typing import NamedTuple, NoReturn
 
 from amqp import Message
 from amqp.exceptions import AccessRefused, ChannelError, FrameError, NotFound
@@ -15,7 +14,7 @@ from ..core import headers as headers_
 from ..core import streams
 from ..core.destination import Destination
 from ..core.due import to_ticks
-from ..core.errors import CascadeMissing, InvalidDestination, MessageRefused, NotRouted
+from ..core.errors import CascadeMissing, DelayError, InvalidDestination, MessageRefused, NotRouted
 from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Plan
@@ -39,14 +38,6 @@ BindForUser = Callable[[Cascade, Destination], None]
 Answered = Callable[[Exception | None], None]
 
 
-class Way(NamedTuple):
-    """Where to publish a message to, and the addresses behind its routing key."""
-
-    exchange: str
-    key: str
-    addresses: tuple[str, ...]
-
-
 class DelayedPublisher:
     """Publishes into one cascade through one AMQP connection of ours, and lives as long as the connection.
 
@@ -66,7 +57,7 @@ class DelayedPublisher:
         self._wanted = lru_cache(maxsize=1024)(options.wanted)
         self._ways = lru_cache(maxsize=1024)(self._find_way)
         #: The broker's, if its queues hold each message until it is due.
-        self._clock: BrokerClock | None = None
+        self.clock: BrokerClock | None = None
 
     def choose_way(self) -> None:
         """Let messages wait for their delivery time, if the broker shows that it holds them, or else in levels."""
@@ -76,7 +67,7 @@ class DelayedPublisher:
         if cascade != self.cascade:
             self.cascade = self.streams.cascade = cascade
             self.routes = Routes(self.channel, cascade, self.options)
-        self._clock = clock
+        self.clock = clock
 
     def publish(self, plan: Plan) -> None:
         """Send a message into the cascade; return once the broker has stored it.
@@ -106,7 +97,10 @@ class DelayedPublisher:
                 outgoing = self._outgoing(plan)
                 sent = self.channel.send(outgoing)
                 record = self.streams.send(plan, outgoing.message) if plan.stream else None
-                self._wait(sent)
+                try:
+                    self.channel.wait(sent)
+                except (ChannelError, FrameError) as exc:
+                    raise self._translated(exc) from None
                 return outgoing.message, record
             except NotStored:
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
@@ -126,12 +120,6 @@ class DelayedPublisher:
                     raise NotRouted(f"no level of the cascade accepted the message: {exc}") from exc
                 is_repaired = True
 
-    def _wait(self, sent: Sent) -> None:
-        try:
-            self.channel.wait(sent)
-        except (ChannelError, FrameError) as exc:
-            self._raise_translated(exc)
-
     def submit(self, plan: Plan, answered: Answered) -> Record | None:
         """Send a message without waiting for the broker's answer: a later turn calls `answered`. Return its record.
 
@@ -140,10 +128,7 @@ class DelayedPublisher:
         self.ensure(plan)
         outgoing = self._outgoing(plan)
 
-        def on_answer(refusal: Exception | None) -> None:
-            answered(self._translated(refusal))
-
-        self.channel.send(outgoing, on_answer)
+        self.channel.send(outgoing, lambda refusal: answered(refusal if refusal is None else self._translated(refusal)))
         return record_of(plan, outgoing.message) if plan.stream else None
 
     def void(self, plan: Plan) -> None:
@@ -160,7 +145,7 @@ class DelayedPublisher:
         With `declare="passive"`, look for that outbox, and do without it if it is missing.
         """
         destination = plan.destination
-        if self._clock and self._clock.is_old:
+        if self.clock and self.clock.is_old:
             self.choose_way()
         lacking = self.routes.lacking(destination, self._wanted(self.cascade, *self._ticks(plan)))
         if not lacking and destination in self.routes.known and self.routes.has_cascade:
@@ -178,34 +163,27 @@ class DelayedPublisher:
 
     def _find_way(
         self, cascade: Cascade, destination: Destination, ticks: int, asked: int, outboxes: tuple[int, ...]
-    ) -> Way:
-        route = self.options.route(cascade, ticks, asked, outboxes)
-        exchange, (key, *addresses) = cascade.entry(route, destination)
-        return Way(exchange, key, tuple(addresses))
+    ) -> tuple[str, tuple[str, ...]]:
+        return cascade.entry(self.options.route(cascade, ticks, asked, outboxes), destination)
 
     def _outgoing(self, plan: Plan) -> Outgoing:
         usable = self.routes.usable(plan.destination)
-        exchange, key, addresses = self._ways(self.cascade, plan.destination, *self._ticks(plan), usable)
+        exchange, (key, *addresses) = self._ways(self.cascade, plan.destination, *self._ticks(plan), usable)
         headers = headers_.addressed(plan.headers, addresses)
-        if self._clock:
-            headers[headers_.X_DELIVERY_TIME] = self._clock.delivery_time(plan.due)
+        if self.clock:
+            headers[headers_.X_DELIVERY_TIME] = self.clock.delivery_time(plan.due)
         message = with_headers(plan.message, headers)
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
         return Outgoing(message, exchange, key)
 
-    def _translated(self, refusal: Exception | None) -> Exception | None:
-        """Return a refusal as `publish` would raise it."""
+    def _translated(self, refusal: Exception) -> Exception:
+        """Return a refusal as `publish` raises it: as an error that says what to do."""
         try:
-            if isinstance(refusal, (ChannelError, FrameError)):
-                self._raise_translated(refusal)
-        except Exception as exc:
+            if isinstance(refusal, (AccessRefused, NotFound)):
+                with declare.translate_errors(self.cascade):
+                    raise refusal
+        except DelayError as exc:
             return exc
+        if isinstance(refusal, (ChannelError, FrameError)):  # the message itself, such as its size or its user_id
+            return MessageRefused(f"RabbitMQ refuses this message: {refusal}")
         return refusal
-
-    def _raise_translated(self, refusal: Exception) -> NoReturn:
-        """Raise an error that says what to do after a refusal to publish."""
-        if isinstance(refusal, (AccessRefused, NotFound)):
-            with declare.translate_errors(self.cascade):
-                raise refusal
-        # It concerns the message itself, such as its size or its user_id.
-        raise MessageRefused(f"RabbitMQ refuses this message: {refusal}") from refusal

@@ -7,6 +7,9 @@ from typing import Any
 
 from amqp import spec
 
+#: The methods with a reason.
+CLOSES = (spec.Channel.Close, spec.Connection.Close)
+
 #: The bytes before the reason: class and method, the reply code, and the reason's length in one byte.
 _LENGTH_AT = 6
 
@@ -14,13 +17,11 @@ _LENGTH_AT = 6
 _MOST = 255
 
 
-def with_readable_reason(method_sig: Any, payload: Any) -> Any:
-    """Return the payload of a method with a reason in UTF-8, which py-amqp demands of it.
+def with_readable_reason(payload: Any) -> Any:
+    """Return the payload of one of these methods with a reason in UTF-8, which py-amqp demands of it.
 
     RabbitMQ 3.11.10 to 4.0.4 puts names into it in Latin-1. Later ones may cut a text within a character.
     """
-    if method_sig not in (spec.Channel.Close, spec.Connection.Close):
-        return payload
     raw = bytes(payload)
     start = _LENGTH_AT + 1
     reason = raw[start : start + raw[_LENGTH_AT]]

@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 from ..core import streams
 from ..core.changes import Changes
 from ..core.errors import DelayError, StreamUnavailable
+from ..core.fates import Fate, fate
 from ..core.headers import X_DELAY_KEY, State, message_id, read_state
 from ..core.keys import Keys
 from ..core.options import Options, options_of
@@ -96,58 +97,38 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     This is so if a later message with its key, or a copy with another due time, has replaced it, or if it was
     cancelled. If `Known` has `on_cancelled`, a cancelled task is delivered, and Celery discards it.
     """
-    headers, state = message.headers, state_of(message)
-    if not connection.delay_options.streams:
+    headers, state = message.headers or {}, state_of(message)
+    own = connection.delay_options
+    if not own.streams or not headers:
         return False
-    if state is None:
-        # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
-        # before. Other undelayed messages are not filtered, but for what the workers have of a cancelled workflow.
-        if not headers:
-            return False
-        known = connection.known
-        if not (headers.get("eta") or headers.get("retries")):
-            discard, id_ = known.on_cancelled, str(headers.get("id"))
-            is_dead = discard and "task" in headers and known.changes.cancels_workflow(id_, headers)
-            return bool(discard and is_dead and not discard(id_))
-        if known.on_cancelled is not None:
-            _follow_changes(connection, known, None)
-        return _is_cancelled(known, message)
-    known, number = connection.known, state.number
-    # Apps with different options may share a queue, and what was sent before an option was changed arrives later.
-    other = None if state.prefix == connection.delay_options.cascade.root else options_of(state.prefix)
-    if number is not None or known.on_cancelled is not None:
-        _follow_changes(connection, known, other)
-    if number is not None:
-        if known.changes.voids(number):
-            logger.info("A message that was moved is dropped here: %s", headers.get("id"))
-            return True
-        key = headers.get(X_DELAY_KEY)
-        if isinstance(key, str):
-            options = other or connection.delay_options
-            cascade = options.cascade
-            # Only streams that exist have keys: there is no end of made up roots.
-            _follow_once(connection, options, streams.keys(cascade), lambda body: known.keys[cascade.root].apply(body))
-            if cascade.root in known.keys and known.keys[cascade.root].replaces(number):
-                logger.info(
-                    "A message with the key %r is dropped, because another was sent later: %s", key, headers.get("id")
-                )
-                return True
-    return _is_cancelled(known, message)
-
-
-def _is_cancelled(known: Known, message: Any) -> bool:
-    id_ = message_id(message.properties, message.headers)  # the same id as in a record, which `list` shows
-    if not known.changes.cancels(id_, message.headers):
-        if known.changes.cancelled_at(id_):
-            known.on_sent_again(id_)
-        return False
+    known = connection.known
     # Celery discards only tasks; a worker may have consumers of its own for other messages.
-    return known.on_cancelled is None or "task" not in message.headers or not known.on_cancelled(id_)
-
-
-def _follow_changes(connection: Receiver, known: Known, other: Options | None) -> None:
-    for options in filter(None, (connection.delay_options, other)):
-        _follow_once(connection, options, streams.changes(options.cascade), known.changes.apply)
+    discards = known.on_cancelled if "task" in headers else None
+    # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
+    # before. Other undelayed messages are not filtered, but for what the workers have of a cancelled workflow.
+    if state is None and not (headers.get("eta") or headers.get("retries")):
+        id_ = str(headers.get("id"))
+        return discards is not None and known.changes.cancels_workflow(id_, headers) and not discards(id_)
+    number, options, has_key = state and state.number, own, isinstance(headers.get(X_DELAY_KEY), str)
+    if state and state.prefix != own.cascade.root:
+        # Apps with different options may share a queue, and what was sent before an option was changed arrives later.
+        options = options_of(state.prefix) or own
+    root = options.cascade.root
+    if number is not None or known.on_cancelled is not None:
+        for one in [own] if options is own else [own, options]:
+            _follow_once(connection, one, streams.changes(one.cascade), known.changes.apply)
+    if number is not None and has_key and not known.changes.voids(number):
+        # Only streams that exist have keys: there is no end of made up roots.
+        _follow_once(connection, options, streams.keys(options.cascade), lambda body: known.keys[root].apply(body))
+    id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
+    found = fate(known.changes, known.keys.get(root) if has_key else None, number, id_, lambda: headers)
+    if found is Fate.CANCELLED:
+        return discards is None or not discards(id_)
+    if found is Fate.WAITS and known.changes.cancelled_at(id_):
+        known.on_sent_again(id_)
+    if found in (Fate.MOVED, Fate.REPLACED):
+        logger.info("A message that was %s is dropped here: %s", found.value, headers.get("id"))
+    return found is not Fate.WAITS
 
 
 def _follow_once(connection: Receiver, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -54,7 +54,6 @@ class Sender:
         self._lock = threading.Lock()
         #: By whether their cascade is the high one, and whether it has to have levels.
         self._publishers: dict[tuple[bool, bool], DelayedPublisher] = {}
-        self._by_priority: dict[tuple[int | None, bool], DelayedPublisher] = {}
 
     def publish(self, plan: Plan, seconds: float | None = None) -> None:
         """Send a message into the cascade; return once the broker has stored it. See `DelayedPublisher.publish`."""
@@ -100,23 +99,19 @@ class Sender:
 
     def publisher_for(self, priority: int | None = None, through_levels: bool = False) -> DelayedPublisher:
         """Return the publisher for messages of a priority. For a block of `turn`. Raises `UnsupportedConfiguration`."""
-        known = self._by_priority.get((priority, through_levels))
-        if known is not None:
-            return known
         connection: LimitedConnection = self._client.connection
         cascade = self.options.cascade_for(priority, connection.server_version)
-        if connection.server_version < (3, 10):
-            raise UnsupportedConfiguration(
-                "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
-                f"This is {connection.server_properties.get('version')}: upgrade it"
-            )
         publisher = self._publishers.get((cascade.high, through_levels))
         if publisher is None:
+            if connection.server_version < (3, 10):
+                raise UnsupportedConfiguration(
+                    "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
+                    f"This is {connection.server_properties.get('version')}: upgrade it"
+                )
             publisher = DelayedPublisher(connection, cascade, self.options, self._bind_for_user)
             if not through_levels:
                 publisher.choose_way()
             self._publishers[cascade.high, through_levels] = publisher
-        self._by_priority[priority, through_levels] = publisher
         return publisher
 
     def read(self, seconds: float = 0) -> None:
@@ -129,11 +124,6 @@ class Sender:
                     self._client.connection.drain_events(timeout=seconds)
             for publisher in self._publishers.values():
                 publisher.streams.repeat()
-
-    def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Read the broker's answers until something is true. For a block of `turn`. Raises `TimeoutError`."""
-        while not is_done():
-            self._client.connection.drain_events()
 
     @property
     def is_blocked(self) -> bool:
@@ -161,7 +151,7 @@ class Sender:
     def close(self, reason: Exception | None = None) -> None:
         """Close the connection, and wait for nothing. What the broker has not answered counts as not stored."""
         publishers = list(self._publishers.values())
-        self._publishers, self._by_priority = {}, {}
+        self._publishers = {}
         if self._client.connected:
             self._client.connection.abandon()
         self._client.collect()
@@ -206,7 +196,7 @@ class Turn:
         self._sender = sender
         self._seconds = seconds
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> LimitedConnection:
         sender, lock, is_mine = self._sender, self._sender._lock, False
         try:
             is_mine = lock.acquire(timeout=-1 if self._seconds is None else self._seconds)
@@ -214,7 +204,7 @@ class Turn:
                 self._lock = lock
                 connection = sender._ready(self._seconds)
                 connection.limit(self._seconds)
-                return
+                return connection
         except BaseException as exc:
             # An interrupt may have come just after the lock was taken: nobody can tell, so nobody uses it again.
             sender._lock = threading.Lock()

@@ -169,8 +169,7 @@ class StreamConsumer:
         connection = self._connect()
         with connection.within(seconds):
             followed = self._begin_again(self._followed[stream.name])
-            while not followed.is_sent:
-                connection.drain_events()
+            connection.wait_until(lambda: followed.is_sent)
         with connection.within(_BUSY), suppress(TimeoutError):
             while True:
                 connection.drain_events(_QUIET)

@@ -13,10 +13,9 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import upstream
-from ..amqp import declare
+from ..amqp import connecting, declare
 from ..amqp.clocks import utc_ms
 from ..amqp.confirms import NotStored
-from ..amqp.connecting import copy_of
 from ..amqp.connection import Connection
 from ..amqp.destinations import destinations_of, may_pause
 from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
@@ -199,19 +198,16 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
         Uses a separate connection: during an alarm RabbitMQ blocks connections that publish, and this one consumes.
         """
-        connection = copy_of(self.connection, "orphans")
-        known_to[connection] = known_to[self.connection]
         sent = 0
         try:
-            for _, refused in replay(connection.connection, cascade, Allowed(queues), MAX_ORPHANS):
-                sent += refused is None
-            connection.release()
+            with connecting.closing(connecting.copy_of(self.connection, "orphans")) as connection:
+                known_to[connection] = known_to[self.connection]
+                for _, refused in replay(connection.connection, cascade, Allowed(queues), MAX_ORPHANS):
+                    sent += refused is None
         except (NotPermitted, AccessRefused):
             pass
         except (AMQPError, DelayError, OperationalError, OSError) as exc:
             logger.warning("Tasks that were due while their queue did not exist stay with the orphans: %s", exc)
-        finally:
-            connection.collect()  # does not wait, because the broker may not answer
         if sent:
             logger.info("%d delayed tasks that were due while their queue did not exist are in it now", sent)
         return sent

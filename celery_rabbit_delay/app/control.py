@@ -202,9 +202,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         """Apply what has come. Queues are consumed in the thread, or the greenlet, that reads the connection."""
         following.keep_up(stream, self.changes.apply)
         if consumer.hub:
-            _follow_pauses(consumer)
+            follow_pauses(consumer)
         else:
-            consumer.call_soon(_follow_pauses, consumer)
+            consumer.call_soon(follow_pauses, consumer)
 
     def stop(self, consumer: Any) -> None:
         event_loop.leave()
@@ -213,7 +213,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             self._timer = None
 
 
-def _follow_pauses(consumer: Any) -> None:
+def follow_pauses(consumer: Any) -> None:
     if consumer.task_consumer is not None:
         try:
             consumer.task_consumer.follow_pauses()

@@ -54,12 +54,11 @@ REPORT_INTERVAL, PATIENCE = 60.0, 10.0
 #: after which Celery holds the others, and seconds for which it holds all after the connection has failed.
 MOST, SILENCE, PAUSE = 200, 5.0, 10.0
 
-#: Seconds until a worker looks for answers, which double up to the longest while none comes. Seconds for which it sends
-#: nothing while many come, so that it reads what is behind them; for which it may wait where a route has to be made.
-LOOK, LONGEST, READING, PATIENCE_IN_LOOP = 0.002, 0.05, 0.5, 2.0
+#: Seconds for which a worker sends nothing while many come, so that it reads what is behind them.
+READING = 0.5
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """A task to hand on, the queue that it came from, where a copy goes to, and when it is due."""
 
     message: DeliveredMessage
@@ -84,13 +83,11 @@ class HandingOn:
         self._warned: set[type] = set()
         #: The consumer is cancelled: what still reaches it comes again after the connection is closed.
         self.is_over = False
-        self._waiting: deque[_Task] = deque()  # not sent yet
-        self._answers: deque[tuple[_Task, Plan, Exception | None]] = deque()  # of the broker, not followed yet
+        self._loop: EventLoop
+        self._waiting: deque[Task] = deque()  # not sent yet
         self._unanswered = 0
         self._paused_until = 0.0
         self._heard = 0.0  # when the broker has last answered, or was first asked, by `time.monotonic`
-        self._is_looking = False
-        self._pause = LOOK
         self._burst = self._seen = 0  # how many tasks have come without a pause: now, and at the last look
         self._sent = 0.0  # when some were sent last
         self._stored = 0
@@ -118,20 +115,23 @@ class HandingOn:
             return False
         if queue.name in self._refused or self._is_silent:
             return eta is None  # Celery would not hold it: it comes again when the connection is closed
-        task = _Task(message, queue, destination, due, early)
+        task = Task(message, queue, destination, due, early)
         loop = event_loop.current()
         if loop is None:
             self._publish(task, None, None)
         elif not self.is_over:
-            self._take(task, loop)
+            self.take(task, loop)
         return True
 
-    def _take(self, task: _Task, loop: EventLoop) -> None:
+    def take(self, task: Task, loop: EventLoop) -> None:
         """Send a task, or leave it to the next look if many come, so that the worker reads what is behind them."""
+        self._loop = loop
         self._waiting.append(task)
         self._burst += 1
-        if self._burst <= MOST or not self._is_looking:
-            self._go_on(loop)
+        if self._burst <= MOST or not loop.is_looking:
+            self._go_on()
+        else:
+            loop.after_look(self._look)
 
     def finish(self) -> None:
         """Wait for the broker's answers: otherwise a stopping worker would leave both an original and its copy."""
@@ -140,9 +140,7 @@ class HandingOn:
         try:
             # Without a connection, all originals come again.
             while self._unanswered and time.monotonic() < until and (connection := self._consumer.channel.connection):
-                with suppress(AMQPError, OSError):
-                    connection.sender.read(1)
-                self._follow()
+                self._loop.follow(connection.sender, 1)
         finally:
             self._waiting.clear()  # they are not acknowledged, so they come again
             self.report()
@@ -163,7 +161,7 @@ class HandingOn:
         now = time.monotonic()
         return now < self._paused_until or (bool(self._unanswered) and now > self._heard + SILENCE)
 
-    def _go_on(self, loop: EventLoop) -> None:
+    def _go_on(self) -> None:
         """Send what waits, as long as not too many answers are missing, and let a timer look for them."""
         sender = self._consumer.channel.connection.sender
         while self._waiting and self._unanswered < MOST and not self._is_silent:
@@ -175,7 +173,7 @@ class HandingOn:
                 self._heard = time.monotonic()
             try:
                 planned = self._plan(task)
-                sender.submit(planned, partial(self._answered, task, planned), PATIENCE_IN_LOOP)
+                self._loop.submit(sender, planned, partial(self._answered, task, planned))
                 self._unanswered += 1
             except (DelayError, AMQPError, OSError) as exc:
                 self._give_back(task, exc)
@@ -184,53 +182,38 @@ class HandingOn:
                 self._give_back(self._waiting.popleft(), TimeoutError("RabbitMQ does not confirm what is sent"))
         self._sent = time.monotonic()
         if self._unanswered:
-            self._look_later(loop)
+            self._loop.after_look(self._look)
 
-    def _look_later(self, loop: EventLoop) -> None:
-        if not self._is_looking:
-            self._is_looking = True
-            loop.call_later(self._pause, partial(self._look, loop))
-
-    def _plan(self, task: _Task) -> Plan:
+    def _plan(self, task: Task) -> Plan:
         """Return the plan of a copy. Raises `DelayError`."""
         message, options = task.message, self._consumer.channel.connection.delay_options
         received = Delivery(message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers)
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         return plan.of_received(message.amqp_message, received, task.destination, task.due, now, options, task.early)
 
-    def _answered(self, task: _Task, planned: Plan, refusal: Exception | None) -> None:
-        """Note an answer, to follow it when this thread has ended its turn with the sender."""
-        self._answers.append((task, planned, refusal))
-
-    def _look(self, loop: EventLoop) -> None:
-        """Read the broker's answers, and send more."""
-        self._is_looking = False
-        connection = self._consumer.channel.connection
-        if connection is None:  # all originals come again
+    def _answered(self, task: Task, planned: Plan, refusal: Exception | None) -> None:
+        self._unanswered -= 1
+        self._heard = time.monotonic()
+        if self._consumer.channel.connection is None:  # all originals come again
             return
-        with suppress(AMQPError, OSError):  # it is closed then, and the messages are refused
-            connection.sender.read()
-        self._pause = LOOK if self._answers else min(2 * self._pause, LONGEST)
-        self._follow()
+        if refusal is None:
+            self._settle(task)
+        else:  # a part of the cascade may be gone, or the connection was lost
+            self._publish(task, planned, event_loop.PATIENCE)
+
+    def _look(self) -> None:
+        """Send more, if the worker has read what came behind the tasks."""
+        if self._consumer.channel.connection is None:
+            return
         if self._burst == self._seen:
             self._burst = 0  # none has come since the last look
         self._seen = self._burst
         if self._burst > MOST and time.monotonic() < self._sent + READING:
-            self._look_later(loop)
+            self._loop.after_look(self._look)
         else:
-            self._go_on(loop)
+            self._go_on()
 
-    def _follow(self) -> None:
-        while self._answers:
-            task, planned, refusal = self._answers.popleft()
-            self._unanswered -= 1
-            self._heard = time.monotonic()
-            if refusal is None:
-                self._settle(task)
-            else:  # a part of the cascade may be gone, or the connection was lost
-                self._publish(task, planned, PATIENCE_IN_LOOP)
-
-    def _publish(self, task: _Task, planned: Plan | None, seconds: float | None) -> None:
+    def _publish(self, task: Task, planned: Plan | None, seconds: float | None) -> None:
         """Send a copy of a task, with the number that it had before if it is sent again, and wait for the answer."""
         try:
             self._consumer.channel.connection.sender.publish(planned or self._plan(task), seconds)
@@ -239,13 +222,13 @@ class HandingOn:
         else:
             self._settle(task)
 
-    def _settle(self, task: _Task) -> None:
+    def _settle(self, task: Task) -> None:
         task.message.ack()
         self._stored += 1
         if self._timer is None and self.call_after is not None:
             self._timer = self.call_after(REPORT_INTERVAL, self.report)
 
-    def _give_back(self, task: _Task, reason: Exception) -> None:
+    def _give_back(self, task: Task, reason: Exception) -> None:
         """Let Celery hold a task that cannot be handed on; one without an eta stays as it is, and comes again."""
         self._warn(task.queue, reason)
         if not isinstance(reason, (DelayError, NotStored)):
@@ -253,7 +236,7 @@ class HandingOn:
         if task.early is None or due_of(task.message) is not None:
             self._keep(task)
 
-    def _keep(self, task: _Task) -> None:
+    def _keep(self, task: Task) -> None:
         if self.keep is not None:
             self.keep(task.message)
 

@@ -122,12 +122,6 @@ def decode(address: str) -> tuple[str, ...] | None:
     return found and found.names
 
 
-def without_delay(address: str) -> str:
-    """Return the address of the outbox without a delay beside another one."""
-    found = read(address)
-    return address.replace(found.mark, "", 1) if found else address
-
-
 def is_address(key: str) -> bool:
     """Return whether a routing key has the form of an address. That of a delay does not have it."""
     return key.startswith(f"{SENTINEL}.") and not {"+", "!"}.isdisjoint(key)

@@ -41,10 +41,16 @@ class Fates:
         """
         if record.due <= now:
             return None
-        if self.changes.voids(record.number):
-            return Fate.MOVED
-        if self.keys.replaces(record.number):
-            return Fate.REPLACED
-        known = self.changes
-        may_be = known.stamps or known.workflows or known.cancelled_at(record.id)  # else headers, which take time
-        return Fate.CANCELLED if may_be and known.cancels(record.id, headers(record)) else Fate.WAITS
+        return fate(self.changes, self.keys, record.number, record.id, lambda: headers(record))
+
+
+def fate(
+    changes: Changes, keys: Keys | None, number: int | None, id_: str, headers: Callable[[], Mapping[str, Any]]
+) -> Fate:
+    """Return what became of a message, by its number, if it has one, its id, and its headers."""
+    if changes.voids(number):
+        return Fate.MOVED
+    if keys is not None and number is not None and keys.replaces(number):
+        return Fate.REPLACED
+    may_be = changes.stamps or changes.workflows or changes.cancelled_at(id_)  # else headers, which take time
+    return Fate.CANCELLED if may_be and changes.cancels(id_, headers()) else Fate.WAITS

@@ -49,7 +49,7 @@ def prune(
         before, exchanges = management.snapshot(), management.exchanges()
         _keep_messages_of_lost_fanouts(channel, cascade, before.bindings, exchanges)
         useless = _leading_nowhere(cascade, before, exchanges)
-        idle = _idle(cascade, management) - useless - set(kept)
+        idle = idle_outboxes(cascade, management) - useless - set(kept)
         if not useless | idle:
             return [], []
         # An interrupted run has unbound them already.
@@ -156,7 +156,7 @@ def _needs_this_key(exchange: Mapping[str, Any]) -> bool:
     return exchange["type"] == "direct" and not has_alternate
 
 
-def _idle(cascade: Cascade, management: Management) -> set[str]:
+def idle_outboxes(cascade: Cascade, management: Management) -> set[str]:
     """Return the outboxes with a delay that nothing was led to in the last hour, as far as that is certain.
 
     The API counts what publishers send to a queue, but not what comes from a level. This shows in its history of the

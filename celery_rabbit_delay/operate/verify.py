@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
@@ -258,10 +257,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
         if returned is not None:
             yield f"{exchange} accepts no message for {_named(route)}"
             del sent[number]
-    deadline = time.monotonic() + 2 * seconds + patience
-    while arrived.keys() < sent.keys() and time.monotonic() < deadline:
-        with suppress(TimeoutError):
-            connection.drain_events(timeout=0.5)
+    connection.connection.wait_until(lambda: not arrived.keys() < sent.keys(), 2 * seconds + patience)
     for number, at in sent.items():
         due = at + (sum(level.ttl for level in routes[number]) or _HELD) / 1000
         if number not in arrived:

@@ -12,10 +12,6 @@ from typing import Any
 
 from ..core.errors import DelayError
 from ..core.fates import Fate
-from .damage import Gate, noticing_damage
-
-#: Readers of the index hold it while they have its file open; whoever replaces a damaged file closes it.
-gate = Gate()
 
 #: The state of a message. The index has none that was moved.
 WAITING, CANCELLED, REPLACED = 0, 1, 2
@@ -63,6 +59,22 @@ class IndexUnusable(DelayError):
     """The file is the index of another cascade, is in use, or is not an index."""
 
 
+class IndexDamaged(DelayError):
+    """The file of the index is damaged. Nothing is lost with it: the next start builds it again from the journal."""
+
+
+@contextmanager
+def noticing_damage(path: Path) -> Iterator[None]:
+    """Raise `IndexDamaged` instead of the errors with which SQLite and its driver notice damage."""
+    try:
+        yield
+    except sqlite3.DatabaseError as exc:
+        # The codes SQLITE_CORRUPT and SQLITE_NOTADB have no class of their own. All text in the index is valid.
+        if type(exc) is not sqlite3.DatabaseError and "Could not decode to UTF-8" not in str(exc):
+            raise
+        raise IndexDamaged(f"the index {path} is damaged ({exc})") from exc
+
+
 def clean(text: str) -> str:
     """Return text that SQLite can store."""
     return text.encode(errors="replace").decode()
@@ -90,13 +102,19 @@ def connect(path: Path, writable: bool = False) -> sqlite3.Connection:
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Connect to an index for reading. Raises `IndexDamaged`."""
-    with gate.shared(), noticing_damage(path), closing(connect(path)) as db:
+    with noticing_damage(path), closing(connect(path)) as db:
         yield db
 
 
 def create(path: Path) -> None:
     """Create a file that only its owner can read, unless it exists."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def delete(path: Path) -> None:
+    """Delete an index that nobody has open."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def lock(path: Path) -> Any:

@@ -23,8 +23,20 @@ from ..core.headers import X_DELAY_SENT, own
 from ..core.notes import Note
 from ..core.streams import Unreadable
 from ..operate import Pause, Place, QueueNames, Record, StreamMessage
-from .damage import IndexDamaged, noticing_damage
-from .database import CANCELLED, STATES, TABLES, VERSION, IndexUnusable, clean, connect, create, gate, lock
+from .database import (
+    CANCELLED,
+    STATES,
+    TABLES,
+    VERSION,
+    IndexDamaged,
+    IndexUnusable,
+    clean,
+    connect,
+    create,
+    delete,
+    lock,
+    noticing_damage,
+)
 from .printing import SEARCHED, body_text, printable
 
 logger = logging.getLogger(__name__)
@@ -76,7 +88,10 @@ class Index:
                 self._check()
                 self._open()
             except IndexDamaged as exc:
-                self.renew(exc)
+                logger.warning("A new index is begun: %s", exc)
+                delete(path)
+                create(path)
+                self._open()
             except sqlite3.Error as exc:
                 raise IndexUnusable(
                     f"{path} cannot be used as an index: {exc}: delete it if it was one, or name another file"
@@ -122,16 +137,6 @@ class Index:
     def close(self) -> None:
         self._db.close()
         self._lock.close()
-
-    def renew(self, damage: IndexDamaged) -> None:
-        """Begin a new index in place of a damaged one."""
-        logger.warning("A new index is begun: %s", damage)
-        self._db.close()
-        with gate.alone():
-            for suffix in ("", "-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            create(self.path)
-            self._open()
 
     def places(self) -> dict[str, Place]:
         """Return the last message that was read of each stream, by the stream's name."""

@@ -19,7 +19,7 @@ from ..core.errors import DelayError, StreamUnavailable
 from ..core.notes import Note
 from ..core.topology import Stream
 from ..operate import Follower, Pause, QueueNames, StreamMessage, StreamReplaced
-from .damage import IndexDamaged, noticing_damage
+from .database import IndexDamaged, noticing_damage
 from .index import Counts, Index
 from .printing import reason
 
@@ -71,11 +71,12 @@ class Indexer:
         self._complete = time.monotonic()
         self._error: str | None = None
         self._failed = 0  # attempts to follow the streams since the last one that worked
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._follower: Follower | None = None
-        self._damage: IndexDamaged | None = None  # that a reader has noticed
-        self._renewed = 0.0  # when the last damaged file was replaced, by `time.monotonic`
-        self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
+        self.damage: IndexDamaged | None = None  # for which it has ended
+        #: Is called when it ends for that.
+        self.on_damage: Callable[[], object] = lambda: None
+        self._thread = threading.Thread(target=self.run, name="indexer", daemon=True)
         self.is_ready = threading.Event()  # is set when the index is up to date for the first time
 
     @property
@@ -87,7 +88,7 @@ class Indexer:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self.stopping.set()
         self._thread.join(30)
 
     @property
@@ -122,31 +123,26 @@ class Indexer:
         if not done:
             raise StreamUnavailable(f"the index has not caught up with the journal in {timeout:.0f} s: try again")
 
-    def renew(self, damage: IndexDamaged) -> None:
-        """Have a damaged index replaced, unless it was already after the attempt that has noticed the damage."""
-        if damage.since >= self._renewed:
-            self._damage = damage
+    def give_up(self, damage: IndexDamaged) -> None:
+        """End, because the index is damaged. Any thread may call this."""
+        if self.damage is None:
+            self.damage, self._error = damage, reason(damage)
+            self.stopping.set()
+            self.on_damage()
 
-    def _renew(self, damage: IndexDamaged) -> None:
-        self._index.renew(damage)
-        self._renewed = time.monotonic()
-        self._damage = None
-        self.is_ready.clear()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def run(self) -> None:
+        """Follow the streams until it is stopped."""
+        while not self.stopping.is_set():
             try:
-                if self._damage:
-                    self._renew(self._damage)
                 with operate.connected(self._connect()) as connection:
                     self._index_streams(connection)
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 self._error = reason(exc)
-                self._stopping.wait(min(_AGAIN * 2**self._failed, _AGAIN_AT_MOST))
+                self.stopping.wait(min(_AGAIN * 2**self._failed, _AGAIN_AT_MOST))
             except Exception as exc:
                 logger.exception("The index has stopped")
                 self._error = f"{type(exc).__name__}: {exc}"
-                self._stopping.wait(10 * _AGAIN)
+                self.stopping.wait(10 * _AGAIN)
 
     def _index_streams(self, connection: kombu.Connection) -> None:
         self._failed += 1
@@ -159,7 +155,7 @@ class Indexer:
                     logger.warning("The index is built again: %s", exc)
                     self._index.clear()
         except IndexDamaged as exc:
-            self._renew(exc)
+            self.give_up(exc)
 
     def _follow(self, follower: Follower, connection: kombu.Connection) -> None:
         options = connection.transport.delay_options
@@ -171,9 +167,7 @@ class Indexer:
             self._begin(follower, streams.all_streams(options.cascade))
         self._error, self._failed = None, 0
         prune = stored = time.monotonic()
-        while not self._stopping.is_set():
-            if self._damage:
-                raise self._damage
+        while not self.stopping.is_set():
             moment = time.monotonic()
             came = self._take(follower.receive(_PAUSE if self._pending else _TURN))
             if self._pending and (not came or self._is_much or time.monotonic() - stored > _SECONDS):
@@ -224,6 +218,6 @@ def indexed(indexer: Indexer) -> None:
     try:
         while not indexer.is_ready.wait(0.1):
             if error := indexer.progress.error:
-                raise StreamUnavailable(f"the journal cannot be read: {error}")
+                raise indexer.damage or StreamUnavailable(f"the journal cannot be read: {error}")
     finally:
         indexer.stop()

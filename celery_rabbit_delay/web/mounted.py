@@ -6,10 +6,11 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .database import IndexDamaged
 from .operations import Broker
 from .serve import indexing
 from .setting import Setting
@@ -48,8 +49,13 @@ class MountedPage:
             stack.callback(indexer.stop)
             ending = stack.pop_all()
         # A child that this process forks later must not remove the index.
-        atexit.register(lambda: ending.close() if os.getpid() == process else None)
+        atexit.register(lambda: _end(ending) if os.getpid() == process else None)
         return site
 
     def _forget(self) -> None:
         self._lock, self._site = threading.Lock(), None
+
+
+def _end(ending: ExitStack) -> None:
+    with suppress(IndexDamaged):  # which the page has said
+        ending.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from waitress.server import BaseWSGIServer
 
 from ..core.errors import UnsupportedConfiguration
 from . import safety
-from .damage import IndexDamaged
+from .database import IndexDamaged, delete
 from .gauges import exposition
 from .index import Index
 from .indexer import Indexer, indexed
@@ -34,12 +35,16 @@ def check(setting: Setting) -> None:
 
 
 def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[str], None]) -> None:
-    """Serve the page until SIGINT or SIGTERM. Raises `UnsupportedConfiguration`, `IndexUnusable`, `OSError`."""
+    """Serve the page until SIGINT or SIGTERM.
+
+    Raises `UnsupportedConfiguration`, `IndexUnusable`, `OSError`; `IndexDamaged` as soon as the damage is noticed.
+    """
     check(setting)
     signal.signal(signal.SIGTERM, _stop)
     with indexing(broker, index) as indexer:
         site = create(setting, broker, indexer)
         server = listen(site, setting.host, setting.port)
+        indexer.on_damage = lambda: os.kill(os.getpid(), signal.SIGTERM)
         indexer.start()
         port = server.getsockname()[1] if isinstance(server, BaseWSGIServer) else setting.port
         say(f"http://{_shown(setting.host)}:{port}/")
@@ -52,30 +57,31 @@ def serve(setting: Setting, broker: Broker, index: Path | None, say: Callable[[s
 
 
 def metrics(broker: Broker, index: Path | None) -> bytes:
-    """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`."""
-    try:
-        return _metrics(broker, index)
-    except IndexDamaged as exc:
-        return _metrics(broker, index, exc)
-
-
-def _metrics(broker: Broker, index: Path | None, damage: IndexDamaged | None = None) -> bytes:
-    with indexing(broker, index, damage) as indexer:
+    """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`, `IndexDamaged`."""
+    with indexing(broker, index) as indexer:
         indexed(indexer)
         return exposition(Overview(Operations(broker, indexer)).measured())
 
 
 @contextmanager
-def indexing(broker: Broker, path: Path | None, damage: IndexDamaged | None = None) -> Iterator[Indexer]:
-    """Yield what feeds the index in a file, a new one after `damage`, or in a temporary one. Raises `IndexUnusable`."""
+def indexing(broker: Broker, path: Path | None) -> Iterator[Indexer]:
+    """Yield what feeds the index in a file, or in a temporary one. Raises `IndexUnusable`.
+
+    Deletes a file that turned out to be damaged, so that the next start builds it again; raises `IndexDamaged`.
+    """
     with tempfile.TemporaryDirectory(prefix="celery-rabbit-delay-index-") as directory:
         index = Index(path or Path(directory, "index.sqlite"), broker.name, broker.names.scope)
+        indexer = Indexer(index, broker.connect, broker.names)
         try:
-            if damage is not None:
-                index.renew(damage)
-            yield Indexer(index, broker.connect, broker.names)
+            yield indexer
+        except IndexDamaged as exc:
+            indexer.give_up(exc)
         finally:
+            if indexer.damage:
+                delete(index.path)
             index.close()
+        if indexer.damage:
+            raise indexer.damage
 
 
 def _shown(host: str) -> str:

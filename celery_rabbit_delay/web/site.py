@@ -13,7 +13,7 @@ from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from . import forms, plot, search
 from .actions import add_actions
-from .damage import IndexDamaged
+from .database import IndexDamaged
 from .guard import add_guard, token
 from .indexer import Indexer
 from .operations import Broker, Operations
@@ -44,8 +44,8 @@ def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
 
     @site.errorhandler(IndexDamaged)
     def damaged(exc: IndexDamaged) -> Any:
-        indexer.renew(exc)
-        says = f"{exc}. A new one is built from the journal: reload this page in a moment."
+        indexer.give_up(exc)
+        says = f"{exc}. Start the page again: it is built from the journal."
         if request.endpoint == "metrics":
             return Response(says, 503, content_type="text/plain")
         return render_template("error.html", title="Damaged index", says=says), 503

@@ -13,7 +13,6 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
-import celery_rabbit_delay
 from celery_rabbit_delay import StreamUnavailable, scheduled
 from celery_rabbit_delay.amqp import event_loop, stream_consumer
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
@@ -74,17 +73,24 @@ def test_a_task_that_an_alarm_blocks_is_an_error_in_time(vhost: Vhost, make_app:
 
 
 def test_during_an_alarm_a_revoke_does_not_wait_and_what_raised_is_not_listed(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app({"confirm_timeout": 1, "journal": 0})
+    options = {"confirm_timeout": 1, "journal": 0}
+    app, patient = make_app(options, task_publish_retry_policy={"max_retries": 2}), make_app({"journal": 0})
     vhost.declare("celery")
-    app.send_task("t", countdown=100, task_id="waits")
-    app.control.revoke("creates the stream")
+    for id_ in ("waits", "revoked"):
+        patient.send_task("t", countdown=100, task_id=id_)
+    patient.control.revoke("creates the stream")
     with alarm(vhost.broker.node):
-        for _ in range(2):
+        for _ in range(4):
             with pytest.raises(OperationalError):
                 app.send_task("t", countdown=100)
-        with soon():
-            app.control.revoke("waits")
-    wait_until(lambda: not list(scheduled(app)), "RabbitMQ has taken all that was sent during the alarm")
+        for id_ in ("revoked", "another", "a third one"):
+            with soon():
+                patient.control.revoke(id_)
+
+    def listed() -> list[str]:
+        return [one.id for one in scheduled(patient)]
+
+    wait_until(lambda: listed() == ["waits"], "RabbitMQ has taken all that was sent during the alarm")
 
 
 @pytest.mark.parametrize("command", [("cancel", "x"), ("migrate", "--to-prefix", "new")], ids=" ".join)
@@ -163,31 +169,3 @@ def test_an_event_loop_goes_on_and_its_message_is_stored_once_when_the_alarm_end
         arrived = [message.body for message in take(connection, "q", 4)]
         assert sorted(arrived) == ["first", "last that the broker takes", "waits", "waits too"]
         assert vhost.count("q") == 0
-
-
-def test_a_revoke_is_as_quick_as_celerys_own(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app()
-    app.send_task("t", countdown=60)
-    app.control.revoke("before")
-    with alarm(vhost.broker.node):
-        for n in range(3):
-            with soon():
-                app.control.revoke(str(n))
-
-
-def test_what_an_alarm_keeps_out_is_not_listed(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app({"journal": 0, "confirm_timeout": 1}, task_publish_retry_policy={"max_retries": 2})
-    quick = make_app({"journal": 0})
-    quick.send_task("t", task_id="first", countdown=100)
-    raised = set()
-    with alarm(vhost.broker.node):
-        for n in range(4):
-            try:
-                app.send_task("t", task_id=str(n), countdown=100)
-            except (OperationalError, OSError):
-                raised.add(str(n))
-    listed = {one.id for one in celery_rabbit_delay.scheduled(quick)}
-    assert raised
-    assert "first" in listed
-    waiting = sum(vhost.waiting().values())
-    assert len(list(celery_rabbit_delay.scheduled(quick))) <= waiting

@@ -14,7 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 import celery_rabbit_delay
 from celery_rabbit_delay import BatchFailed, MessageRefused, NotPermitted, UnsupportedConfiguration
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
-from celery_rabbit_delay.amqp.sender import Sender
+from celery_rabbit_delay.amqp.limited import LimitedConnection
 from tests.kit.broker import Vhost
 from tests.kit.frames import routing_keys
 from tests.kit.proxy import proxy
@@ -33,7 +33,8 @@ class Oops(Exception):
 
 def lose(connection: kombu.Connection) -> None:
     """Lose the connection that sends what another one delays."""
-    connection.connection.sender._client.connection.transport.sock.close()
+    with connection.connection.sender.turn(60) as amqp:
+        amqp.transport.sock.close()
 
 
 def names(messages: list[Any]) -> list[int]:
@@ -276,9 +277,9 @@ def test_an_interrupt_while_a_batch_is_sent_stays_one(
     def interrupted(*args: Any) -> None:
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(Sender, "wait_until", interrupted)
+    monkeypatch.setattr(LimitedConnection, "wait_until", interrupted)
     with pytest.raises(SoftTimeLimitExceeded), celery_rabbit_delay.batch(app) as producer:
-        app.send_task("t", countdown=0.5, producer=producer)
+        app.send_task("t", countdown=30, producer=producer)
 
 
 def test_a_batch_needs_install() -> None:
@@ -336,7 +337,7 @@ class TestOfKombu:
             def send() -> None:
                 with producer.batch():
                     producer.publish(1, routing_key="q", headers={"x-delay": 100}, correlation_id="one")
-                    monkeypatch.setattr(Sender, "wait_until", lost)
+                    monkeypatch.setattr(LimitedConnection, "wait_until", lost)
 
             with pytest.raises(kombu.exceptions.BatchPublishError) as failed:
                 send()

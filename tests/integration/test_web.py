@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime, timedelta, timezone
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -473,39 +474,42 @@ def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve
         assert site.ask("/login").status == 200
 
 
-@pytest.mark.parametrize(
-    "runs", [True, pytest.param(False, marks=pytest.mark.more)], ids=["while the page runs", "while it does not"]
-)
-def test_a_damaged_index_is_built_again(vhost: Vhost, serve: Serve, tmp_path: Path, runs: bool) -> None:
+def test_a_damaged_index_ends_the_page_and_is_built_again_by_the_next_start(
+    vhost: Vhost, serve: Serve, tmp_path: Path
+) -> None:
     vhost.declare("q")
     index = tmp_path / "index.sqlite"
     site = serve("--index", str(index))
     with vhost.connection(**RECORDED) as connection:
         for number in range(200):
             publish(connection, 100, f"mine-{number}")
-        counted = 'celery_rabbit_delay_waiting{queue="q"} 200.0\n'
-        wait_until(lambda: counted in site.ask("/metrics").text, "all are indexed")
-        if not runs:
-            assert site.stop() == 0
-        with sqlite3.connect(index) as db:
+    counted = 'celery_rabbit_delay_waiting{queue="q"} 200.0\n'
+    wait_until(lambda: counted in site.ask("/metrics").text, "all are indexed")
+
+    def damage() -> None:
+        with closing(sqlite3.connect(index)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        db.close()
         with index.open("r+b") as file:
             file.seek(4096)
             file.write(os.urandom(8 * 4096))
-        if not runs:
-            site = serve("--index", str(index))
-        wait_until(lambda: site.ask("/").status == 200, "it is built again")
-        wait_until(lambda: counted in site.ask("/metrics").text, "all are indexed again")
-        assert f"A new index is begun: the index {index} is damaged" in site.output()
-        assert "Traceback" not in site.output()
-        assert site.stop() == 0
-        with index.open("r+b") as file:
-            file.seek(4096)
-            file.write(os.urandom(8 * 4096))
-        printed = run(vhost.url("amqp"), "metrics", "--index", str(index))
-        assert (printed.code, counted in printed.out) == (0, True)
-        assert str(index) in printed.err
+
+    def has_ended() -> bool:
+        with suppress(OSError, HTTPException):  # as it ends
+            site.ask("/")
+        return site.process.poll() is not None
+
+    damage()
+    wait_until(has_ended, "it ends")
+    assert site.process.poll() == 1
+    assert f"Error: the index {index} is damaged" in site.output()
+    assert "Traceback" not in site.output()
+    again = serve("--index", str(index))
+    wait_until(lambda: counted in again.ask("/metrics").text, "all are indexed again")
+    assert again.stop() == 0
+    damage()
+    printed = [run(vhost.url("amqp"), "metrics", "--index", str(index)) for _ in range(2)]
+    assert str(index) in printed[0].err
+    assert (printed[-1].code, counted in printed[-1].out) == (0, True)
 
 
 @pytest.mark.levels

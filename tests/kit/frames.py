@@ -19,9 +19,8 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
     """Yield the AMQP methods that are sent to publish a connection's delayed messages, and what is received."""
     sent: list[tuple[int, int]] = []
     received: list[tuple[int, int]] = []
-    sender = connection.connection.sender
-    with sender.turn(60):
-        amqp = sender._client.connection
+    with connection.connection.sender.turn(60) as amqp:
+        pass
     writer, dispatch = amqp.frame_writer, AbstractChannel.dispatch_method
 
     def recording(kind: int, channel: int, method: tuple[int, int], *rest: Any) -> Any:

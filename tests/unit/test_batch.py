@@ -34,28 +34,28 @@ class Sender:
         self.done: list[str] = []
         self.refuses: dict[str, Exception] = {}
         self.is_lost = False
-        self._asked: list[tuple[str, Callable[[Exception | None], None]]] = []
+        self.asked: list[tuple[str, Callable[[Exception | None], None]]] = []
         self.streams = self
         self.publishers = [self]
 
     @contextmanager
-    def turn(self, seconds: float | None) -> Iterator[None]:
-        yield
+    def turn(self, seconds: float | None) -> Iterator[Sender]:
+        yield self
 
     def publisher_for(self, priority: int | None) -> Sender:
         return self
 
     def submit(self, plan: Plan, answered: Callable[[Exception | None], None]) -> None:
-        self._asked.append((plan.message.body, answered))
+        self.asked.append((plan.message.body, answered))
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
         if self.is_lost:
-            lost, self.is_lost, asked, self._asked = RecoverableConnectionError("lost"), False, self._asked, []
+            lost, self.is_lost, asked, self.asked = RecoverableConnectionError("lost"), False, self.asked, []
             for _, answered in asked:
                 answered(lost)
             raise lost
         while not is_done():
-            body, answered = self._asked.pop(0)
+            body, answered = self.asked.pop(0)
             refusal = self.refuses.pop(body, None)
             self.done += [] if refusal else [body]
             answered(refusal)
@@ -118,7 +118,7 @@ def test_a_message_that_is_refused_for_good_keeps_no_other_from_being_sent(sende
     for _ in range(2):
         sender.publish = Sender.publish.__get__(sender)
         sender.refuses = {"1": MessageRefused("it is too large")}
-        sender.wait_until(lambda: not batch._sent)
+        sender.wait_until(lambda: not sender.asked)
         sender.refuses = {"1": MessageRefused("it is too large")}
         with pytest.raises(MessageRefused):
             batch.flush(sender)
@@ -195,7 +195,7 @@ def test_kombus_batch_holds_what_is_published_through_it(sender: Any) -> None:
     batch = PublishBatch(producer.channel, max_size=10)
     batch.publish("1")
     assert batches_of[producer.connection] == []
-    assert sender._asked == []
+    assert sender.asked == []
     batch.flush()
     batch.publish("2")
     batch.discard()

@@ -138,4 +138,4 @@ def test_a_worker_that_may_not_consume_a_queue_again_connects_again() -> None:
 
     consumer: Any = SimpleNamespace(task_consumer=SimpleNamespace(follow_pauses=follow_pauses))
     with pytest.raises(RecoverableConnectionError, match="other arguments"):
-        control._follow_pauses(consumer)
+        control.follow_pauses(consumer)

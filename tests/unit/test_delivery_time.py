@@ -86,6 +86,10 @@ class Broker:
     def get_channel(self) -> Any:
         return self
 
+    @property
+    def connection(self) -> Any:
+        return self
+
     def basic_consume(self, queue: str, no_ack: bool, callback: Any) -> str:
         assert (queue, no_ack) == (BY_TIME.probe, True)
         self.callback = callback

@@ -21,7 +21,6 @@ from celery_rabbit_delay.core.destination import (
     is_match,
     is_short_lived,
     read,
-    without_delay,
 )
 from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.routing_key import MAX_LENGTH
@@ -96,15 +95,6 @@ def test_what_is_no_address_is_not_read_as_one(key: str) -> None:
     assert found is None or found.mark == "", "a name may contain anything"
     assert read(SHORT_LIVED) is None
     assert decode(SHORT_LIVED) is None
-
-
-@given(st.integers(0, 10**10), names, names)
-def test_the_outbox_without_a_delay_beside_another_one_is_found_by_its_address(
-    delay: int, one: str, other: str
-) -> None:
-    for destination in (Destination("", ("q", one)), Destination(one or "x", key=other), Destination(one or "x")):
-        assert without_delay(destination.outbox_address(delay)) == destination.outbox_address()
-    assert without_delay(SHORT_LIVED) == SHORT_LIVED
 
 
 def test_a_key_is_an_address_if_it_names_something_or_is_a_hash() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -14,13 +15,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import NotPermitted
+from celery_rabbit_delay.amqp.event_loop import LONGEST, LOOK, EventLoop
+from celery_rabbit_delay.app import handing_on
 from celery_rabbit_delay.app.handing_on import (
-    LONGEST,
-    LOOK,
     MOST,
     HandingOn,
     Report,
-    _Task,
+    Task,
     came_early,
     due_of,
     has_waited,
@@ -29,7 +30,6 @@ from celery_rabbit_delay.app.handing_on import (
 from celery_rabbit_delay.core.headers import State, delay_of
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
-CONNECTED: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamespace()))
 
 
 def message(headers: dict[str, Any], payload: Any = None, delayed_until: datetime | None = None) -> Any:
@@ -141,32 +141,22 @@ def test_a_worker_reports_once_for_all_tasks_that_it_hands_on_and_needs_no_timer
         timers.append(SimpleNamespace(fire=report, cancel=lambda: None))
         return timers[-1]
 
-    handing_on = HandingOn(CONNECTED)
-    worker = SimpleNamespace(
-        task_consumer=SimpleNamespace(handing_on=handing_on), timer=SimpleNamespace(call_after=call_after)
-    )
-    Report(worker).start(worker)
+    worker = Worker()
+    consumer = SimpleNamespace(task_consumer=worker, timer=SimpleNamespace(call_after=call_after))
+    Report(consumer).start(consumer)
     assert not timers
-    task: Any = SimpleNamespace(message=SimpleNamespace(ack=lambda: None))
     with caplog.at_level(logging.INFO):
         for tasks in (3, 2):
-            for _ in range(tasks):
-                handing_on._settle(task)
+            worker.take(*map(task, range(tasks)))
+            worker.finish()
             timers[-1].fire()
-        handing_on.report()
+        worker.handing_on.report()
     assert len(timers) == 2
     assert [record.getMessage().split()[0] for record in caplog.records] == ["3", "2"]
 
 
-def test_a_consumer_whose_connection_is_lost_waits_for_no_answers() -> None:
-    consumer: Any = SimpleNamespace(channel=SimpleNamespace(connection=None))
-    handing_on = HandingOn(consumer)
-    handing_on._unanswered = 1
-    handing_on.finish()
-
-
-class Loop:
-    """A worker's event loop, and what sends on its connection."""
+class Worker:
+    """A worker's consumer, its event loop, and what sends on its connection."""
 
     is_blocked = False
 
@@ -176,12 +166,20 @@ class Loop:
         self.waiting: list[Any] = []
         self.timers: list[Any] = []
         self.pauses: list[float] = []
+        self.kept: list[int] = []
         self.lost = False
         self.consumer: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamespace(sender=self)))
+        self.loop = EventLoop(self.call_later)
+        self.handing_on = HandingOn(self.consumer)
+        self.handing_on.keep = lambda message: self.kept.append(message.number)
 
     def call_later(self, seconds: float, call: Any) -> None:
         self.pauses.append(seconds)
         self.timers.append(call)
+
+    @property
+    def unanswered(self) -> int:
+        return len(self.waiting)
 
     def submit(self, plan: Any, answered: Any, seconds: float) -> None:
         if plan == "forbidden":
@@ -200,108 +198,111 @@ class Loop:
         for answer in answered:
             answer(RecoverableConnectionError("lost") if self.lost else None)
 
+    def take(self, *tasks: Any) -> None:
+        for one in tasks:
+            self.handing_on.take(one, self.loop)
+            assert len(self.timers) == 1, "it looks for the answer"
+
     def turn(self) -> None:
         timers, self.timers = self.timers, []
         for call in timers:
             call()
+        assert len(self.timers) <= 1
+
+    def finish(self) -> None:
+        while self.timers:
+            self.turn()
 
 
 def task(number: int, queue: str = "q", plan: Any = None, due: datetime = DUE) -> Any:
     message: Any = SimpleNamespace(ack=lambda: None, number=number)
     of_queue: Any = SimpleNamespace(name=queue)
     destination: Any = number if plan is None else plan
-    return _Task(message, of_queue, destination, due)
+    return Task(message, of_queue, destination, due)
 
 
 @pytest.fixture(autouse=True)
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a number take the place of a plan."""
+    """Let a number take the place of a plan, and no time pass: a slow broker counts as silent."""
     monkeypatch.setattr(HandingOn, "_plan", lambda self, one: one.destination)
+    monkeypatch.setattr(handing_on, "time", SimpleNamespace(monotonic=lambda: 1000.0))
 
 
 def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_hand_on() -> None:
-    loop = Loop()
-    handing_on = HandingOn(loop.consumer)
-    kept: list[int] = []
-    handing_on.keep = lambda message: kept.append(message.number)
-    tasks = [task(number) if number % 2 else task(number, "theirs", "forbidden") for number in range(3 * MOST)]
-    tasks.append(task(3 * MOST, due=datetime.now(timezone.utc)))  # is due meanwhile
-    handing_on._waiting.extend(tasks)
-    handing_on._go_on(loop)  # type: ignore[arg-type]
-    while loop.timers:
-        assert len(loop.timers) == 1
-        loop.turn()
-    assert loop.sent == [number for number in range(3 * MOST) if number % 2]
-    assert kept == [number for number in range(3 * MOST + 1) if not number % 2]
-    assert handing_on._unanswered == 0
+    worker = Worker()
+    tasks = [task(number) if number % 2 else task(number, "theirs", "forbidden") for number in range(1, 3 * MOST)]
+    worker.take(*tasks, task(3 * MOST, due=datetime.now(timezone.utc)))  # is due meanwhile
+    worker.finish()
+    assert worker.sent == [number for number in range(3 * MOST) if number % 2]
+    assert sorted(worker.kept) == [number for number in range(1, 3 * MOST + 1) if not number % 2]
 
 
 def test_a_worker_looks_for_answers_less_and_less_often_while_none_comes() -> None:
-    loop = Loop()
-    loop.read = lambda seconds=0: None  # type: ignore[method-assign]
-    handing_on = HandingOn(loop.consumer)
-    handing_on._waiting.append(task(0))
-    handing_on._go_on(loop)  # type: ignore[arg-type]
+    worker = Worker(at_once=0)
+    worker.take(task(0))
     for _ in range(10):
-        loop.turn()
-    assert loop.pauses[:4] == [LOOK, 2 * LOOK, 4 * LOOK, 8 * LOOK]
-    assert loop.pauses[-1] == LONGEST
-    del loop.read  # the broker answers
-    loop.turn()
-    handing_on._waiting.append(task(1))
-    handing_on._go_on(loop)  # type: ignore[arg-type]
-    assert loop.pauses[-1] == LOOK
+        worker.turn()
+    assert worker.pauses[:4] == [LOOK, 2 * LOOK, 4 * LOOK, 8 * LOOK]
+    assert worker.pauses[-1] == LONGEST
+    worker.at_once = 1  # the broker answers
+    worker.turn()
+    worker.take(task(1))
+    assert worker.pauses[-1] == LOOK
 
 
 def test_a_worker_to_which_more_and_more_come_reads_on_before_it_sends_more() -> None:
-    loop = Loop()
-    handing_on = HandingOn(loop.consumer)
-    handing_on._burst = MOST + 1
-    handing_on._waiting.extend(task(number) for number in range(10))
-    handing_on._go_on(loop)  # type: ignore[arg-type]
-    handing_on._waiting.extend(task(number) for number in range(10, 20))
-    handing_on._burst += 10
-    loop.turn()
-    assert len(loop.sent) == 10, "more have come since"
-    loop.turn()
-    assert len(loop.sent) == 20, "none has come since"
-    assert handing_on._burst == 0
+    worker = Worker(at_once=MOST)
+    worker.take(*map(task, range(MOST + 10)))
+    assert len(worker.sent) == MOST
+    worker.turn()
+    assert len(worker.sent) == MOST, "more have come since"
+    worker.turn()
+    assert len(worker.sent) == MOST + 10, "none has come since"
+
+
+def test_a_worker_whose_loop_looks_for_other_answers_sends_what_comes_in_a_burst() -> None:
+    worker = Worker(at_once=MOST)
+    worker.take(*map(task, range(MOST + 1)))
+    worker.finish()
+    other = SimpleNamespace(submit=lambda *args: None, read=lambda seconds: None, unanswered=1)
+    worker.loop.submit(other, None, lambda refusal: None)  # type: ignore[arg-type]
+    worker.take(*map(task, range(MOST + 1)))
+    for _ in range(10):
+        worker.turn()
+    assert len(worker.sent) == 2 * (MOST + 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, MOST + 5), st.integers(0, 3)), max_size=8), st.sampled_from([7, 50, MOST]))
 @example([(MOST, 1), (1, 0)], MOST)  # all were sent and answered when one more came
 def test_whatever_comes_between_two_looks_is_handed_on(arrivals: list[tuple[int, int]], at_once: int) -> None:
-    loop = Loop(at_once)
-    handing_on = HandingOn(loop.consumer)
+    worker = Worker(at_once)
     numbers = iter(range(10 * MOST))
     for amount, turns in arrivals:
-        for _ in range(amount):
-            handing_on._take(task(next(numbers)), loop)  # type: ignore[arg-type]
-            assert len(loop.timers) == 1, "it looks for the answer"
+        worker.take(*(task(next(numbers)) for _ in range(amount)))
         for _ in range(turns):
-            loop.turn()
-    while loop.timers:
-        loop.turn()
-    assert loop.sent == list(range(sum(amount for amount, _ in arrivals)))
+            worker.turn()
+    worker.finish()
+    assert worker.sent == list(range(sum(amount for amount, _ in arrivals)))
 
 
 def test_a_worker_whose_connection_fails_keeps_what_it_cannot_hand_on() -> None:
-    loop = Loop()
-    handing_on = HandingOn(loop.consumer)
-    kept: list[int] = []
-    handing_on.keep = lambda message: kept.append(message.number)
-    handing_on._waiting.extend(task(number) for number in range(10))
-    handing_on._go_on(loop)  # type: ignore[arg-type]
-    loop.lost = True
-    while loop.timers:
-        loop.turn()
-    assert kept == list(range(10))
+    worker = Worker()
+    worker.take(*map(task, range(10)))
+    worker.lost = True
+    worker.finish()
+    assert worker.kept == list(range(10))
 
 
-def test_a_consumer_that_is_cancelled_hands_nothing_on_any_more() -> None:
-    loop = Loop()
-    handing_on = HandingOn(loop.consumer)
-    handing_on._waiting.append(task(0))
-    handing_on.finish()
-    handing_on._go_on(loop)  # type: ignore[arg-type]
-    assert not loop.sent
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_consumer_that_ends_waits_for_the_answers_and_for_none_if_its_connection_is_lost(is_lost: bool) -> None:
+    worker, acknowledged = Worker(), list[int]()
+    for number in range(MOST + 10):
+        one = task(number)
+        one.message.ack = partial(acknowledged.append, number)
+        worker.take(one)
+    if is_lost:
+        worker.consumer.channel.connection = None
+    worker.handing_on.finish()
+    worker.finish()
+    assert worker.sent == list(range(MOST)), "the others are not acknowledged, so they come again"
+    assert len(acknowledged) == (0 if is_lost else MOST)

@@ -21,7 +21,7 @@ def idle(destination: Destination, ticks: int, rows: dict[str, Any], known: bool
     name = CASCADE.outbox_name(destination, ticks)
     found = {name: {**EMPTY, **row}, **rows}
     management: Any = SimpleNamespace(histories=lambda: found, has_history=lambda: known)
-    return pruning._idle(CASCADE, management) == {name}
+    return pruning.idle_outboxes(CASCADE, management) == {name}
 
 
 def rate(what: str, value: float) -> dict[str, Any]:

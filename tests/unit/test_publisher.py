@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from celery_rabbit_delay import (
     NotRouted,
     Options,
 )
-from celery_rabbit_delay.amqp import create, declare
+from celery_rabbit_delay.amqp import create, declare, publisher
 from celery_rabbit_delay.amqp.confirms import Outgoing
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
@@ -35,6 +36,13 @@ DESTINATION = Destination("", ("q",))
 
 SHORT_LIVED = Destination("", ("amq.gen-1",), short_lived=True)
 MINUTE = 480  # ticks
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no time pass: of a remaining delay fewer ticks may be left."""
+    for clock in ("monotonic_ns", "time_ns"):
+        monkeypatch.setattr(time, clock, partial(int, getattr(time, clock)()))
 
 
 class Client:
@@ -55,17 +63,17 @@ class Parts:
         self.options = options
         self.cascade = options.high_cascade if high else options.cascade
         self.client: Any = Client()  # or what is known of it would be collected
+        self.connection: Any = SimpleNamespace(client=self.client, host="localhost", virtual_host="/")
+        declaring = SimpleNamespace(connection=self.connection)
+        channel = SimpleNamespace(get_channel=lambda: declaring, send=self.take, wait=self.wait)
+        monkeypatch.setattr(publisher, "ConfirmedChannel", lambda connection: channel)
         self.again()
         for name in ("bind_destination", "require_cascade", "require_route", "outbox_exists"):
             monkeypatch.setattr(declare, name, getattr(self, name))
 
     def again(self) -> Parts:
         """Connect again."""
-        connection: Any = SimpleNamespace(client=self.client, host="localhost", virtual_host="/")
-        self.publisher = DelayedPublisher(connection, self.cascade, self.options, self.bind_for_user)
-        get_channel = lambda: SimpleNamespace(connection=connection)  # noqa: E731
-        channel: Any = SimpleNamespace(get_channel=get_channel, send=self.take, wait=self.wait)
-        self.publisher.channel = self.publisher.routes._channel = channel
+        self.publisher = DelayedPublisher(self.connection, self.cascade, self.options, self.bind_for_user)
         return self
 
     def bind_for_user(self, cascade: Any, destination: Destination) -> None:
@@ -145,10 +153,10 @@ def test_an_old_proof_is_renewed_and_without_one_messages_pass_levels(monkeypatc
     parts = Parts(monkeypatch, Options())
     clocks = by_time(parts, monkeypatch)
     clocks += [a_clock(), None]
-    parts.publisher._clock = a_clock(-3600 * 10**9)
+    parts.publisher.clock = a_clock(-3600 * 10**9)
     assert parts.send(60) == "@.+q"
     assert len(clocks) == 1
-    parts.publisher._clock = a_clock(-3600 * 10**9)
+    parts.publisher.clock = a_clock(-3600 * 10**9)
     assert parts.send(300) == "@.300s.+q"
     assert X_DELIVERY_TIME not in parts.last.message.headers
 

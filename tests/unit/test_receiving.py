@@ -24,7 +24,7 @@ from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.keys import last_of_key
-from celery_rabbit_delay.core.options import Options
+from celery_rabbit_delay.core.options import OPTIONS, Options
 
 
 class Client:
@@ -33,10 +33,10 @@ class Client:
 
 def connected(client: Client) -> Any:
     """Return an `amqp.Connection`."""
-    options = Options()
-    following: Any = receiving.Following(kombu.Connection("rabbit-delay://"))
-    following._options = following._follower.options = options
+    receiver = kombu.Connection("rabbit-delay://", transport_options={OPTIONS: Options().to_dict()})  # as `install`
+    following: Any = receiving.Following(receiver)
     following.poll = lambda: None
+    options = receiver.transport.delay_options
     return SimpleNamespace(client=client, known=receiving.known_to[client], delay_options=options, following=following)
 
 

@@ -20,18 +20,15 @@ from celery_rabbit_delay.amqp.connection import Connection
 from celery_rabbit_delay.amqp.transport import Channel
 
 
-def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering() -> None:
+def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering(monkeypatch: pytest.MonkeyPatch) -> None:
     """No such old RabbitMQ is to be had here, so this is all the proof."""
 
     def delayed(version: str) -> Any:
-        client = kombu.Connection("rabbit-delay://")
-        user = Connection()
-        user.client = client
-        own = Connection()
-        own.client, own.server_properties = client, {"version": version}
-        sender: Any = user.sender
-        sender._client = SimpleNamespace(connection=own, connected=False, collect=lambda: None)
-        return sender.publisher_for()
+        user, own = Connection(), Connection()
+        user.client, own.server_properties = kombu.Connection("rabbit-delay://"), {"version": version}
+        own.client = user.client
+        monkeypatch.setattr(kombu.Connection, "connection", own)
+        return user.sender.publisher_for()
 
     with pytest.raises(UnsupportedConfiguration, match=r"RabbitMQ before 3\.10 .* This is 3\.9\.27: upgrade it"):
         delayed("3.9.27")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 import socket
 from contextlib import nullcontext
 from datetime import datetime, timezone
@@ -126,6 +127,24 @@ def test_a_connection_is_ended_once_either_side_has_closed_it_whatever_was_not_r
     ours.close()
     assert upstream.is_ended(connection)
     assert upstream.is_ended(SimpleNamespace(_transport=None))
+
+
+def test_a_connection_has_input_once_something_came_or_the_other_side_has_closed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        connection = SimpleNamespace(transport=SimpleNamespace(sock=ours))
+        assert not upstream.has_input(connection)
+        theirs.send(b"1")
+        assert upstream.has_input(connection)
+        ours.recv(1)
+        assert not upstream.has_input(connection)
+        theirs.close()
+        assert upstream.has_input(connection)
+        assert upstream.has_input(SimpleNamespace(transport=SimpleNamespace(sock=SimpleNamespace(pending=None)))), "TLS"
+        monkeypatch.delattr(select, "poll", raising=False)
+        assert upstream.has_input(connection), "nobody knows"
 
 
 def test_a_closed_socket_is_closed_for_this_process_alone() -> None:

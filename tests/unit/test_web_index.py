@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,8 +21,7 @@ from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web import index as index_
-from celery_rabbit_delay.web.damage import IndexDamaged
-from celery_rabbit_delay.web.database import CANCELLED, IndexUnusable, connect, reading
+from celery_rabbit_delay.web.database import CANCELLED, IndexDamaged, IndexUnusable, connect, reading
 from celery_rabbit_delay.web.index import Index
 from celery_rabbit_delay.web.search import Filter
 from tests.kit.fates import CASES, MINUTE, NOW, SENT, UUID, Case, record
@@ -342,25 +340,13 @@ def overwrite(path: Path, *pages: int) -> None:
             file.write(b"\xff" * 4096)
 
 
-def test_a_damaged_index_is_noticed_by_readers_and_replaced_by_a_new_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_index_is_noticed_by_readers(tmp_path: Path) -> None:
     streams = Streams(tmp_path / "index.sqlite")
     streams.tell(*(record(n) for n in range(100)))
-    streams.index._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    overwrite(streams.path, *range(2, 10))
-    with (
-        pytest.raises(IndexDamaged, match=f"the index {streams.path} is damaged") as found,
-        reading(streams.path) as db,
-    ):
-        search.page(db, Filter(), NOW)
-    streams.index.renew(found.value)
-    assert f"A new index is begun: the index {streams.path} is damaged" in caplog.text
-    assert streams.found() == []
-    streams.tell(record(1))
-    assert streams.found() == ["id-1"]
-    assert {file.stat().st_mode & 0o077 for file in tmp_path.glob("index.sqlite*") if file.suffix != ".lock"} == {0}
     streams.index.close()
+    overwrite(streams.path, *range(2, 10))
+    with pytest.raises(IndexDamaged, match=f"the index {streams.path} is damaged"), reading(streams.path) as db:
+        search.page(db, Filter(), NOW)
 
 
 def test_an_index_that_is_found_damaged_at_the_start_is_begun_again(
@@ -375,6 +361,7 @@ def test_an_index_that_is_found_damaged_at_the_start_is_begun_again(
     assert again.index.places() == {}
     again.tell(record(2))
     assert again.found() == ["id-2"]
+    assert {file.stat().st_mode & 0o077 for file in tmp_path.glob("index.sqlite*") if file.suffix != ".lock"} == {0}
     again.index.close()
 
 
@@ -386,23 +373,6 @@ def test_a_file_that_is_no_longer_seen_to_be_an_index_is_left_alone(tmp_path: Pa
     with pytest.raises(IndexUnusable, match="file is not a database: delete it if it was one, or name another file"):
         Index(streams.path, "here")
     assert streams.path.read_bytes() == before
-
-
-def test_whoever_replaces_a_file_waits_for_its_readers(streams: Streams) -> None:
-    entered, done = threading.Event(), threading.Event()
-
-    def renew() -> None:
-        entered.set()
-        streams.index.renew(IndexDamaged(streams.path, ValueError(), 0))
-        done.set()
-
-    thread = threading.Thread(target=renew)
-    with reading(streams.path):
-        thread.start()
-        assert entered.wait(60)
-        assert not done.wait(0.1)
-    assert done.wait(60)
-    thread.join()
 
 
 def test_an_index_of_the_queues_of_an_app_has_no_others_and_is_built_again_for_others(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_attempts_that_fail_become_rarer(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(operate, "connected", nullcontext)
     index = Index(tmp_path / "index.sqlite", "here")
     indexer: Any = Indexer(index, lambda: SimpleNamespace(), QueueNames())
-    indexer._stopping = Waits(8)
-    indexer._run()
+    indexer.stopping = Waits(8)
+    indexer.run()
     index.close()
-    assert indexer._stopping.seconds == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert indexer.stopping.seconds == [2, 4, 8, 16, 32, 60, 60, 60]
     assert "read access" in indexer.progress.error

@@ -28,14 +28,14 @@ from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import database, search
-from celery_rabbit_delay.web.damage import IndexDamaged
+from celery_rabbit_delay.web.database import IndexDamaged
 from celery_rabbit_delay.web.gauges import Measured, exposition
 from celery_rabbit_delay.web.index import Counts, Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.operations import Broker, Done, Operations
 from celery_rabbit_delay.web.overview import Overview
 from celery_rabbit_delay.web.search import Row, Share
-from celery_rabbit_delay.web.serve import check
+from celery_rabbit_delay.web.serve import check, indexing
 from celery_rabbit_delay.web.setting import Setting, check_links
 from celery_rabbit_delay.web.site import create
 from tests.kit.wait import wait_until
@@ -522,9 +522,11 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     index.close()
 
 
-def test_a_damaged_index_is_named_and_built_again(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_index_is_named_and_ends_the_page(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noticed: list[IndexDamaged] = []
-    monkeypatch.setattr(Indexer, "renew", lambda indexer, damage: noticed.append(damage))
+    monkeypatch.setattr(Indexer, "give_up", lambda indexer, damage: noticed.append(damage))
 
     def connect(path: Path) -> Any:
         raise sqlite3.DatabaseError("database disk image is malformed")
@@ -534,18 +536,27 @@ def test_a_damaged_index_is_named_and_built_again(client: Any, tmp_path: Path, m
         answer = client.get(path)
         assert answer.status_code == 503
         assert f"the index {tmp_path / 'index.sqlite'} is damaged" in text(answer)
-        assert "is built from the journal" in text(answer)
+        assert "Start the page again: it is built from the journal" in text(answer)
     assert len(noticed) == 3
 
 
-def test_only_what_was_noticed_after_an_index_was_replaced_replaces_it_again(tmp_path: Path) -> None:
-    index = Index(tmp_path / "index.sqlite", "here")
-    indexer = Indexer(index, lambda: None, QueueNames())
-    early = IndexDamaged(index.path, ValueError(), time.monotonic())
-    indexer._renew(early)
-    indexer.renew(early)  # another request has read the same file
-    assert indexer._damage is None
-    late = IndexDamaged(index.path, ValueError(), time.monotonic())
-    indexer.renew(late)
-    assert indexer._damage is late
-    index.close()
+@pytest.mark.parametrize("how", ["a reader notices it", "the indexer notices it"])
+def test_what_follows_a_damaged_index_ends_deletes_it_and_says_so(tmp_path: Path, how: str) -> None:
+    broker, ended = Broker("here", lambda: None, QueueNames(), [], lambda _: None), list[bool]()
+    path = tmp_path / "index.sqlite"
+    damage = IndexDamaged("malformed")
+
+    def follow() -> None:
+        with indexing(broker, path) as indexer:
+            assert path.exists()
+            indexer.on_damage = lambda: ended.append(True)
+            if how == "a reader notices it":
+                raise damage
+            indexer.give_up(damage)
+            indexer.give_up(damage)  # another request has read the same file
+            assert indexer.progress.error == "malformed"
+
+    with pytest.raises(IndexDamaged, match="malformed"):
+        follow()
+    assert ended == [True]
+    assert [file.name for file in tmp_path.iterdir()] == ["index.sqlite.lock"]
