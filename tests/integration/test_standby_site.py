@@ -41,7 +41,7 @@ def federated(vhost: Vhost) -> list[Any]:
 
 
 @pytest.mark.more
-def test_a_second_site_has_every_delayed_task_and_every_cancellation() -> None:
+def test_a_second_site_has_every_delayed_task_and_every_cancellation_and_so_has_the_first_on_the_way_back() -> None:
     plugins = (*PLUGINS, "rabbitmq_federation_management")
     with (
         Node(plugins=plugins) as one,
@@ -66,8 +66,21 @@ def test_a_second_site_has_every_delayed_task_and_every_cancellation() -> None:
             wait_until(lambda: not second.waiting(), "the cancelled one has come out, too")
             assert received(second, 0) == []
             assert second.count(CASCADE.orphans) == 0
+            two.ctl("clear_parameter", "--vhost", second.name, "federation-upstream", "first")
         finally:
-            one.start()  # so that its virtual host can be deleted
+            one.start()
+        follow(second, first)  # now the first stands by
+        wait_until(lambda: len(federated(first)) == 2, "both exchanges are federated the other way")
+        with second.connection() as connection:
+            publish(connection, 6, headers={"id": "later", "task": "t"})
+        wait_until(lambda: first.waiting(), "the first site has what waits")
+        two.kill()
+        try:
+            one.ctl("clear_policy", "--vhost", first.name, "standby")
+            # The other two are those that were due within the last hour.
+            assert sorted(received(first, 3)) == ["arbitrary", "later", "round"]
+        finally:
+            two.start()  # so that its virtual host can be deleted
 
 
 def received(vhost: Vhost, amount: int) -> list[str]:
