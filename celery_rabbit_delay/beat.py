@@ -37,7 +37,7 @@ from .core import beat as core
 from .core import periodic
 from .core.beat import Run
 from .core.errors import DelayError, EntryConflict, InvalidEntry, InvalidOption
-from .core.options import Options
+from .core.options import options_with
 from .core.periodic import State
 from .schedules import Once, definition_of, entry_of, text_of
 
@@ -54,8 +54,9 @@ def queue_of(app: Celery) -> str:
 
     Raises `InvalidOption`.
     """
-    prefix = getattr(app.amqp, "delay_options", Options()).prefix
-    queue = app.conf.get("beat_queue") or f"{core.beat_prefix(prefix)}{app.main or 'celery'}"
+    options = getattr(app.amqp, "delay_options", None)  # None: without `install`, or switched off
+    options = options or options_with(app.conf, getattr(app, "delay_options_given", {}))
+    queue = app.conf.get("beat_queue") or f"{core.beat_prefix(options.prefix)}{app.main or 'celery'}"
     if not isinstance(queue, str) or len(queue.encode()) > 255 or queue.startswith("amq."):
         raise InvalidOption(f"beat_queue={queue!r}: use a name of at most 255 bytes that does not begin with 'amq.'")
     return queue
