@@ -17,7 +17,7 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..app.install import SWITCH, is_switched_off
+from ..app.install import advice
 from ..app.queues import queues_of
 from ..core.destination import Destination
 from ..core.errors import DelayError
@@ -47,6 +47,14 @@ _UNREADABLE = (
 
 class Target(ABC):
     """The cascade that a command is for."""
+
+    #: The name of the app, if it has one.
+    app_name: str | None = None
+
+    @property
+    def who(self) -> str:
+        """Who is to be noted."""
+        return operate.of_app(operate.who(), self.app_name)
 
     @abstractmethod
     def connection(self) -> kombu.Connection:
@@ -128,7 +136,7 @@ class AppTarget(Target):
     """The cascade of a Celery app."""
 
     def __init__(self, app: Any) -> None:
-        self.app = app
+        self.app, self.app_name = app, app.main
 
     def connection(self) -> kombu.Connection:
         urls = self.app.conf.broker_write_url or ""
@@ -136,10 +144,7 @@ class AppTarget(Target):
         with _reading([url for url in several if "://" in url]):  # Kombu knows others as well
             connection: kombu.Connection = self.app.connection_for_write()
         if connection.transport.driver_type != DRIVER_TYPE:
-            advice = "call celery_rabbit_delay.install(app), with RabbitMQ as broker"
-            if is_switched_off():
-                advice = f"unset {SWITCH}, which is off"
-            raise click.ClickException(f"{self.app} does not delay its tasks: {advice}")
+            raise click.ClickException(f"{self.app} does not delay its tasks: {advice()}")
         return connection
 
     def celery_app(self) -> Any:

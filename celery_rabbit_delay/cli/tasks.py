@@ -17,7 +17,7 @@ from ..core.errors import InvalidDelay, NotPermitted, StreamUnavailable
 from ..core.headers import milliseconds, moment
 from ..core.search import Word, parse
 from ..core.streams import Unreadable
-from ..core.text import escape
+from ..core.text import counted, escape
 from ..operate import Scheduled
 from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, progress, utc_option
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
@@ -218,16 +218,17 @@ def cancel(
     with target.connected() as connection:
         operate.require(connection)
         if workflow:
-            operate.cancel(connection, ids, by=operate.who(), workflow=True)
-            click.echo(f"{_ids(ids)} cancelled, with what waits of their workflows, and what these still send")
+            operate.cancel(connection, ids, by=target.who, workflow=True)
+            cancelled = counted(len(ids), "ids cancelled")
+            click.echo(f"{cancelled}, with what waits of their workflows, and what these still send")
         elif ids:
-            sent = operate.cancel(connection, ids, by=operate.who())
+            sent = operate.cancel(connection, ids, by=target.who)
             _tell_of_ids(connection, ids, sent, target.names(any_queue=True), as_json)
         else:
             found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
-            _ask(f"Cancel {_tasks(found)} for good?", found, yes)
+            _ask(f"Cancel {counted(len(found), 'tasks')} for good?", found, yes)
             without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
-            operate.cancel(connection, [one.id for one in found if one.id], without_id, operate.who())
+            operate.cancel(connection, [one.id for one in found if one.id], without_id, target.who)
             lines = [json.dumps(_as_data(one)) for one in found] if as_json else [f"{len(found):,} cancelled"]
             for line in lines:
                 click.echo(line)
@@ -250,7 +251,7 @@ def _tell_of_ids(
         due = f", due {format_time(shown.due)} for {shown.queue}" if shown else ""
         click.echo(escape(f"{one.id} {was}{due}"))
     if not as_json:
-        click.echo(f"{_ids(ids)} cancelled")
+        click.echo(counted(len(ids), "ids cancelled"))
 
 
 @click.command(short_help="Take back a cancellation.")
@@ -264,12 +265,12 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     """
     with target.connected() as connection:
         operate.require(connection)
-        operate.restore(connection, ids, operate.who())
+        operate.restore(connection, ids, target.who)
         known = _known(connection, ids, target.names(any_queue=True))
     stay = [one.id for one in known if any(is_cancelled for _, is_cancelled in one.messages)]
     for one in known:
         click.echo(escape(f"{one.id} {_STAYS if one.id in stay else 'waits' if one.messages else _NOT_KNOWN}"))
-    click.echo(f"{_ids(ids)} restored")
+    click.echo(counted(len(ids), "ids restored"))
     if stay:
         raise SystemExit(EXIT_PROBLEMS)
 
@@ -293,7 +294,8 @@ def history(target: Target, /, limit: int, as_json: bool) -> None:
             click.echo(json.dumps({**one._asdict(), "at": at.isoformat()}))
         else:
             ids = ", ".join((*one.ids, "…") if len(one.ids) < one.amount else one.ids)
-            click.echo(escape(f"{format_time(at)}  {one.who}  {one.amount:,} {one.what}{f': {ids}' if ids else ''}"))
+            what = counted(one.amount, one.what) + (f": {ids}" if ids else "")
+            click.echo(escape(f"{format_time(at)}  {one.who}  {what}"))
     if not found:
         click.echo("nothing was changed", err=True)
 
@@ -307,14 +309,6 @@ def _known(
     except (NotPermitted, StreamUnavailable, Unreadable) as exc:
         click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
         return []
-
-
-def _ids(ids: Collection[str]) -> str:
-    return f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'}"
-
-
-def _tasks(found: Collection[object]) -> str:
-    return f"{len(found):,} {'task' if len(found) == 1 else 'tasks'}"
 
 
 def _ask(question: str, found: Collection[object], yes: bool) -> None:
@@ -366,7 +360,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
     """
     with target.connected() as connection:
         operate.require(connection)
-        operate.pause(connection, queue, target.names(any_queue), until, operate.who())
+        operate.pause(connection, queue, target.names(any_queue), until, target.who)
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
 
@@ -378,7 +372,7 @@ def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
     with target.connected() as connection:
         operate.require(connection)
-        operate.resume(connection, queue, target.names(any_queue), operate.who())
+        operate.resume(connection, queue, target.names(any_queue), target.who)
     click.echo(escape(f"{queue} is not paused"))
 
 
@@ -401,18 +395,18 @@ def _move(
         operate.require(connection)
         allowed, what = target.allowed(any_queue), operate.moved_to(due)
         if past and ids:
-            _ask(f"{past}: run {_tasks(ids)} now?", ids, yes)
+            _ask(f"{past}: run {counted(len(ids), 'tasks')} now?", ids, yes)
         if len(ids) == 1:
             operate.reschedule(connection, ids[0], due, allowed)
-            operate.tell(connection, operate.who(), what, 1, ids)
+            operate.tell(connection, target.who, what, 1, ids)
             click.echo(f"due {format_time(due)}")
             return
         found: set[int] = set()
         if not ids:
             listed = _found(target, connection, problems.append, any_queue=any_queue, **filters)
             found = {one.number for one in listed}
-            question = f"{past}: run {_tasks(found)} now?" if past else f"Make {_tasks(found)} due {format_time(due)}?"
-            _ask(question, found, yes)
+            tasks = counted(len(found), "tasks")
+            _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
         moved: list[str] = []
         for id_, refused in operate.reschedule_all(connection, ids, found, due, allowed):
@@ -420,7 +414,7 @@ def _move(
                 problems.append(str(refused))
             else:
                 moved.append(id_)
-        operate.tell(connection, operate.who(), what, len(moved), moved)
+        operate.tell(connection, target.who, what, len(moved), moved)
         click.echo(f"{len(moved):,} due {format_time(due)}")
     _report(problems)
 
@@ -487,4 +481,4 @@ def format_scheduled(waiting: Scheduled) -> str:
     """Return a line about a waiting message."""
     what = f"{waiting.task} {waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else "message"
     why = f"  after {waiting.error}" if waiting.error else ""
-    return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}{why}")
+    return escape(f"{format_time(waiting.due)}  {waiting.id or '-'}  {waiting.queue}  {what}{why}")

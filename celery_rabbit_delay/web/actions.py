@@ -11,6 +11,7 @@ from flask import Flask, abort, flash, redirect, request, url_for
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core.errors import DelayError
+from ..core.text import counted
 from . import forms, plot, search
 from .database import reading
 from .operations import Done, Operations, or_reason
@@ -46,11 +47,11 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         if isinstance(done, str):
             flash(printable(done, 500), "bad")
         else:
-            flash(f"{done.amount:,} {what}", "good" if done.amount else "bad")
+            flash(counted(done.amount, what), "good" if done.amount else "bad")
             for refused in done.refused[:5]:
                 flash(printable(refused, 300), "bad")
             if len(done.refused) > 5:
-                flash(f"and {len(done.refused) - 5:,} more were refused", "bad")
+                flash(f"and {len(done.refused) - 5:,} more refused", "bad")
         overview.forget()
         return redirect(forms.back(), 303)
 

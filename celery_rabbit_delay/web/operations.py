@@ -31,7 +31,7 @@ T = TypeVar("T")
 ORPHANS = 500
 
 #: What is said of messages that are in another state than was expected.
-_OTHERS = {WAITING: "no longer wait", CANCELLED: "are not cancelled"}
+_OTHERS = {WAITING: ("no longer waits", "no longer wait"), CANCELLED: ("is not cancelled", "are not cancelled")}
 
 
 class Broker(NamedTuple):
@@ -159,7 +159,7 @@ class Operations:
         with reading(self.indexer.path) as db:
             rows = [row for row in search.find(db, wanted) if row.state == state and row.due > utc_ms()]
         gone = len(wanted) - len(rows)
-        return rows, [f"{gone:,} of the selected tasks {_OTHERS[state]}"] if gone else []
+        return rows, [f"{gone:,} of the selected tasks {_OTHERS[state][gone > 1]}"] if gone else []
 
     def _record(self, follower: Follower, row: Row) -> Record:
         [stream] = [stream for stream in streams.all_streams(follower.options.cascade) if stream.name == row.stream]

@@ -465,7 +465,7 @@ def test_a_workflow_is_cancelled_and_restored_from_one_of_its_tasks(
     assert cancelled() == {"6", "7", "8"}
     assert "Restore its workflow" in text(client.get("/task/6"))
     assert "my-id-6 stays cancelled, with its workflow or by a stamp" in post("/restore", 6)
-    assert "1 of the selected tasks are not cancelled" in post("/restore", 5, 7, workflow="")
+    assert "1 of the selected tasks is not cancelled" in post("/restore", 5, 7, workflow="")
     assert cancelled() == {"6", "8"}
     assert "2 workflows restored" in post("/restore", 8, workflow="")
     assert told[-1] == (["root", "group"], "ada")
