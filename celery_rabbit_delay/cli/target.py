@@ -20,7 +20,7 @@ from .. import operate
 from ..app.install import advice
 from ..app.queues import queues_of
 from ..core.destination import Destination
-from ..core.errors import DelayError
+from ..core.errors import DelayError, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
@@ -78,18 +78,14 @@ class Target(ABC):
         return None
 
     def celery_app(self) -> Any:
-        """Return the app. Raises `UsageError` without one."""
-        raise click.UsageError("this needs the code of an app: use `celery -A APP delay periodic`")
+        """Return the app. Raises `UnsupportedConfiguration` without one."""
+        raise UnsupportedConfiguration("this needs the code of an app: use `celery -A APP delay periodic`")
 
-    def edit_entry(self, act: str, name: str, version: int, by: str) -> None:
-        """Enable, disable, remove or run a periodic entry of the app, of which somebody has seen a version."""
-        from .. import periodic
+    def periodic(self, act: str, *names: str, **more: Any) -> Any:
+        """Call a function of `periodic` for the app, and perhaps an entry."""
+        from .. import periodic  # imports Celery's beat
 
-        if act == "run":
-            periodic.run_now(self.celery_app(), name, by=by)
-        else:
-            functions = {"enable": periodic.enable, "disable": periodic.disable, "remove": periodic.remove}
-            functions[act](self.celery_app(), name, version=version, by=by)
+        return getattr(periodic, act)(self.celery_app(), *names, **more)
 
     def names(self, any_queue: bool) -> QueueNames:
         """Return the queues that a command is about: those of the app, or of anybody."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,23 @@ from .errors import EntryConflict, InvalidEntry
 #: The size of a state in bytes of JSON beyond which it takes no further entry: it is stored again with each run.
 MOST = 1_000_000
 
+#: What a task is sent with, in JSON: what it is, its type, and an example.
+SENT_WITH: dict[str, tuple[str, type, str]] = {
+    "args": ("positional arguments", list, "[1, 2]"),
+    "kwargs": ("keyword arguments", dict, '{"a": 1}'),
+    "options": ("the options of apply_async", dict, '{"queue": "mail"}'),
+}
+
 T = TypeVar("T", bound=Any)
+
+
+def parse_field(field: str, text: str) -> Any:
+    """Return what somebody typed as a field of `SENT_WITH`. Raises `InvalidEntry`."""
+    what, kind, example = SENT_WITH[field]
+    with suppress(ValueError, RecursionError):
+        if isinstance(parsed := json.loads(text) if text.strip() else kind(), kind):
+            return parsed
+    raise InvalidEntry(f"cannot read {what}: use JSON such as {example}")
 
 
 class Written(NamedTuple):

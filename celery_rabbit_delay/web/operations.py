@@ -44,8 +44,8 @@ class Broker(NamedTuple):
     snapshot: Callable[[kombu.Connection], Snapshot | None]
     allowed: Allowed = Allowed(())  # destinations of orphans and of tasks that are moved
     beat: Callable[[kombu.Connection], BeatStatus | None] = lambda connection: None  # None: no beat of this package
-    #: Enables, disables, removes or runs a periodic entry, of which a version was seen, for somebody.
-    edit_entry: Callable[[str, str, int, str], None] = lambda act, name, version, who: None
+    periodic: Callable[..., object] = lambda act, name, **more: None  # calls a function of the API for an entry
+    app: str | None = None  # its name
 
 
 class Done(NamedTuple):
@@ -135,10 +135,10 @@ class Operations:
             self.indexer.catch_up(connection)
         return Done(len(moved), refused)
 
-    def pause(self, queue: str, by: str) -> Done:
-        """Pause a queue until it is resumed."""
+    def pause(self, queue: str, until: datetime | None, by: str) -> Done:
+        """Pause a queue until a time, or until it is resumed."""
         with self._acting() as connection:
-            operate.pause(connection, queue, self.broker.names, by=by)
+            operate.pause(connection, queue, self.broker.names, until, by)
             self.indexer.catch_up(connection)
         return Done(1, [])
 
@@ -212,10 +212,10 @@ class Operations:
         with self._connected() as connection:
             return self.broker.beat(connection)
 
-    def edit_entry(self, act: str, name: str, version: int, who: str) -> Done:
-        """Enable, disable, remove or run a periodic entry, of which `who` has seen a version."""
+    def periodic(self, act: str, name: str, **more: object) -> Done:
+        """Call a function of the API for a periodic entry."""
         with self._turn:
-            self.broker.edit_entry(act, name, version, who)
+            self.broker.periodic(act, name, **more)
         return Done(1, [])
 
     def verify(self) -> None:
