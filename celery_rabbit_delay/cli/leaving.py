@@ -27,8 +27,7 @@ def can_leave(target: Target, management_url: str | None) -> None:
     Exits with 0 if there are none, and with 3 as long as there are some, or tasks without a record, which may be some.
     Changes nothing.
     """
-    with target.connected() as connection:
-        operate.require(connection)
+    with target.connected(exists=True) as connection:
         names = operate.QueueNames(target.queues())
         found = operate.revivable(connection, target.destinations(), names, snapshot_of(management_url, connection))
     for task, fate in found.known:

@@ -77,15 +77,9 @@ class Target(ABC):
         """Return the state of the app's beat; None without an app, or if its beat has not run with RabbitMQ."""
         return None
 
-    def celery_app(self) -> Any:
-        """Return the app. Raises `UnsupportedConfiguration` without one."""
-        raise UnsupportedConfiguration("this needs the code of an app: use `celery -A APP delay periodic`")
-
     def periodic(self, act: str, *names: str, **more: Any) -> Any:
-        """Call a function of `periodic` for the app, and perhaps an entry."""
-        from .. import periodic  # imports Celery's beat
-
-        return getattr(periodic, act)(self.celery_app(), *names, **more)
+        """Call a function of `periodic` for the app. Raises `UnsupportedConfiguration` without one."""
+        raise UnsupportedConfiguration("this needs the code of an app: use `celery -A APP delay periodic`")
 
     def names(self, any_queue: bool) -> QueueNames:
         """Return the queues that a command is about: those of the app, or of anybody."""
@@ -100,9 +94,11 @@ class Target(ABC):
         return Allowed(None if any_queue else self.queues())
 
     @contextmanager
-    def connected(self) -> Iterator[kombu.Connection]:
-        """Connect to the broker; show errors, also those of the block, without a traceback."""
+    def connected(self, exists: bool = False) -> Iterator[kombu.Connection]:
+        """Connect to the broker, with an error if the cascade has to exist there; show errors without a traceback."""
         with handle_errors(), operate.connected(self.connection()) as connection:
+            if exists:
+                operate.require(connection)
             yield connection
 
 
@@ -143,8 +139,10 @@ class AppTarget(Target):
             raise click.ClickException(f"{self.app} does not delay its tasks: {advice()}")
         return connection
 
-    def celery_app(self) -> Any:
-        return self.app
+    def periodic(self, act: str, *names: str, **more: Any) -> Any:
+        from .. import periodic  # imports Celery's beat
+
+        return getattr(periodic, act)(self.app, *names, **more)
 
     def queues(self) -> list[kombu.Queue]:
         return queues_of(self.app)

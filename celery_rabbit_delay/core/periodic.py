@@ -46,6 +46,10 @@ class Written(NamedTuple):
     definition: dict[str, Any] | None = None  # task, schedule, args, kwargs and options; None: as in the code
 
 
+#: What stands for an entry that nothing was written of.
+UNWRITTEN = Written(0, "", "")
+
+
 class State(NamedTuple):
     """All that was written."""
 
@@ -74,17 +78,16 @@ def apply(state: State, edit: Edit, in_code: Container[str]) -> State:
     """
     if edit.id == state.last:  # it comes again, as the one who applied it has not answered
         return state
-    name, before = edit.name, state.entries.get(edit.name)
-    if edit.version != (before.version if before else 0):
-        what = f"was changed by {before.by} at {before.at}" if before else "was removed"
+    name, before = edit.name, state.entries.get(edit.name, UNWRITTEN)
+    if edit.version != before.version:
+        what = f"was changed by {before.by} at {before.at}" if before.version else "was removed"
         raise EntryConflict(f"the entry {name!r} {what}: look at it, and try again")
-    if before is None and edit.definition is None and name not in in_code:
+    if not before.version and edit.definition is None and name not in in_code:
         raise InvalidEntry(f"there is no entry {name!r}")
-    if edit.removes and (before is None or before.definition is None):
+    if edit.removes and before.definition is None:
         raise InvalidEntry(f"the entry {name!r} is in the code: disable it")
-    is_enabled, definition = (before.is_enabled, before.definition) if before else (True, None)
-    is_enabled = is_enabled if edit.is_enabled is None else edit.is_enabled
-    definition = edit.definition or definition
+    is_enabled = before.is_enabled if edit.is_enabled is None else edit.is_enabled
+    definition = edit.definition or before.definition
     entries, version = dict(state.entries), state.version + 1
     entries.pop(name, None)
     if not edit.removes and not (is_enabled and definition is None):

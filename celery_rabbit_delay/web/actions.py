@@ -19,13 +19,6 @@ from .operations import Done, Operations, or_reason
 from .overview import Overview
 from .printing import printable
 
-_EDITED = {
-    "enable": "periodic entry enabled",
-    "disable": "periodic entry disabled",
-    "remove": "periodic entry removed",
-    "run_now": "run of a periodic entry sent",
-}
-
 
 def add_actions(site: Flask, operations: Operations, overview: Overview) -> None:
     """Add the targets of the forms."""
@@ -45,9 +38,6 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         user = printable(request.remote_user or request.remote_addr or "unknown", 100)
         return operate.of_app(user, operations.broker.app)
 
-    def workflow() -> bool:
-        return "workflow" in request.form
-
     def answer(act: Callable[[], Done], what: str) -> Any:
         done = or_reason(act)
         if isinstance(done, str):
@@ -61,17 +51,15 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         overview.forget()
         return redirect(forms.back(), 303)
 
-    @site.post("/cancel")
-    def cancel() -> Any:
-        numbers = selected()
-        what = "workflows cancelled" if workflow() else "cancelled"
-        return answer(lambda: operations.cancel(numbers, who(), workflow()), what)
-
-    @site.post("/restore")
-    def restore() -> Any:
-        numbers = selected()
-        what = "workflows restored" if workflow() else "restored"
-        return answer(lambda: operations.restore(numbers, who(), workflow()), what)
+    @site.post("/cancel", endpoint="cancel")
+    @site.post("/restore", endpoint="restore")
+    def cancel_or_restore() -> Any:
+        numbers, workflow = selected(), "workflow" in request.form
+        act = str(request.endpoint)
+        done = {"cancel": "cancelled", "restore": "restored"}[act]
+        return answer(
+            lambda: getattr(operations, act)(numbers, who(), workflow), f"workflows {done}" if workflow else done
+        )
 
     @site.post("/run-now")
     def run_now() -> Any:
@@ -92,12 +80,12 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
     @site.post("/pause")
     def pause() -> Any:
         queue = forms.queue()
-        return answer(lambda: operations.pause(queue, forms.until(), who()), "paused")
+        return answer(lambda: operations.on_queue(operate.pause, queue, forms.until(), who()), "paused")
 
     @site.post("/resume")
     def resume() -> Any:
         queue = forms.queue()
-        return answer(lambda: operations.resume(queue, who()), "resumed")
+        return answer(lambda: operations.on_queue(operate.resume, queue, who()), "resumed")
 
     @site.post("/orphans/replay")
     def replay() -> Any:
@@ -112,7 +100,8 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
     @site.post("/periodic/<any(enable, disable, remove, run_now):act>")
     def edit_entry(act: str) -> Any:
         seen = {} if act == "run_now" else forms.version()
-        return answer(lambda: operations.periodic(act, request.form["name"], **seen, by=who()), _EDITED[act])
+        done = "run of a periodic entry sent" if act == "run_now" else f"periodic entry {act}d"
+        return answer(lambda: operations.periodic(act, request.form["name"], **seen, by=who()), done)
 
     @site.post("/periodic")
     def write_entry() -> Any:

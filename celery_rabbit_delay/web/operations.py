@@ -135,17 +135,10 @@ class Operations:
             self.indexer.catch_up(connection)
         return Done(len(moved), refused)
 
-    def pause(self, queue: str, until: datetime | None, by: str) -> Done:
-        """Pause a queue until a time, or until it is resumed."""
+    def on_queue(self, change: Callable[..., None], queue: str, *more: object) -> Done:
+        """Pause or resume a queue: call a function of `operate`."""
         with self._acting() as connection:
-            operate.pause(connection, queue, self.broker.names, until, by)
-            self.indexer.catch_up(connection)
-        return Done(1, [])
-
-    def resume(self, queue: str, by: str) -> Done:
-        """Let workers consume a queue again."""
-        with self._acting() as connection:
-            operate.resume(connection, queue, self.broker.names, by)
+            change(connection, queue, self.broker.names, *more)
             self.indexer.catch_up(connection)
         return Done(1, [])
 
