@@ -37,9 +37,9 @@ from .core import beat as core
 from .core import periodic
 from .core.beat import Run
 from .core.errors import DelayError, EntryConflict, InvalidEntry, InvalidOption
-from .core.options import Options
-from .core.periodic import State
-from .schedules import Once, definition_of, entry_of, text_of
+from .core.options import options_with
+from .core.periodic import UNWRITTEN, State
+from .schedules import Once, definition_of, entry_of, told
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,9 @@ def queue_of(app: Celery) -> str:
 
     Raises `InvalidOption`.
     """
-    prefix = getattr(app.amqp, "delay_options", Options()).prefix
-    queue = app.conf.get("beat_queue") or f"{core.beat_prefix(prefix)}{app.main or 'celery'}"
+    options = getattr(app.amqp, "delay_options", None)  # None: without `install`, or switched off
+    options = options or options_with(app.conf, getattr(app, "delay_options_given", {}))
+    queue = app.conf.get("beat_queue") or f"{core.beat_prefix(options.prefix)}{app.main or 'celery'}"
     if not isinstance(queue, str) or len(queue.encode()) > 255 or queue.startswith("amq."):
         raise InvalidOption(f"beat_queue={queue!r}: use a name of at most 255 bytes that does not begin with 'amq.'")
     return queue
@@ -172,19 +173,18 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     def _note(self, lock: Lock, state: State | None = None) -> None:
         """Leave the runs, and what was written, to the next process. Raises `InvalidEntry` if that is too large."""
-        if state is not None:
-            dumped, names = periodic.dump(state), {*self._code, *state.entries}
-        else:
-            state, dumped, names = self._state, self._dumped, {*self._code, *self._state.entries}
-        self._runs = core.remember(self._runs, {*names, *(self._runs if self._visiting else ())}, _now())
+        dumped = self._dumped if state is None else periodic.dump(state)
+        state = self._state if state is None else state
+        names = {*self._code, *state.entries, *(self._runs if self._visiting else ())}
+        self._runs = core.remember(self._runs, names, _now())
         lock.write(core.dump(self._runs) + (b"\n" + dumped if state.version else b""))
         self._state, self._dumped = state, dumped
 
     def _arrange(self, names: Iterable[str]) -> None:
         """Put entries into the schedule as they are in the code, or were written."""
         for name in names:
-            entry, written = self._code.get(name), self._state.entries.get(name)
-            if written and written.definition is not None:
+            entry, written = self._code.get(name), self._state.entries.get(name, UNWRITTEN)
+            if written.definition is not None:
                 try:
                     entry = entry_of(name, written.definition, self.app)
                 except Exception as exc:  # it is forged, or needs a library that is missing here
@@ -196,7 +196,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 run = self._runs[name]
                 entry.last_run_at, entry.total_run_count = run.at.astimezone(self.app.timezone), run.total
                 self._entries[name] = entry
-                if written is None or written.is_enabled:
+                if written.is_enabled:
                     self.schedule[name] = entry
         upstream.calculate_again(self)
 
@@ -295,30 +295,26 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         """Return what `status` and `periodic` show."""
         entries = {}
         for name in {**self._entries, **self._state.entries}:
-            entry, written = self.schedule.get(name, self._entries.get(name)), self._state.entries.get(name)
-            due = last = total = None
-            if entry is not None:
-                last, total = _run_of(entry).at.isoformat(), entry.total_run_count
-                if name in self.schedule:
-                    with suppress(Exception):  # such as that of an entry of a class of its own: it must not stop others
-                        is_due, seconds = entry.is_due()
-                        due = (_now() + timedelta(seconds=0 if is_due else seconds)).isoformat()
+            due, entry = None, self.schedule.get(name, self._entries.get(name))
+            if name in self.schedule:
+                with suppress(Exception):  # such as that of an entry of a class of its own: it must not stop others
+                    is_due, seconds = entry.is_due()
+                    due = (_now() + timedelta(seconds=0 if is_due else seconds)).isoformat()
+            written = self._state.entries.get(name, UNWRITTEN)
             text, definition = self._told.get(name, ("", None))
-            if is_written := written is not None and written.definition is not None:
-                assert written is not None
-                definition = written.definition or {}
-                text = str(definition.get("schedule", ""))
+            if written.definition is not None:
+                text, definition = str(written.definition.get("schedule", "")), written.definition
             entries[name] = {
                 "task": str((definition or {}).get("task", entry.task if entry else "")),
                 "schedule": text,
                 "next": due,
-                "last": last,
-                "total": total,
-                "is_enabled": written is None or written.is_enabled,
-                "is_written": is_written,
-                "by": written and written.by,
-                "at": written and written.at,
-                "version": written.version if written else 0,
+                "last": _run_of(entry).at.isoformat() if entry else None,
+                "total": entry.total_run_count if entry else None,
+                "is_enabled": written.is_enabled,
+                "is_written": written.definition is not None,
+                "by": written.by or None,
+                "at": written.at or None,
+                "version": written.version,
                 "definition": definition,
             }
         return {"process": None if self._visiting else process_name(), "entries": entries}
@@ -326,14 +322,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
     @cached_property
     def _told(self) -> dict[str, tuple[str, dict[str, Any] | None]]:
         """The texts of the schedules in the code, and the definitions that are JSON."""
-        told: dict[str, tuple[str, dict[str, Any] | None]] = {}
-        for name, one in self._code.items():
-            told[name] = str(one.schedule), None
-            with suppress(Exception):  # it is of a class of its own, or not JSON
-                told[name] = text_of(one.schedule, self.app), None
-                definition = definition_of(one.task, one.schedule, one.args, one.kwargs, one.options, self.app)
-                told[name] = definition["schedule"], definition
-        return told
+        return {name: told(one, self.app) for name, one in self._code.items()}
 
 
 def process_name() -> str:

@@ -110,7 +110,7 @@ def run_now(app: Celery, name: str, *, by: str | None = None) -> str:
     Raises `InvalidEntry`, and `DelayError` if it could not be sent.
     """
     id_ = str(uuid4())
-    _ask(app, {"run": name, "id": id_}, (by or who_calls(), "periodic entry run", name))
+    _ask(app, {"run": name, "id": id_}, (by or who_calls(app.main), "periodic entry run", name))
     return id_
 
 
@@ -133,7 +133,7 @@ def _edit(
     if not isinstance(name, str) or not name:
         raise InvalidEntry(f"cannot use the name {name!r}: use a text")
     version = _seen(app, name).version if version is None else version
-    now, by = datetime.now(timezone.utc).isoformat(timespec="seconds"), by or who_calls()
+    now, by = datetime.now(timezone.utc).isoformat(timespec="seconds"), by or who_calls(app.main)
     edit = Edit(uuid4().hex, name, version, by, now, definition, is_enabled, removes)
     what = "removed" if removes else "written" if definition else "enabled" if is_enabled else "disabled"
     _ask(app, {"edit": edit}, (by, f"periodic entry {what}", name))

@@ -9,6 +9,7 @@ once 2030-01-31T12:00:00+01:00    a time, naive in the app's time zone
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -112,3 +113,12 @@ def entry_of(name: str, definition: dict[str, Any], app: Celery) -> ScheduleEntr
         options=definition["options"],
         app=app,
     )
+
+
+def told(entry: ScheduleEntry, app: Celery) -> tuple[str, dict[str, Any] | None]:
+    """Return the text of an entry's schedule, and its definition; None if that is not JSON."""
+    text = str(entry.schedule)
+    with suppress(Exception):  # it is of a class of its own, or not JSON
+        text = text_of(entry.schedule, app)
+        return text, definition_of(entry.task, text, entry.args, entry.kwargs, entry.options, app)
+    return text, None

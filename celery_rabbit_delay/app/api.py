@@ -24,7 +24,7 @@ from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
 from .control import publish_retry, with_connection
-from .install import SWITCH, is_installed, is_switched_off
+from .install import advice, is_installed, is_switched_off
 from .queues import queues_of
 
 
@@ -119,7 +119,7 @@ def _change(app: Celery, ids: Iterable[str | UUID], write: Callable[..., object]
     texts = [_text_of(id_) for id_ in ids]
 
     if texts:
-        _write(app, lambda connection: write(connection, texts, by=who_calls()))
+        _write(app, lambda connection: write(connection, texts, by=who_calls(app.main)))
 
 
 def reschedule(
@@ -145,7 +145,7 @@ def reschedule(
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         allowed = Allowed(None if any_queue else queues_of(app))
         amqp_reschedule.reschedule(connection, text, due, allowed)
-        tell(connection, who_calls(), moved_to(due), 1, [text])
+        tell(connection, who_calls(app.main), moved_to(due), 1, [text])
 
 
 def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_queue: bool = False) -> None:
@@ -158,13 +158,13 @@ def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_q
     consumers; `InvalidDelay` for a time that is past or cannot be read; and the errors of `cancel`.
     """
     names = QueueNames(queues_of(app), only=not any_queue)
-    _write(app, lambda connection: schedule.pause(connection, queue, names, until, who_calls()))
+    _write(app, lambda connection: schedule.pause(connection, queue, names, until, who_calls(app.main)))
 
 
 def resume(app: Celery, queue: str, *, any_queue: bool = False) -> None:
     """End the pause of a queue, if it is paused. Raises the errors of `pause`."""
     names = QueueNames(queues_of(app), only=not any_queue)
-    _write(app, lambda connection: schedule.resume(connection, queue, names, who_calls()))
+    _write(app, lambda connection: schedule.resume(connection, queue, names, who_calls(app.main)))
 
 
 def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None]:
@@ -205,5 +205,4 @@ def _text_of(id_: object) -> str:
 
 def _check(connection: kombu.Connection) -> None:
     if connection.transport.driver_type != DRIVER_TYPE:
-        advice = f"unset {SWITCH}, which is off" if is_switched_off() else "call install(app) first"
-        raise UnsupportedConfiguration(f"this app has no delayed tasks in RabbitMQ: {advice}")
+        raise UnsupportedConfiguration(f"this app has no delayed tasks in RabbitMQ: {advice()}")

@@ -88,7 +88,7 @@ def as_text(ids: Any) -> Any:
     return str(ids) if isinstance(ids, uuid.UUID) else ids
 
 
-def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent) -> list[bytes]:
+def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent, app: str | None = None) -> list[bytes]:
     """Return the messages for the stream of changes that one of Celery's remote control commands needs, sent then."""
     if command in ("revoke", "terminate"):
         ids = as_text(arguments.get("task_id")) or []
@@ -100,7 +100,7 @@ def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent) -> list[b
         named = [f"{name}={value}" for name, value in stamps.items()]
     else:
         return []
-    return [*messages, notes.note(sent.at // 1000, who_calls(), command, len(named), named)] if messages else []
+    return [*messages, notes.note(sent.at // 1000, who_calls(app), command, len(named), named)] if messages else []
 
 
 def _stamps_in(headers: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class DelayedControl:
 
     def _keep(self, command: str, arguments: Mapping[str, Any], sent: Sent) -> None:
         try:
-            if messages := changes_in(command, arguments, sent):
+            if messages := changes_in(command, arguments, sent, self.app.main):
                 with self.app.producer_or_acquire() as producer:
                     if producer.connection.transport.driver_type == DRIVER_TYPE:
                         producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -25,7 +24,7 @@ from .. import upstream
 from ..amqp.schemes import delay_transport, delay_url
 from ..amqp.transport import uses_quorum_queues
 from ..core.errors import InvalidOption, UnsupportedConfiguration
-from ..core.options import OPTIONS, Options
+from ..core.options import OPTIONS, Options, options_with
 from .consumers import DelayedConsumer
 from .control import DelayedControl, FollowChanges
 from .green import FullSpeed
@@ -65,6 +64,7 @@ def install(app: Celery, **options: Any) -> None:
     """
     wanted = Options.parse(options)
     if is_switched_off():
+        app.delay_options_given = options  # a beat shares the queue of those that are not switched off
         logger.warning("%s=off: Celery runs the delayed tasks of %s; celery-rabbit-delay does nothing", SWITCH, app)
         return
     make = app.amqp_cls
@@ -109,14 +109,11 @@ def is_switched_off() -> bool:
     return value.lower() == "off"
 
 
-def options_with(settings: Any, given: Mapping[str, Any]) -> Options:
-    """Return the options that were given to `install`, and for the others those of an app's configuration.
-
-    Raises `InvalidOption`.
-    """
-    configured = settings.get(OPTIONS)
-    Options.parse(configured)
-    return Options.parse({**(configured or {}), **given})
+def advice() -> str:
+    """Return what makes an app delay its tasks in RabbitMQ that does not."""
+    if is_switched_off():
+        return f"unset {SWITCH}, which is off"
+    return "call celery_rabbit_delay.install(app), with RabbitMQ as broker"
 
 
 def _make_amqp(app: Celery, *, base: Any, given: dict[str, Any]) -> Any:

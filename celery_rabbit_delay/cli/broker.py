@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 import kombu
 
 from .. import operate
-from ..core.text import escape
+from ..core.text import counted, escape
 from .output import EXIT_PROBLEMS
 from .parameters import management_option, priorities_option
 from .target import BrokerTarget, Target, handle_errors, management_of, pass_target, snapshot_of
@@ -57,6 +59,8 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         wanted = operate.wanted(connection, priorities, ahead)
         lacking = operate.setup(connection, wanted, known, ahead, management)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
+        tell = partial(operate.tell, connection, target.who, creates=False)
+        tell("cascades set up", len(wanted), [cascade.root for cascade in wanted])
         if operate.is_by_time(connection):
             click.echo("RabbitMQ holds messages until they are due, so publishers that find this out need no levels")
         for destination in lacking:
@@ -64,10 +68,12 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         if prune and management:
             kept = operate.outbox_names(connection, known) if ahead else ()
             useless, idle = operate.prune(connection, management, kept)
-            click.echo(f"{len(useless):,} outboxes deleted, because they led nowhere")
-            click.echo(f"{len(idle):,} outboxes deleted, because nothing was led to them in the last hour")
+            click.echo(f"{counted(len(useless), 'outboxes')} deleted, because they led nowhere")
+            click.echo(f"{counted(len(idle), 'outboxes')} deleted, because nothing was led there in the last hour")
+            tell("outboxes deleted", len(useless) + len(idle), [*useless, *idle])
             if levels := operate.prune_levels(connection, management):
-                click.echo(f"{levels} levels deleted: they were empty, and RabbitMQ holds messages itself")
+                tell("levels deleted", levels)
+                click.echo(f"{counted(levels, 'levels')} deleted, because RabbitMQ holds messages itself")
 
 
 def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:
@@ -191,7 +197,7 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
         done = "is deleted" if with_beat else "stays, --beat deletes it"
         click.echo(escape(f"the queue {name!r} with the last runs and written entries of beat {done}"))
     if deleted.dropped:
-        click.echo(f"{deleted.dropped:,} messages had been cancelled, moved or replaced, or became due meanwhile")
+        click.echo(f"{counted(deleted.dropped, 'messages')} gone: cancelled, moved, replaced, or due meanwhile")
     if not deleted.amount and not deleted.kept:
         click.echo("there is no such cascade")
         return

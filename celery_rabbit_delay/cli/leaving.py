@@ -6,7 +6,7 @@ import click
 
 from .. import operate
 from ..core.text import escape
-from .output import EXIT_PROBLEMS
+from .output import EXIT_PROBLEMS, utc_option
 from .parameters import management_option
 from .target import Target, pass_target, snapshot_of
 from .tasks import format_scheduled
@@ -14,6 +14,7 @@ from .tasks import format_scheduled
 
 @click.command("can-leave", short_help="Show what would run again without this package.")
 @management_option
+@utc_option
 @pass_target
 def can_leave(target: Target, management_url: str | None) -> None:
     """Show which waiting tasks would run again in workers without this package: cancelled, moved and replaced ones.
@@ -26,14 +27,13 @@ def can_leave(target: Target, management_url: str | None) -> None:
     Exits with 0 if there are none, and with 3 as long as there are some, or tasks without a record, which may be some.
     Changes nothing.
     """
-    with target.connected() as connection:
-        operate.require(connection)
+    with target.connected(exists=True) as connection:
         names = operate.QueueNames(target.queues())
         found = operate.revivable(connection, target.destinations(), names, snapshot_of(management_url, connection))
     for task, fate in found.known:
         click.echo(f"{fate:<9}  {format_scheduled(task)}")
     if found.unknown:
-        click.echo(f"{found.unknown:,} wait without a record: they may have been cancelled or replaced as well")
+        click.echo(f"waiting without a record: {found.unknown:,}, which may have been cancelled or replaced as well")
     for queue in found.paused:
         click.echo(escape(f"paused     {queue}: workers without this package consume it"))
     if found.known or found.unknown:

@@ -68,7 +68,7 @@ def migrate(
             before = counts().ready
             moving = operate.migrate(source, target, origin.allowed(any_queue), known, management)
             moved, refused, is_interrupted = _progress(moving, before)
-            operate.tell(source, operate.who(), "moved to another cascade", moved)
+            operate.tell(source, origin.who, "moved to another cascade", moved)
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.

@@ -9,7 +9,7 @@ import click
 from .. import operate
 from ..core.text import escape
 from ..operate import Orphan
-from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, until_interrupted
+from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, format_time, until_interrupted, utc_option
 from .parameters import any_queue_option, json_option, limit_option, management_option, other_queues_option
 from .status import held_up_data
 from .target import Target, pass_target, snapshot_of
@@ -24,6 +24,7 @@ def orphans() -> None:
 @limit_option
 @other_queues_option
 @management_option
+@utc_option
 @json_option
 @pass_target
 def list_orphans(target: Target, limit: int, any_queue: bool, management_url: str | None, as_json: bool) -> None:
@@ -45,9 +46,7 @@ def list_orphans(target: Target, limit: int, any_queue: bool, management_url: st
             for held_up in operate.held_up(connection.transport.delay_options.cascade, snapshot):
                 click.echo(json.dumps(held_up_data(held_up)) if as_json else escape(str(held_up)))
     if len(listed) < len(found):
-        click.echo(
-            f"{len(found) - len(listed):,} are for other queues than those of the app: see --any-queue", err=True
-        )
+        click.echo(f"for other queues than those of the app: {len(found) - len(listed):,}, see --any-queue", err=True)
     elif not found:
         click.echo("there are no orphans", err=True)
     _tell_of_limit(len(found), limit)
@@ -73,7 +72,7 @@ def replay(target: Target, limit: int, any_queue: bool) -> None:
                 else:
                     stayed += 1
                     click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
-        operate.tell(connection, operate.who(), "orphans sent on", sent)
+        operate.tell(connection, target.who, "orphans sent on", sent)
     click.echo(f"{sent:,} sent on, {stayed:,} stay")
     if is_interrupted():
         click.echo("interrupted: run this again to send the others", err=True)
@@ -91,10 +90,10 @@ def purge(target: Target, any_queue: bool) -> None:
     """Remove all orphans for the queues of the app, for good."""
     with target.connected() as connection:
         removed, left = operate.purge(connection, target.names(any_queue))
-        operate.tell(connection, operate.who(), "orphans removed", removed)
+        operate.tell(connection, target.who, "orphans removed", removed)
     click.echo(f"{removed:,} removed")
     if left:
-        click.echo(f"{left:,} are for other queues than those of the app: see --any-queue", err=True)
+        click.echo(f"for other queues than those of the app: {left:,}, see --any-queue", err=True)
 
 
 def _tell_of_limit(amount: int, limit: int) -> None:
@@ -106,5 +105,5 @@ def format_orphan(orphan: Orphan) -> str:
     """Return a line about an orphan."""
     place = f"exchange {orphan.exchange!r}, key" if orphan.exchange else "queue"
     what = f"{orphan.task}[{orphan.task_id}]" if orphan.task else f"{orphan.size:,} bytes"
-    due = f"{orphan.due:%Y-%m-%d %H:%M:%S}Z" if orphan.due else "unknown"
+    due = format_time(orphan.due) if orphan.due else "unknown"
     return escape(f"{due}  {place} {orphan.routing_key!r}  {what}")

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ..core.errors import InvalidEntry
+from ..core.periodic import SENT_WITH, parse_field
 from ..core.text import escape
 from ..operate import PeriodicTask
 from .output import fit, format_time, is_terminal, utc_option
@@ -29,27 +31,18 @@ def periodic() -> None:
     """
 
 
-def _parse_json(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-    kind = list if param.name == "args" else dict
+def _parse(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
     try:
-        if value is None or isinstance(parsed := json.loads(value), kind):
-            return None if value is None else parsed
-    except ValueError:
-        pass
-    example = [1, 2] if kind is list else {"a": 1}
-    raise click.BadParameter(f"use JSON such as {json.dumps(example)}")
+        return None if value is None else parse_field(str(param.name), value)
+    except InvalidEntry as exc:
+        raise click.BadParameter(str(exc)) from exc
 
 
 def _of_an_entry(command: F) -> F:
     """Add the options for what the task is sent with."""
-    for name, what in (
-        ("options", "the options of apply_async"),
-        ("kwargs", "keyword arguments"),
-        ("args", "positional arguments"),
-    ):
-        command = click.option(
-            f"--{name}", metavar="JSON", callback=_parse_json, help=f"Send the task with {what}, in JSON."
-        )(command)
+    for name, (what, *_) in reversed(SENT_WITH.items()):
+        help_ = f"Send the task with {what}, in JSON."
+        command = click.option(f"--{name}", metavar="JSON", callback=_parse, help=help_)(command)
     return command
 
 
@@ -59,10 +52,8 @@ def _of_an_entry(command: F) -> F:
 @pass_target
 def list_entries(target: Target, as_json: bool) -> None:
     """List all entries, the next first: of the code, and written ones."""
-    from ..periodic import entries
-
     with handle_errors():
-        found = entries(target.celery_app())
+        found: list[PeriodicTask] = target.periodic("entries")
     if found and is_terminal() and not as_json:
         click.echo(_HEADINGS)
     for one in found:
@@ -78,12 +69,10 @@ def list_entries(target: Target, as_json: bool) -> None:
 @_of_an_entry
 @click.option("--disabled", is_flag=True, help="Let it not run until it is enabled.")
 @pass_target
-def add(target: Target, /, name: str, task: str, schedule: str, disabled: bool, **sent_with: Any) -> None:
+def add(target: Target, /, name: str, disabled: bool, **definition: Any) -> None:
     """Write a new entry, which counts instead of one of this name in the code until it is removed."""
-    from ..periodic import add
-
     with handle_errors():
-        add(target.celery_app(), name, task, schedule, enabled=not disabled, **sent_with)
+        target.periodic("add", name, enabled=not disabled, **definition)
 
 
 @periodic.command(short_help="Change an entry.")
@@ -94,23 +83,17 @@ def add(target: Target, /, name: str, task: str, schedule: str, disabled: bool, 
 @pass_target
 def change(target: Target, /, name: str, **changes: Any) -> None:
     """Change an entry, and keep what is not named. One in the code is written with the change."""
-    from ..periodic import change
-
     with handle_errors():
-        change(target.celery_app(), name, **changes)
+        target.periodic("change", name, **changes)
 
 
-def _add_command(name: str, help_: str) -> None:
-    @periodic.command(name, help=help_)
+def _add_command(act: str, help_: str) -> None:
+    @periodic.command(act, help=help_)
     @click.argument("name")
     @pass_target
     def command(target: Target, name: str) -> None:
-        from .. import periodic as api
-
         with handle_errors():
-            getattr(api, command_name)(target.celery_app(), name)
-
-    command_name = name
+            target.periodic(act, name)
 
 
 _add_command("disable", "Stop the runs of an entry.")
@@ -123,10 +106,8 @@ _add_command("remove", "Remove a written entry. One of the same name in the code
 @pass_target
 def run(target: Target, name: str) -> None:
     """Send a task of an entry at once, besides those of its schedule, and print its id."""
-    from ..periodic import run_now
-
     with handle_errors():
-        click.echo(run_now(target.celery_app(), name))
+        click.echo(target.periodic("run_now", name))
 
 
 def _format(one: PeriodicTask) -> str:

@@ -17,10 +17,10 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..app.install import SWITCH, is_switched_off
+from ..app.install import advice
 from ..app.queues import queues_of
 from ..core.destination import Destination
-from ..core.errors import DelayError
+from ..core.errors import DelayError, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
@@ -48,6 +48,14 @@ _UNREADABLE = (
 class Target(ABC):
     """The cascade that a command is for."""
 
+    #: The name of the app, if it has one.
+    app_name: str | None = None
+
+    @property
+    def who(self) -> str:
+        """Who is to be noted."""
+        return operate.of_app(operate.who(), self.app_name)
+
     @abstractmethod
     def connection(self) -> kombu.Connection:
         """Return a connection with the options of the cascade, which is not connected yet."""
@@ -69,19 +77,9 @@ class Target(ABC):
         """Return the state of the app's beat; None without an app, or if its beat has not run with RabbitMQ."""
         return None
 
-    def celery_app(self) -> Any:
-        """Return the app. Raises `UsageError` without one."""
-        raise click.UsageError("this needs the code of an app: use `celery -A APP delay periodic`")
-
-    def edit_entry(self, act: str, name: str, version: int, by: str) -> None:
-        """Enable, disable, remove or run a periodic entry of the app, of which somebody has seen a version."""
-        from .. import periodic
-
-        if act == "run":
-            periodic.run_now(self.celery_app(), name, by=by)
-        else:
-            functions = {"enable": periodic.enable, "disable": periodic.disable, "remove": periodic.remove}
-            functions[act](self.celery_app(), name, version=version, by=by)
+    def periodic(self, act: str, *names: str, **more: Any) -> Any:
+        """Call a function of `periodic` for the app. Raises `UnsupportedConfiguration` without one."""
+        raise UnsupportedConfiguration("this needs the code of an app: use `celery -A APP delay periodic`")
 
     def names(self, any_queue: bool) -> QueueNames:
         """Return the queues that a command is about: those of the app, or of anybody."""
@@ -96,9 +94,11 @@ class Target(ABC):
         return Allowed(None if any_queue else self.queues())
 
     @contextmanager
-    def connected(self) -> Iterator[kombu.Connection]:
-        """Connect to the broker; show errors, also those of the block, without a traceback."""
+    def connected(self, exists: bool = False) -> Iterator[kombu.Connection]:
+        """Connect to the broker, with an error if the cascade has to exist there; show errors without a traceback."""
         with handle_errors(), operate.connected(self.connection()) as connection:
+            if exists:
+                operate.require(connection)
             yield connection
 
 
@@ -128,7 +128,7 @@ class AppTarget(Target):
     """The cascade of a Celery app."""
 
     def __init__(self, app: Any) -> None:
-        self.app = app
+        self.app, self.app_name = app, app.main
 
     def connection(self) -> kombu.Connection:
         urls = self.app.conf.broker_write_url or ""
@@ -136,14 +136,13 @@ class AppTarget(Target):
         with _reading([url for url in several if "://" in url]):  # Kombu knows others as well
             connection: kombu.Connection = self.app.connection_for_write()
         if connection.transport.driver_type != DRIVER_TYPE:
-            advice = "call celery_rabbit_delay.install(app), with RabbitMQ as broker"
-            if is_switched_off():
-                advice = f"unset {SWITCH}, which is off"
-            raise click.ClickException(f"{self.app} does not delay its tasks: {advice}")
+            raise click.ClickException(f"{self.app} does not delay its tasks: {advice()}")
         return connection
 
-    def celery_app(self) -> Any:
-        return self.app
+    def periodic(self, act: str, *names: str, **more: Any) -> Any:
+        from .. import periodic  # imports Celery's beat
+
+        return getattr(periodic, act)(self.app, *names, **more)
 
     def queues(self) -> list[kombu.Queue]:
         return queues_of(self.app)

@@ -17,7 +17,7 @@ from ..core.errors import InvalidDelay, NotPermitted, StreamUnavailable
 from ..core.headers import milliseconds, moment
 from ..core.search import Word, parse
 from ..core.streams import Unreadable
-from ..core.text import escape
+from ..core.text import counted, escape
 from ..operate import Scheduled
 from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, progress, utc_option
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
@@ -105,8 +105,7 @@ def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
     """
     is_empty = True
     problems: list[str] = []
-    with target.connected() as connection:
-        operate.require(connection)
+    with target.connected(exists=True) as connection:
         waiting = _found(target, connection, problems.append, **filters)
         shown = _shown if is_terminal() else format_scheduled
         lines = (json.dumps(_as_data(one)) if as_json else shown(one) for one in waiting)
@@ -136,8 +135,7 @@ def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
     Tasks below the option `journal` of install(), and tasks that are due, are not known. Exits with 3 if nothing is
     known of an id.
     """
-    with target.connected() as connection:
-        operate.require(connection)
+    with target.connected(exists=True) as connection:
         known = operate.about(connection, ids, target.names(any_queue=True))
     for number, one in enumerate(known):
         if as_json:
@@ -215,19 +213,19 @@ def cancel(
     if workflow and (as_json or not ids):
         raise click.UsageError("--workflow is for ids, and without --json")
     problems: list[str] = []
-    with target.connected() as connection:
-        operate.require(connection)
+    with target.connected(exists=True) as connection:
         if workflow:
-            operate.cancel(connection, ids, by=operate.who(), workflow=True)
-            click.echo(f"{_ids(ids)} cancelled, with what waits of their workflows, and what these still send")
+            operate.cancel(connection, ids, by=target.who, workflow=True)
+            cancelled = counted(len(ids), "ids cancelled")
+            click.echo(f"{cancelled}, with what waits of their workflows, and what these still send")
         elif ids:
-            sent = operate.cancel(connection, ids, by=operate.who())
+            sent = operate.cancel(connection, ids, by=target.who)
             _tell_of_ids(connection, ids, sent, target.names(any_queue=True), as_json)
         else:
             found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
-            _ask(f"Cancel {_tasks(found)} for good?", found, yes)
+            _ask(f"Cancel {counted(len(found), 'tasks')} for good?", found, yes)
             without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
-            operate.cancel(connection, [one.id for one in found if one.id], without_id, operate.who())
+            operate.cancel(connection, [one.id for one in found if one.id], without_id, target.who)
             lines = [json.dumps(_as_data(one)) for one in found] if as_json else [f"{len(found):,} cancelled"]
             for line in lines:
                 click.echo(line)
@@ -250,7 +248,7 @@ def _tell_of_ids(
         due = f", due {format_time(shown.due)} for {shown.queue}" if shown else ""
         click.echo(escape(f"{one.id} {was}{due}"))
     if not as_json:
-        click.echo(f"{_ids(ids)} cancelled")
+        click.echo(counted(len(ids), "ids cancelled"))
 
 
 @click.command(short_help="Take back a cancellation.")
@@ -262,14 +260,13 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     What a worker has discarded is gone. Says of each id what the journal knows of it, and exits with 3 if a task of
     it stays cancelled: with its workflow, or by a stamp.
     """
-    with target.connected() as connection:
-        operate.require(connection)
-        operate.restore(connection, ids, operate.who())
+    with target.connected(exists=True) as connection:
+        operate.restore(connection, ids, target.who)
         known = _known(connection, ids, target.names(any_queue=True))
     stay = [one.id for one in known if any(is_cancelled for _, is_cancelled in one.messages)]
     for one in known:
         click.echo(escape(f"{one.id} {_STAYS if one.id in stay else 'waits' if one.messages else _NOT_KNOWN}"))
-    click.echo(f"{_ids(ids)} restored")
+    click.echo(counted(len(ids), "ids restored"))
     if stay:
         raise SystemExit(EXIT_PROBLEMS)
 
@@ -284,16 +281,14 @@ def history(target: Target, /, limit: int, as_json: bool) -> None:
 
     Anyone who may publish to ingest can write such a note.
     """
-    with target.connected() as connection:
-        operate.require(connection)
+    with target.connected(exists=True) as connection:
         found = operate.history(connection, limit)
     for one in found:
         at = moment(one.at)
         if as_json:
             click.echo(json.dumps({**one._asdict(), "at": at.isoformat()}))
         else:
-            ids = ", ".join((*one.ids, "…") if len(one.ids) < one.amount else one.ids)
-            click.echo(escape(f"{format_time(at)}  {one.who}  {one.amount:,} {one.what}{f': {ids}' if ids else ''}"))
+            click.echo(escape(f"{format_time(at)}  {one.who}  {one}"))
     if not found:
         click.echo("nothing was changed", err=True)
 
@@ -307,14 +302,6 @@ def _known(
     except (NotPermitted, StreamUnavailable, Unreadable) as exc:
         click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
         return []
-
-
-def _ids(ids: Collection[str]) -> str:
-    return f"{len(ids):,} {'id' if len(ids) == 1 else 'ids'}"
-
-
-def _tasks(found: Collection[object]) -> str:
-    return f"{len(found):,} {'task' if len(found) == 1 else 'tasks'}"
 
 
 def _ask(question: str, found: Collection[object], yes: bool) -> None:
@@ -364,9 +351,8 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 
     What is sent to it or due stays in it, in order. What a worker has taken already still runs.
     """
-    with target.connected() as connection:
-        operate.require(connection)
-        operate.pause(connection, queue, target.names(any_queue), until, operate.who())
+    with target.connected(exists=True) as connection:
+        operate.pause(connection, queue, target.names(any_queue), until, target.who)
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
 
@@ -376,9 +362,8 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 @pass_target
 def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
-    with target.connected() as connection:
-        operate.require(connection)
-        operate.resume(connection, queue, target.names(any_queue), operate.who())
+    with target.connected(exists=True) as connection:
+        operate.resume(connection, queue, target.names(any_queue), target.who)
     click.echo(escape(f"{queue} is not paused"))
 
 
@@ -394,25 +379,24 @@ def _move(
 ) -> None:
     _check_chosen(ids, everything, filters)
     problems: list[str] = []
-    with target.connected() as connection:
+    with target.connected(exists=True) as connection:
         zone, now = connection.transport.delay_options.naive_timezone, datetime.now(timezone.utc)
         due = due_at(eta, countdown, now, zone)
         past = f"{format_time(due)} is in the past" if due < now else ""
-        operate.require(connection)
         allowed, what = target.allowed(any_queue), operate.moved_to(due)
         if past and ids:
-            _ask(f"{past}: run {_tasks(ids)} now?", ids, yes)
+            _ask(f"{past}: run {counted(len(ids), 'tasks')} now?", ids, yes)
         if len(ids) == 1:
             operate.reschedule(connection, ids[0], due, allowed)
-            operate.tell(connection, operate.who(), what, 1, ids)
+            operate.tell(connection, target.who, what, 1, ids)
             click.echo(f"due {format_time(due)}")
             return
         found: set[int] = set()
         if not ids:
             listed = _found(target, connection, problems.append, any_queue=any_queue, **filters)
             found = {one.number for one in listed}
-            question = f"{past}: run {_tasks(found)} now?" if past else f"Make {_tasks(found)} due {format_time(due)}?"
-            _ask(question, found, yes)
+            tasks = counted(len(found), "tasks")
+            _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
         moved: list[str] = []
         for id_, refused in operate.reschedule_all(connection, ids, found, due, allowed):
@@ -420,7 +404,7 @@ def _move(
                 problems.append(str(refused))
             else:
                 moved.append(id_)
-        operate.tell(connection, operate.who(), what, len(moved), moved)
+        operate.tell(connection, target.who, what, len(moved), moved)
         click.echo(f"{len(moved):,} due {format_time(due)}")
     _report(problems)
 
@@ -487,4 +471,4 @@ def format_scheduled(waiting: Scheduled) -> str:
     """Return a line about a waiting message."""
     what = f"{waiting.task} {waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else "message"
     why = f"  after {waiting.error}" if waiting.error else ""
-    return escape(f"{waiting.due:%Y-%m-%d %H:%M:%S}Z  {waiting.id or '-'}  {waiting.queue}  {what}{why}")
+    return escape(f"{format_time(waiting.due)}  {waiting.id or '-'}  {waiting.queue}  {what}{why}")

@@ -109,7 +109,8 @@ def broker_of(target: Target, management_url: str | None, any_queue: bool = Fals
         lambda connection: snapshot_of(management_url, connection),
         target.allowed(any_queue),
         target.beat,
-        target.edit_entry,
+        target.periodic,
+        target.app_name,
     )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from .changes import check_size
 from .streams import reading
+from .text import counted
 
 _NOTE = b"n"
 
@@ -27,6 +28,11 @@ class Note(NamedTuple):
     what: str
     amount: int  # of tasks, workflows or orphans
     ids: tuple[str, ...]  # the first ones
+
+    def __str__(self) -> str:
+        """Return what was done, to how many, and to which."""
+        ids = ", ".join((*self.ids, "…") if len(self.ids) < self.amount else self.ids)
+        return counted(self.amount, self.what) + (f": {ids}" if ids else "")
 
 
 def note(at: int, who: str, what: str, amount: int, ids: Iterable[str] = ()) -> bytes:

@@ -336,3 +336,13 @@ def _is_number(value: object) -> bool:
 
 def _is_whole(value: float) -> bool:
     return abs(value - round(value)) < 1e-6
+
+
+def options_with(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
+    """Return the options that were given to `install`, and for the others those of an app's configuration.
+
+    Raises `InvalidOption`.
+    """
+    configured = settings.get(OPTIONS)
+    Options.parse(configured)
+    return Options.parse({**(configured or {}), **given})

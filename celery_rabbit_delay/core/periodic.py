@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,23 @@ from .errors import EntryConflict, InvalidEntry
 #: The size of a state in bytes of JSON beyond which it takes no further entry: it is stored again with each run.
 MOST = 1_000_000
 
+#: What a task is sent with, in JSON: what it is, its type, and an example.
+SENT_WITH: dict[str, tuple[str, type, str]] = {
+    "args": ("positional arguments", list, "[1, 2]"),
+    "kwargs": ("keyword arguments", dict, '{"a": 1}'),
+    "options": ("the options of apply_async", dict, '{"queue": "mail"}'),
+}
+
 T = TypeVar("T", bound=Any)
+
+
+def parse_field(field: str, text: str) -> Any:
+    """Return what somebody typed as a field of `SENT_WITH`. Raises `InvalidEntry`."""
+    what, kind, example = SENT_WITH[field]
+    with suppress(ValueError, RecursionError):
+        if isinstance(parsed := json.loads(text) if text.strip() else kind(), kind):
+            return parsed
+    raise InvalidEntry(f"cannot read {what}: use JSON such as {example}")
 
 
 class Written(NamedTuple):
@@ -28,6 +44,10 @@ class Written(NamedTuple):
     at: str  # in ISO 8601
     is_enabled: bool = True
     definition: dict[str, Any] | None = None  # task, schedule, args, kwargs and options; None: as in the code
+
+
+#: What stands for an entry that nothing was written of.
+UNWRITTEN = Written(0, "", "")
 
 
 class State(NamedTuple):
@@ -58,17 +78,16 @@ def apply(state: State, edit: Edit, in_code: Container[str]) -> State:
     """
     if edit.id == state.last:  # it comes again, as the one who applied it has not answered
         return state
-    name, before = edit.name, state.entries.get(edit.name)
-    if edit.version != (before.version if before else 0):
-        what = f"was changed by {before.by} at {before.at}" if before else "was removed"
+    name, before = edit.name, state.entries.get(edit.name, UNWRITTEN)
+    if edit.version != before.version:
+        what = f"was changed by {before.by} at {before.at}" if before.version else "was removed"
         raise EntryConflict(f"the entry {name!r} {what}: look at it, and try again")
-    if before is None and edit.definition is None and name not in in_code:
+    if not before.version and edit.definition is None and name not in in_code:
         raise InvalidEntry(f"there is no entry {name!r}")
-    if edit.removes and (before is None or before.definition is None):
+    if edit.removes and before.definition is None:
         raise InvalidEntry(f"the entry {name!r} is in the code: disable it")
-    is_enabled, definition = (before.is_enabled, before.definition) if before else (True, None)
-    is_enabled = is_enabled if edit.is_enabled is None else edit.is_enabled
-    definition = edit.definition or definition
+    is_enabled = before.is_enabled if edit.is_enabled is None else edit.is_enabled
+    definition = edit.definition or before.definition
     entries, version = dict(state.entries), state.version + 1
     entries.pop(name, None)
     if not edit.removes and not (is_enabled and definition is None):

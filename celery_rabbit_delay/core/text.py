@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 
 _DAY = 86_400
+
+#: A plural at the beginning of a text.
+_PLURAL = re.compile(r"^([a-z]+?)(?:(?<=x)es|s)\b")
+
+
+def counted(amount: int, what: str) -> str:
+    """Return an amount of what a text begins with in the plural, if with a noun: 1 task moved, 2,000 tasks moved."""
+    return f"{amount:,} " + (_PLURAL.sub(r"\1", what) if amount == 1 else what)
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.follower import Follower
-from ..amqp.history import history, moved_to, tell, who
+from ..amqp.history import history, moved_to, of_app, tell, who
 from ..amqp.reschedule import moving, reschedule, reschedule_all
 from ..amqp.schedule import (
     About,

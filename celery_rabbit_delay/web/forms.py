@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
@@ -11,9 +12,11 @@ from zoneinfo import ZoneInfo
 from flask import abort, g, request, url_for
 
 from ..core import headers as headers_
-from ..core.due import due_at
+from ..core.due import due_at, eta_in_utc
 from ..core.errors import InvalidDelay
+from ..core.periodic import SENT_WITH, parse_field
 from ..core.routing_key import MAX_LENGTH
+from ..operate import PeriodicTask
 from .database import CANCELLED, WAITING
 from .index import NUMBERS
 from .search import Filter
@@ -73,6 +76,31 @@ def due() -> datetime:
     if delay in DELAYS:
         return moment + timedelta(seconds=DELAYS[delay])
     raise InvalidDelay("choose a delay, or enter a due time")
+
+
+def until() -> datetime | None:
+    """Return the end of a pause in a form, a time in the viewer's time zone. Raises `InvalidDelay`."""
+    text = request.form.get("until", "")
+    return eta_in_utc(text, zone(), "until") if text else None
+
+
+def version() -> dict[str, int]:
+    """Return the version of a periodic entry that the sender of a form has seen; nothing for a new one."""
+    seen = request.form.get("version", None, int)
+    return {} if seen is None else {"version": seen}
+
+
+def entry() -> dict[str, Any]:
+    """Return the definition of a periodic entry in a form. Raises `InvalidEntry`."""
+    typed = {name: request.form.get(name, "").strip() for name in ("task", "schedule", *SENT_WITH)}
+    return {name: parse_field(name, text) if name in SENT_WITH else text for name, text in typed.items()}
+
+
+def filled(one: PeriodicTask) -> dict[str, Any]:
+    """Return what the form for a periodic entry shows of one."""
+    given = one.definition or {}
+    sent_with = {name: json.dumps(given[name], ensure_ascii=False) for name in SENT_WITH if given.get(name)}
+    return {"name": one.entry, "version": one.version, "task": one.task, "schedule": one.schedule, **sent_with}
 
 
 def back() -> str:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 ORPHANS = 500
 
 #: What is said of messages that are in another state than was expected.
-_OTHERS = {WAITING: "no longer wait", CANCELLED: "are not cancelled"}
+_OTHERS = {WAITING: ("no longer waits", "no longer wait"), CANCELLED: ("is not cancelled", "are not cancelled")}
 
 
 class Broker(NamedTuple):
@@ -44,8 +44,8 @@ class Broker(NamedTuple):
     snapshot: Callable[[kombu.Connection], Snapshot | None]
     allowed: Allowed = Allowed(())  # destinations of orphans and of tasks that are moved
     beat: Callable[[kombu.Connection], BeatStatus | None] = lambda connection: None  # None: no beat of this package
-    #: Enables, disables, removes or runs a periodic entry, of which a version was seen, for somebody.
-    edit_entry: Callable[[str, str, int, str], None] = lambda act, name, version, who: None
+    periodic: Callable[..., object] = lambda act, name, **more: None  # calls a function of the API for an entry
+    app: str | None = None  # its name
 
 
 class Done(NamedTuple):
@@ -135,17 +135,10 @@ class Operations:
             self.indexer.catch_up(connection)
         return Done(len(moved), refused)
 
-    def pause(self, queue: str, by: str) -> Done:
-        """Pause a queue until it is resumed."""
+    def on_queue(self, change: Callable[..., None], queue: str, *more: object) -> Done:
+        """Pause or resume a queue: call a function of `operate`."""
         with self._acting() as connection:
-            operate.pause(connection, queue, self.broker.names, by=by)
-            self.indexer.catch_up(connection)
-        return Done(1, [])
-
-    def resume(self, queue: str, by: str) -> Done:
-        """Let workers consume a queue again."""
-        with self._acting() as connection:
-            operate.resume(connection, queue, self.broker.names, by)
+            change(connection, queue, self.broker.names, *more)
             self.indexer.catch_up(connection)
         return Done(1, [])
 
@@ -159,7 +152,7 @@ class Operations:
         with reading(self.indexer.path) as db:
             rows = [row for row in search.find(db, wanted) if row.state == state and row.due > utc_ms()]
         gone = len(wanted) - len(rows)
-        return rows, [f"{gone:,} of the selected tasks {_OTHERS[state]}"] if gone else []
+        return rows, [f"{gone:,} of the selected tasks {_OTHERS[state][gone > 1]}"] if gone else []
 
     def _record(self, follower: Follower, row: Row) -> Record:
         [stream] = [stream for stream in streams.all_streams(follower.options.cascade) if stream.name == row.stream]
@@ -212,10 +205,10 @@ class Operations:
         with self._connected() as connection:
             return self.broker.beat(connection)
 
-    def edit_entry(self, act: str, name: str, version: int, who: str) -> Done:
-        """Enable, disable, remove or run a periodic entry, of which `who` has seen a version."""
+    def periodic(self, act: str, name: str, **more: object) -> Done:
+        """Call a function of the API for a periodic entry."""
         with self._turn:
-            self.broker.edit_entry(act, name, version, who)
+            self.broker.periodic(act, name, **more)
         return Done(1, [])
 
     def verify(self) -> None:

@@ -11,6 +11,7 @@ from flask import Flask, Response, render_template, request
 
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
+from ..core.text import counted
 from . import forms, plot, search
 from .actions import add_actions
 from .database import IndexDamaged
@@ -69,6 +70,7 @@ def _filters(site: Flask) -> None:
     site.jinja_env.filters["moment"] = lambda value, *format_: plot.text(value, forms.zone(), *format_)
     site.jinja_env.filters["until"] = lambda value: plot.until(value - utc_ms())
     site.jinja_env.filters["printable"] = printable
+    site.jinja_env.filters["counted"] = counted
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
     site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M:%S")
     site.jinja_env.filters["about"] = lambda url, id_: url.replace("{id}", quote(id_, safe=""))

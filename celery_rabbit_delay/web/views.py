@@ -1,4 +1,4 @@
-"""The pages: the schedule, a task, orphans, health, metrics."""
+"""The pages: the schedule, a task, orphans, health, the form for a periodic entry, metrics."""
 
 from __future__ import annotations
 
@@ -101,6 +101,17 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
         status, beat = overview.status(), overview.beat()
         notes = operations.indexer.notes
         return render_template("health.html", status=status, beat=beat, verified=operations.verified, notes=notes)
+
+    @site.get("/periodic")
+    def entry() -> Any:
+        name = request.args.get("name")
+        beat = or_reason(operations.beat) if name else None
+        if isinstance(beat, str):
+            return render_template("entry.html", values={"name": name}, error=beat)
+        found = [forms.filled(one) for one in (beat.entries if beat else ()) if one.entry == name and one.definition]
+        if name and not found:
+            abort(404, "There is no such entry that could be changed: it was removed, or is in the code and not JSON.")
+        return render_template("entry.html", values=found[0] if found else {})
 
     @site.get("/metrics")
     def metrics() -> Response:

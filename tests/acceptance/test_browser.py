@@ -14,12 +14,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import celery_rabbit_delay
+from celery_rabbit_delay import periodic
 from tests.kit import browser
+from tests.kit.beats import entry
 from tests.kit.broker import QUICK, take
 from tests.kit.site import Site, serving
 from tests.kit.wait import wait_until
 
-from .conftest import MakeShop, Shop
+from .conftest import MakeShop, Shop, StartBeat
 
 RECORDED = {**QUICK, "max_delay": 20 * 86_400, "journal": 0}
 PASSWORD = {"CELERY_RABBIT_DELAY_WEB_PASSWORD": "open sesame"}
@@ -503,10 +505,13 @@ def test_a_queue_is_paused_and_resumed(shop: Shop, chrome: Any, tmp_path: Path) 
         assert text(chrome, "#filters [data-key=reports]").split() == ["reports", "0", "paused", "resume"]
         click(chrome, '#filters button[value="celery"]')
         confirm(chrome, yes=False)
+        chrome.execute_script("document.querySelector('[form=pausing][name=until]').value = '2030-01-31T12:00'")
         click(chrome, '#filters button[value="celery"]')
         confirm(chrome)
         shows(chrome, "1 paused", ".messages")
-        assert set(celery_rabbit_delay.paused(shop.app, any_queue=True)) == {"celery", "reports"}
+        shows(chrome, "paused until 31 Jan 12:00", "#filters [data-key=celery]")
+        end = datetime(2030, 1, 31, 11, tzinfo=timezone.utc)
+        assert celery_rabbit_delay.paused(shop.app, any_queue=True) == {"celery": end, "reports": None}
         click(chrome, '#filters [data-key=reports] button[formaction="/resume"]')
         shows(chrome, "1 resumed", ".messages")
         lacks(chrome, "reports", "#filters")
@@ -517,3 +522,52 @@ def test_a_queue_is_paused_and_resumed(shop: Shop, chrome: Any, tmp_path: Path) 
         chrome.get(site.url)
         shows(chrome, "paused", "#filters")
         assert amount(chrome, "#filters button") == 0
+
+
+def test_a_periodic_entry_is_written_on_a_phone_with_the_keyboard(
+    make_shop: MakeShop, start_beat: StartBeat, chrome: Any, tmp_path: Path
+) -> None:
+    from selenium.webdriver import Keys
+
+    def put(name: str, value: str) -> None:
+        field = chrome.find_element("css selector", f".entry [name={name}]")
+        field.clear()
+        field.send_keys(value + Keys.ENTER)
+
+    def fits() -> bool:
+        return bool(chrome.execute_script("return document.documentElement.scrollWidth <= 390"))
+
+    shop = make_shop(RECORDED, beat_schedule={"hourly": entry("tests.acceptance.shop.note", 3600, "hourly")})
+    start_beat(shop).wait_until_active()
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    with looking(chrome, tmp_path, **shop.environment) as site:
+        chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        chrome.get(f"{site.url}/health")
+        shows(chrome, "every 3600 s", "#beat")
+        assert fits()
+        click(chrome, "#beat .head a")
+        shows(chrome, "Add a periodic entry")
+        assert fits()
+        chrome.find_element("css selector", ".entry [name=name]").click()
+        press(chrome, "report", Keys.TAB, "tests.acceptance.shop.note", Keys.TAB, "daily", Keys.TAB, '["r"', Keys.ENTER)
+        shows(chrome, "cannot read positional arguments", ".entry")
+        put("args", '["r"]')
+        shows(chrome, "cannot read the schedule 'daily'", ".entry")
+        (tmp_path / "entry.png").write_bytes(chrome.get_screenshot_as_png())
+        assert fits()
+        put("schedule", "crontab 30 4 * * *")
+        shows(chrome, "1 periodic entry written", ".messages")
+        shows(chrome, "crontab 30 4 * * *", "#beat")
+        (tmp_path / "beat.png").write_bytes(chrome.get_screenshot_as_png())
+        click(chrome, '#beat a[href*="name=report"]')
+        shows(chrome, "Change a periodic entry")
+        periodic.change(shop.app, "report", schedule=60, by="bob")
+        put("schedule", "every 90 s")
+        shows(chrome, "was changed by bob", ".entry")
+        click(chrome, ".entry .message a")
+        lacks(chrome, "was changed by bob")
+        put("schedule", "every 90 s")
+        shows(chrome, "every 90 s", "#beat")
+    written = {one.entry: one.definition for one in periodic.entries(shop.app) if one.is_written}
+    sent = {"task": "tests.acceptance.shop.note", "args": ["r"], "kwargs": {}, "options": {}}
+    assert written == {"report": {**sent, "schedule": "every 90 s"}}

@@ -132,7 +132,7 @@ def test_the_command_and_the_page_do_the_same(make_shop: MakeShop, start_beat: S
         version = {one.entry: one.version for one in periodic.entries(shop.app)}
         for act, name, done in [
             ("enable", "hourly", "1 periodic entry enabled"),
-            ("run", "hourly", "1 run of a periodic entry sent"),
+            ("run_now", "hourly", "1 run of a periodic entry sent"),
             ("remove", "report", "1 periodic entry removed"),
             ("disable", "hourly", "was removed: look at it, and try again"),  # the page had seen an older version
         ]:

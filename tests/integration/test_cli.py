@@ -530,6 +530,7 @@ def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
     delay = partial(celery, "-A", "shop", "delay", directory=EXAMPLE, CELERY_BROKER_URL=vhost.url("amqp"))
     assert delay("plan").code == 3
     assert " levels exist" in delay("setup").out
+    assert not any("changes" in name for name in vhost.names("queues"))  # no stream is created to note this
     assert delay("verify").code == 0
     assert "0 wait" in delay("status").out
     assert json.loads(delay("export").out)["vhosts"] == [{"name": vhost.name}]

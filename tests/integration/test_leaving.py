@@ -77,7 +77,7 @@ def test_tasks_without_a_record_may_be_cancelled_once_any_task_was(vhost: Vhost)
     found = run(vhost.url("amqp"), *ask)
     assert (found.code, found.out.splitlines()[0]) == (
         3,
-        "1 wait without a record: they may have been cancelled or replaced as well",
+        "waiting without a record: 1, which may have been cancelled or replaced as well",
     )
     without = run(vhost.url("amqp"), "--no-streams", *ask)
     assert (without.code, without.out) == (0, "nothing that was cancelled, moved or replaced waits\n")

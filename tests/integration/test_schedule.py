@@ -162,9 +162,9 @@ def test_a_reader_without_permission_is_told(vhost: Vhost) -> None:
 
 def test_the_schedule_of_an_app_without_install_is_an_error(vhost: Vhost) -> None:
     with Celery("plain", broker=vhost.url("amqp"), set_as_current=False) as app:
-        with pytest.raises(UnsupportedConfiguration, match=r"call install\(app\) first"):
+        with pytest.raises(UnsupportedConfiguration, match=r"call celery_rabbit_delay.install\(app\)"):
             list(celery_rabbit_delay.scheduled(app))
-        with pytest.raises(UnsupportedConfiguration, match=r"call install\(app\) first"):
+        with pytest.raises(UnsupportedConfiguration, match=r"call celery_rabbit_delay.install\(app\)"):
             celery_rabbit_delay.cancel(app, "id")
     kombu.pools.reset()  # a closed pool would stay the one of this URL
 
@@ -675,11 +675,11 @@ def test_workflows_are_cancelled_and_what_was_cancelled_is_restored_and_all_of_i
         ("workflows cancelled", 1, ["flow"]),
         ("workflows cancelled", 1, ["some"]),
     ]
-    programs = [re.fullmatch(r"[^@]+@[^,]+(, .+\[\d+\])?", one["who"])[1] for one in found]  # type: ignore[index]
+    programs = [re.fullmatch(r"[^@]+@[^,]+(, .+\[\d+\], app shop)?", one["who"])[1] for one in found]  # type: ignore[index]
     assert [bool(program) for program in programs] == [False, True, True, True, True, True, False, False, True]
     lines = run(url, "history", "--limit", "3").out.splitlines()
     assert len(lines) == 3
-    assert re.search(rf"Z  .*\]  4 cancelled: {uuid.UUID(int=5)}, b, c, …$", lines[2])
+    assert re.search(rf"Z  .*\], app shop  4 cancelled: {uuid.UUID(int=5)}, b, c, …$", lines[2])
 
 
 def test_nothing_is_noted_where_nothing_was_changed_or_cannot_be(
@@ -690,10 +690,11 @@ def test_nothing_is_noted_where_nothing_was_changed_or_cannot_be(
         operate.tell(connection, "ada", "orphans removed", 5)
     with vhost.connection() as connection:
         operate.tell(connection, "ada", "orphans removed", 0)
-        assert list(operate.history(connection, 9)) == []
+        [setup] = operate.history(connection, 9)
+        assert (setup.what, setup.amount, setup.ids[0]) == ("cascades set up", len(setup.ids), vhost.cascade.root)
         write_changes(connection, [b"n[", b"n5"])
         operate.tell(connection, "ada", "orphans removed", 5)
-        assert [(note.who, note.amount) for note in operate.history(connection, 9)] == [("ada", 5)]
+        assert [(note.who, note.amount) for note in operate.history(connection, 1)] == [("ada", 5)]
         assert not caplog.records
         monkeypatch.setattr(connection.connection.sender, "write", mock.Mock(side_effect=TimeoutError("an alarm")))
         operate.tell(connection, "ada", "orphans removed", 5)

@@ -133,11 +133,11 @@ def test_orphans_of_other_apps_are_neither_listed_nor_removed(vhost: Vhost) -> N
     listed = run(url, "--queue", "billing", "orphans", "list")
     assert "queue 'billing'" in listed.out
     assert "crm" not in listed.out
-    assert "2 are for other queues than those of the app: see --any-queue" in listed.err
+    assert "for other queues than those of the app: 2, see --any-queue" in listed.err
     assert len(run(url, "orphans", "list").out.splitlines()) == 3
     purged = run(url, "--queue", "billing", "orphans", "purge", "--yes")
     assert (purged.out, purged.err) == (
         "1 removed\n",
-        "2 are for other queues than those of the app: see --any-queue\n",
+        "for other queues than those of the app: 2, see --any-queue\n",
     )
     assert run(url, "--queue", "billing", "orphans", "purge", "--yes", "--any-queue").out == "2 removed\n"

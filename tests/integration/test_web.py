@@ -162,7 +162,7 @@ def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make
     [message] = vhost.take("celery", 1)
     assert message.headers["id"] == ids[3]
     # The copies have other numbers; the old ones are gone, and nothing can be moved twice.
-    assert "no longer wait" in site.post("/run-now", number=numbers[1])
+    assert "1 of the selected tasks no longer waits" in site.post("/run-now", number=numbers[1])
     assert number_of(site, ids[1]) != numbers[1]
     assert "Nothing was selected" in site.ask("/cancel", {"token": site.token()}).text
     assert "cannot read the eta" in site.post("/reschedule", number=numbers[4], eta="tomorrow")
@@ -185,12 +185,12 @@ def test_each_page_shows_who_has_changed_what_and_what_was_cancelled_can_be_rest
     site, another = serve(), serve()
     numbers = [number_of(site, id_) for id_ in ids]
     assert "Cancel its workflow" in site.ask(f"/task/{numbers[0]}").text
-    assert "1 workflows cancelled" in site.post("/cancel", number=numbers[0], workflow="")
+    assert "1 workflow cancelled" in site.post("/cancel", number=numbers[0], workflow="")
     assert site.numbers("/") == []
     assert "stays cancelled" in site.post("/restore", number=numbers[1])
-    shows(another, "1 workflows cancelled: flow", "1 restored: b", path="/health")
+    shows(another, "1 workflow cancelled: flow", "1 restored: b", path="/health")
     wait_until(lambda: len(another.numbers("/?state=cancelled")) == 3, "the other page lists them")
-    assert "1 workflows restored" in another.post("/restore", number=numbers[2], workflow="")
+    assert "1 workflow restored" in another.post("/restore", number=numbers[2], workflow="")
     wait_until(lambda: len(site.numbers("/")) == 3, "all wait again")
     with vhost.connection() as connection:
         operate.cancel(connection, ["a"], by="ada@host")

@@ -82,6 +82,15 @@ def test_the_queue_has_the_name_of_the_app_and_the_prefix() -> None:
     assert queue_of(installed) == "shop.beat"
 
 
+def test_beats_share_the_queue_with_one_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_RABBIT_DELAY", "off")
+    for ours, configured in (({"prefix": "mine"}, {"prefix": "other"}), ({}, {"prefix": "mine"})):
+        app = Celery("shop", broker="amqp://")
+        install(app, **ours)
+        app.conf.rabbit_delay = configured
+        assert queue_of(app) == "mine.beat.shop"
+
+
 @pytest.mark.parametrize("queue", [5, "amq.beat", "x" * 256])
 def test_a_bad_name_of_the_queue_is_an_error(queue: object) -> None:
     app = Celery("shop", broker="amqp://")

@@ -247,6 +247,28 @@ def test_status_tells_a_missing_level_from_a_missing_cascade(
     assert (shown.exit_code, shown.stdout) == (3, f"{sum(filter(None, ready))} wait\n{told}\n")
 
 
+def test_what_setup_changes_is_noted_where_there_is_a_history(away: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    cascade = Options().cascade
+    for name, answer in {
+        "wanted": [cascade],
+        "setup": [],
+        "is_by_time": True,
+        "outbox_names": (),
+        "prune": (["a"], ["b"]),
+        "prune_levels": 3,
+        "who": "ada@host",
+    }.items():
+        monkeypatch.setattr(operate, name, lambda *arguments, answer=answer: answer)
+    monkeypatch.setattr(operate, "tell", lambda connection, *what, creates: told.append((*what, creates)))
+    assert run("setup", "--prune", "--management-url", "http://127.0.0.1:1").exit_code == 0
+    assert told == [
+        ("ada@host", "cascades set up", 1, [cascade.root], False),
+        ("ada@host", "outboxes deleted", 2, ["a", "b"], False),
+        ("ada@host", "levels deleted", 3, False),
+    ]
+
+
 WAITS = Scheduled(
     "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1",
     "shop.ask_for_review",
@@ -315,6 +337,38 @@ def test_a_list_in_a_pipe_is_the_data_in_utc(berlin: None, waiting: list[Schedul
     waiting[:] = [WAITS._replace(error="ConnectionError: refused")]
     assert run("list").stdout == PIPED.replace("\n", "  after ConnectionError: refused\n")
     assert json.loads(run("list", "--json").stdout)["error"] == "ConnectionError: refused"
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("orphans list", "DUE  queue 'gone'  shop.review[id-1]"),
+        ("can-leave", "cancelled  DUE  " + PIPED[:-1].split("  ", 1)[1]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("is_shown", "utc", "due"),
+    [
+        (True, [], "2030-01-31 12:30:00 CET"),
+        (True, ["--utc"], "2030-01-31 11:30:00Z"),
+        (False, [], "2030-01-31 11:30:00Z"),
+    ],
+)
+def test_orphans_and_what_would_run_again_have_local_times_on_a_terminal(
+    command: str,
+    line: str,
+    is_shown: bool,
+    utc: list[str],
+    due: str,
+    waiting: Any,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request.getfixturevalue("terminal" if is_shown else "berlin")
+    orphan = Orphan("", "gone", WAITS.due, "shop.review", "id-1", 1, "d")
+    monkeypatch.setattr(operate, "orphans", lambda *arguments: [orphan])
+    monkeypatch.setattr(operate, "revivable", lambda *arguments: operate.Revivable([(WAITS, "cancelled")], 0, []))
+    assert run(*command.split(), *utc).stdout.splitlines()[0] == line.replace("DUE", due)
 
 
 @pytest.mark.parametrize(

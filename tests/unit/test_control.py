@@ -92,11 +92,11 @@ def test_who_has_revoked_what_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         ("terminate", {"task_id": "a"}, ("a",)),
         ("revoke_by_stamped_headers", {"headers": ["customer=7"]}, ("customer=7",)),
     ):
-        *_, note = changes_in(command, arguments, sent)
+        *_, note = changes_in(command, arguments, sent, "shop")
         [found] = notes.read(note)
         assert (found.at, found.what, found.ids) == (sent.at // 1000, command, named)
         assert found.amount == len(arguments.get("task_id", "7"))
-        assert re.fullmatch(r"\d+@[^,]+, manage.py\[\d+\]", found.who)
+        assert re.fullmatch(r"\d+@[^,]+, manage.py\[\d+\], app shop", found.who)
 
 
 @pytest.mark.parametrize("where", ["changes_in", "write_changes"])

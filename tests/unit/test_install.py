@@ -347,7 +347,7 @@ def test_the_switch_leaves_an_app_as_it_is_and_says_so(
     before = dict(vars(app))
     with caplog.at_level(logging.INFO):
         install(app, tick=0.5)
-    assert vars(app) == before
+    assert vars(app) == {**before, "delay_options_given": {"tick": 0.5}}
     assert app.connection().transport.driver_type == "amqp"
     assert caplog.messages == [
         f"CELERY_RABBIT_DELAY=off: Celery runs the delayed tasks of {app}; celery-rabbit-delay does nothing"

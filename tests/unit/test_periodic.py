@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import zlib
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -184,12 +184,22 @@ def test_a_schedule_is_a_text_and_back(value: Any, text: str) -> None:
         assert again == value
 
 
-def test_a_solar_schedule_needs_the_library_of_celery() -> None:
-    if find_spec("ephem"):
-        assert text_of("solar sunset 48.2 16.4", APP) == "solar sunset 48.2 16.4"
-    else:
-        with pytest.raises(InvalidEntry, match="ephem"):
-            schedule_of("solar sunset 48.2 16.4", APP)
+def test_a_solar_schedule_is_due_at_the_sunset_of_its_place() -> None:
+    """In Vienna at midsummer the sun sets at 20:59, in summer time."""
+    text = "solar sunset 48.2 16.4"
+    assert text_of(text, APP) == text
+    made = entry_of("lights", definition_of("t", text, (), {}, {}, APP), APP)
+    noon = datetime(2026, 6, 21, 10, tzinfo=timezone.utc)
+    made.schedule.nowfun = lambda: noon
+    sunset = noon + made.schedule.remaining_estimate(noon)
+    assert abs(sunset - datetime(2026, 6, 21, 18, 59, tzinfo=timezone.utc)) < timedelta(minutes=2)
+    assert text_of(made.schedule, APP) == text
+
+
+def test_a_solar_schedule_without_its_library_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ephem", None)
+    with pytest.raises(InvalidEntry, match="ephem"):
+        schedule_of("solar sunset 48.2 16.4", APP)
 
 
 class Own(crontab):  # type: ignore[misc]

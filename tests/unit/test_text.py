@@ -11,7 +11,24 @@ from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, Resourc
 from celery_rabbit_delay import DelayError, Options
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core import due
-from celery_rabbit_delay.core.text import duration
+from celery_rabbit_delay.core.text import counted, duration
+
+
+@pytest.mark.parametrize(
+    ("amount", "what", "text"),
+    [
+        (1, "workflows cancelled", "1 workflow cancelled"),
+        (2000, "workflows cancelled", "2,000 workflows cancelled"),
+        (1, "outboxes deleted", "1 outbox deleted"),
+        (1, "queues", "1 queue"),
+        (0, "tasks", "0 tasks"),
+        (1, "cancelled", "1 cancelled"),
+        (1, "revoke_by_stamped_headers", "1 revoke_by_stamped_headers"),
+        (1, "moved to 2030-01-31 12:00:00Z", "1 moved to 2030-01-31 12:00:00Z"),
+    ],
+)
+def test_one_of_something_is_not_many(amount: int, what: str, text: str) -> None:
+    assert counted(amount, what) == text
 
 
 def test_a_duration_is_in_days_if_it_is_long() -> None:

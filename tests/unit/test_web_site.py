@@ -22,8 +22,9 @@ from celery_rabbit_delay import operate, upstream
 from celery_rabbit_delay.amqp.clocks import sent_now, utc_ms
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
+from celery_rabbit_delay.cli.target import BrokerTarget
 from celery_rabbit_delay.core import changes, headers, journal, notes
-from celery_rabbit_delay.core.errors import TooLate, UnsupportedConfiguration
+from celery_rabbit_delay.core.errors import EntryConflict, InvalidDelay, TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
@@ -424,6 +425,146 @@ def test_the_page_says_who_has_changed_what(client: Any, tmp_path: Path) -> None
     assert text(client.get("/health")).count("&lt;ada&gt;") == 100
 
 
+REPORT = PeriodicTask(
+    "report", "t", None, None, "every 30 s", is_written=True, version=7, definition={"args": ["ä"], "kwargs": {}}
+)
+TYPED = {
+    "name": "report",
+    "task": "t",
+    "schedule": "every 5 s",
+    "args": "[1]",
+    "kwargs": "",
+    "options": '{"queue": "q"}',
+}
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield a client of a page for the app shop, and what its forms have asked of the API, which knows one entry."""
+    index, told = Index(tmp_path / "periodic.sqlite", "here"), []
+
+    def api(act: str, name: str, **more: Any) -> None:
+        if more.get("version") == 6:
+            raise EntryConflict("the entry 'report' was changed by <bob>")
+        told.append((act, name, more))
+
+    entries = [REPORT, REPORT._replace(entry="odd", definition=None)]
+    broker = Broker("here", away, QueueNames(), [], lambda _: None, periodic=api, app="shop")
+    broker = broker._replace(beat=lambda _: BeatStatus("host:1", entries))
+    monkeypatch.setattr(Operations, "_connected", lambda operations: nullcontext())
+    site = create(Setting(), broker, Indexer(index, away, QueueNames()))
+    client = site.test_client()
+    client.environ_base["REMOTE_USER"] = "ada"
+    yield client, told
+    index.close()
+
+
+def values(page: str) -> dict[str, str]:
+    """Return what the fields of the form for an entry hold."""
+    inputs = [tag for tag in re.findall("<input[^>]*>", page) if 'name="' in tag]
+    found = [(re.search('name="([^"]*)"', tag), re.search('value="([^"]*)"', tag)) for tag in inputs]
+    return {name[1]: unescape(value[1]) for name, value in found if name and value}
+
+
+def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[Any]]) -> None:
+    client, told = asked
+    empty = values(text(client.get("/periodic")))
+    assert "version" not in empty
+    assert not any(empty[name] for name in TYPED)
+    hidden = {name: empty[name] for name in ("token", "back")}
+    definition = {"task": "t", "schedule": "every 5 s", "args": [1], "kwargs": {}, "options": {"queue": "q"}}
+    answer = client.post("/periodic", data={**hidden, **TYPED})
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/health")
+    assert told.pop() == ("add", "report", {**definition, "by": "ada, app shop"})
+    page = text(client.get("/periodic?name=report"))
+    shown = values(page)
+    assert {name: shown[name] for name in TYPED} == {
+        "name": "report",
+        "task": "t",
+        "schedule": "every 30 s",
+        "args": '["ä"]',
+        "kwargs": "",
+        "options": "",
+    }
+    assert re.search('<input name="name"[^>]* readonly', page)
+    client.post("/periodic", data={**shown, "schedule": " every 9 s "})
+    assert told.pop() == (
+        "change",
+        "report",
+        {
+            "version": 7,
+            "task": "t",
+            "schedule": "every 9 s",
+            "args": ["ä"],
+            "kwargs": {},
+            "options": {},
+            "by": "ada, app shop",
+        },
+    )
+    for name in ("odd", "nothing"):
+        assert client.get(f"/periodic?name={name}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ({"args": '{"a": 1}'}, "cannot read positional arguments: use JSON such as [1, 2]"),
+        ({"args": "[" * 50_000}, "cannot read positional arguments"),
+        ({"kwargs": "<b>"}, "cannot read keyword arguments: use JSON such as {&#34;a&#34;: 1}"),
+        ({"options": "queue=mail"}, "cannot read the options of apply_async"),
+        ({"version": "6"}, "was changed by &lt;bob&gt;"),
+    ],
+)
+def test_what_was_typed_stays_beside_the_error(asked: tuple[Any, list[Any]], typed: dict[str, str], says: str) -> None:
+    client, told = asked
+    sent = {**values(text(client.get("/periodic"))), **TYPED, **typed}
+    page = text(client.post("/periodic", data=sent))
+    assert says in page
+    assert values(page) == sent
+    assert ("Show the entry as it is now" in page) is ("version" in typed)
+    assert told == []
+
+
+def test_a_page_without_an_app_or_for_those_who_look_changes_no_entry(client: Any, tmp_path: Path) -> None:
+    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
+    target = BrokerTarget("amqp://", {}, ())
+    broker = Broker("here", away, QueueNames(), [], lambda _: None, periodic=target.periodic)
+    another = create(Setting(), broker, Indexer(index, away, QueueNames())).test_client()
+    token = values(text(another.get("/periodic")))["token"]
+    assert "this needs the code of an app" in text(another.post("/periodic", data={**TYPED, "token": token}))
+    looking = create(Setting(read_only=True), broker, Indexer(index, away, QueueNames())).test_client()
+    page = text(looking.get("/periodic"))
+    assert "<button" not in page.partition("<main")[2]
+    assert looking.post("/periodic", data={**TYPED, "token": values(page)["token"]}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("until", "says"),
+    [("", "1 paused"), ("2030-01-31T12:00", "1 paused"), ("2020-01-31T12:00", "in the past"), ("soon", "cannot read")],
+)
+def test_a_queue_is_paused_until_a_time_of_the_viewer(
+    client: Any, monkeypatch: pytest.MonkeyPatch, until: str, says: str
+) -> None:
+    told: list[Any] = []
+
+    def pause(connection: Any, queue: str, names: QueueNames, until: datetime | None, by: str) -> None:
+        if until and until < datetime.now(timezone.utc):
+            raise InvalidDelay("it is in the past")
+        told.append(until and until.isoformat())
+
+    monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
+    monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
+    monkeypatch.setattr(operate, "pause", pause)
+    client.set_cookie("zone", "Europe/Berlin")
+    sent = {
+        "token": re.findall(r'name="token" value="([^"]+)"', text(client.get("/")))[0],
+        "queue": "q",
+        "until": until,
+    }
+    assert says in text(client.post("/pause", data=sent, follow_redirects=True))
+    assert told == {"": [None], "2030-01-31T12:00": ["2030-01-31T11:00:00+00:00"]}.get(until, [])
+
+
 def test_a_workflow_is_cancelled_and_restored_from_one_of_its_tasks(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,7 +606,7 @@ def test_a_workflow_is_cancelled_and_restored_from_one_of_its_tasks(
     assert cancelled() == {"6", "7", "8"}
     assert "Restore its workflow" in text(client.get("/task/6"))
     assert "my-id-6 stays cancelled, with its workflow or by a stamp" in post("/restore", 6)
-    assert "1 of the selected tasks are not cancelled" in post("/restore", 5, 7, workflow="")
+    assert "1 of the selected tasks is not cancelled" in post("/restore", 5, 7, workflow="")
     assert cancelled() == {"6", "8"}
     assert "2 workflows restored" in post("/restore", 8, workflow="")
     assert told[-1] == (["root", "group"], "ada")
