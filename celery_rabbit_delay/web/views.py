@@ -99,8 +99,8 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
     @site.get("/health")
     def health() -> Any:
         status, beat = overview.status(), overview.beat()
-        notes = operations.indexer.notes
-        return render_template("health.html", status=status, beat=beat, verified=operations.verified, notes=notes)
+        more = {"verified": operations.verified, "notes": operations.indexer.notes, "app": operations.broker.app}
+        return render_template("health.html", status=status, beat=beat, **more)
 
     @site.get("/periodic")
     def entry() -> Any:

@@ -294,6 +294,19 @@ def test_what_may_be_on_its_way_is_shown_and_is_no_problem(
     assert "<td>the cause</td>" in health
 
 
+@pytest.mark.parametrize("app", [None, "shop"])
+def test_the_page_of_an_app_adds_its_first_entry_before_any_beat_has_run(
+    app: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(tmp_path / "index.sqlite", "here")
+    monkeypatch.setattr(Operations, "status", lambda operations: Status([], [], 0, [], [], []))
+    monkeypatch.setattr(Operations, "beat", lambda operations: None)
+    broker = Broker("here", away, QueueNames(), [], lambda connection: None, app=app)
+    client = create(Setting(), broker, Indexer(index, away, QueueNames())).test_client()
+    assert ("Add an entry" in text(client.get("/health"))) == (app is not None)
+    index.close()
+
+
 def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     levels = [LevelStatus("l1", 125, 3, 40), LevelStatus("l2", 250, None, None), LevelStatus("l3", 1_048_576_125, 1, 0)]
     outboxes = [OutboxStatus("o1", "queue 'q'", 60_000, 5, 1)]
