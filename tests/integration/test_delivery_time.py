@@ -19,7 +19,7 @@ from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
 from celery_rabbit_delay.core.streams import YEAR
 from celery_rabbit_delay.operate.management import Management
-from tests.kit.broker import Broker, Vhost, own_node, publish, publishing, take
+from tests.kit.broker import Broker, Vhost, own_node, publish, take, waits_by_time
 from tests.kit.commands import Result, management, run
 from tests.kit.holding import NOT_HELD, holds_messages
 from tests.kit.node import cluster
@@ -44,11 +44,6 @@ def by_time(holding: Vhost) -> Iterator[kombu.Connection]:
     with holding.connection(**OPTIONS) as connection:
         assert waits_by_time(connection)
         yield connection
-
-
-def waits_by_time(connection: kombu.Connection) -> bool:
-    with publishing(connection) as publisher:
-        return publisher.cascade.by_time
 
 
 def arrivals(connection: kombu.Connection, queue: str, amount: int) -> list[tuple[Any, float]]:
