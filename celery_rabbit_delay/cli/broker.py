@@ -57,8 +57,8 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         known, ahead = target.destinations(), _creates_ahead(target, connection)
-        wanted = operate.wanted(connection, priorities, ahead)
-        lacking = operate.setup(connection, wanted, known, ahead, management)
+        wanted = operate.wanted(connection, known, priorities, ahead, management)
+        lacking = operate.setup(connection, wanted, known, ahead)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         _show_way(connection)
         for destination in lacking:

@@ -164,6 +164,17 @@ def test_a_cascade_with_levels_delivers_what_they_hold_and_gets_no_more(holding:
     assert all(late >= 0 for _, late in found)
 
 
+def test_a_limit_of_queues_that_is_reached_keeps_nobody_from_it(holding: Vhost, by_time: kombu.Connection) -> None:
+    holding.declare("q")
+    publish(by_time, 0.1)
+    limit = {"value": len(holding.names("queues"))}
+    holding.broker.api("PUT", f"/vhost-limits/{holding.name}/max-queues", limit)
+    with holding.connection(**OPTIONS) as connection:
+        assert waits_by_time(connection)
+        publish(connection, 0.1)
+        assert len(arrivals(connection, "q", 2)) == 2
+
+
 @pytest.mark.parametrize("ahead", [-30, 0.3, 30])
 def test_a_wrong_clock_of_the_publisher_makes_no_message_early(
     holding: Vhost, monkeypatch: pytest.MonkeyPatch, ahead: float
