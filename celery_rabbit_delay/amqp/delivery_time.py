@@ -81,7 +81,8 @@ def ask(channel: ConfirmedChannel, cascade: Cascade) -> BrokerClock | None:
         try:
             return _ask(channel, cascade, arrived)
         finally:
-            consuming.basic_cancel(tag)
+            if channel.get_channel() is consuming:  # a refusal closes it
+                consuming.basic_cancel(tag)
 
 
 def _ask(channel: ConfirmedChannel, cascade: Cascade, arrived: list[str]) -> BrokerClock | None:

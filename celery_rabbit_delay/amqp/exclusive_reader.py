@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from amqp.exceptions import AccessRefused, AMQPError, ResourceLocked
+from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed, ResourceLocked
 
 from . import declare
 
@@ -20,11 +20,11 @@ def exclusive_reader(channel: Any, queue: str, patience: float = 5) -> Iterator[
     """Hold an exclusive queue as a lock on reading a queue; yield whether no other reader is known.
 
     If another one still reads it after `patience` seconds, go on without the lock, as does a user who may not configure
-    it.
+    it, or where a limit leaves no room for it.
     """
     lock, deadline, pause = f"{queue}.reader", time.monotonic() + patience, _FIRST_PAUSE
     owned = known = False
-    with suppress(AccessRefused):
+    with suppress(AccessRefused, PreconditionFailed):
         while not (owned := _declare_exclusively(channel, lock)):
             if time.monotonic() > deadline:
                 known = True

@@ -21,12 +21,15 @@ from .target import BrokerTarget, Target, handle_errors, management_of, pass_tar
 def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
+    Where RabbitMQ may hold messages until they are due, sends it some that expire, to say whether it does.
+
     Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, or a part
     is different.
     """
     with target.connected() as connection:
         wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
-        wanted = operate.cascades(connection)
+        _show_way(connection)
+        wanted = operate.cascades(connection, ahead=_creates_ahead(target, connection))
         if connection.transport.delay_options.cascade not in wanted and not operate.is_by_time(connection):
             click.echo("where RabbitMQ turns out not to hold messages until they are due, `setup` creates levels too")
     if not all(finding.on_demand for finding in wrong):
@@ -40,7 +43,7 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     is_flag=True,
     help="Also delete empty outboxes whose queue, exchange or binding is gone, and those with a delay that nothing was "
     "led to in the last hour, which takes a user with the tag monitoring; and empty levels where RabbitMQ holds "
-    "messages itself. Needs --management-url, takes 12 s.",
+    "messages itself, with --broker only with --delivery-time. Needs --management-url, takes 12 s.",
 )
 @management_option
 @pass_target
@@ -56,13 +59,12 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         if prune and management is None:
             raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         known, ahead = target.destinations(), _creates_ahead(target, connection)
-        wanted = operate.wanted(connection, priorities, ahead)
-        lacking = operate.setup(connection, wanted, known, ahead, management)
+        wanted = operate.wanted(connection, known, priorities, ahead, management)
+        lacking = operate.setup(connection, wanted, known, ahead)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         tell = partial(operate.tell, connection, target.who, creates=False)
         tell("cascades set up", len(wanted), [cascade.root for cascade in wanted])
-        if operate.is_by_time(connection):
-            click.echo("RabbitMQ holds messages until they are due, so publishers that find this out need no levels")
+        _show_way(connection)
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
         if prune and management:
@@ -71,9 +73,21 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
             click.echo(f"{counted(len(useless), 'outboxes')} deleted, because they led nowhere")
             click.echo(f"{counted(len(idle), 'outboxes')} deleted, because nothing was led there in the last hour")
             tell("outboxes deleted", len(useless) + len(idle), [*useless, *idle])
-            if levels := operate.prune_levels(connection, management):
+            if levels := operate.prune_levels(connection, management, ahead):
                 tell("levels deleted", levels)
                 click.echo(f"{counted(levels, 'levels')} deleted, because RabbitMQ holds messages itself")
+
+
+def _show_way(connection: kombu.Connection) -> None:
+    """Show whether messages pass levels, if that depends on what RabbitMQ does."""
+    held = operate.holds_messages(connection)
+    if held:
+        click.echo(
+            "RabbitMQ holds each message until it is due, in the outbox of its destination: it passes no level, unless "
+            'its publisher has declare="passive"'
+        )
+    elif held is False:
+        click.echo("RabbitMQ does not show that it holds messages until they are due: they pass levels")
 
 
 def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:

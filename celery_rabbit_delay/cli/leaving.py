@@ -22,7 +22,8 @@ def can_leave(target: Target, management_url: str | None) -> None:
     Shows paused queues as well.
 
     Only workers with this package know of these. Ask before you remove it, roll it back, or start workers without it
-    beside others. --management-url also counts messages between two queues, and all outboxes.
+    beside others. --management-url also counts messages between two queues, all outboxes, and what RabbitMQ holds until
+    it is due.
 
     Exits with 0 if there are none, and with 3 as long as there are some, or tasks without a record, which may be some.
     Changes nothing.
@@ -34,10 +35,12 @@ def can_leave(target: Target, management_url: str | None) -> None:
         click.echo(f"{fate:<9}  {format_scheduled(task)}")
     if found.unknown:
         click.echo(f"waiting without a record: {found.unknown:,}, which may have been cancelled or replaced as well")
+    elif found.unknown is None:
+        click.echo("RabbitMQ may hold others without a record, which may be such as well: --management-url counts them")
     for queue in found.paused:
         click.echo(escape(f"paused     {queue}: workers without this package consume it"))
     if found.known or found.unknown:
         click.echo("workers without this package would run them: keep it in all workers until they are through")
-    if any(found):
+    if any(found) or found.unknown is None:
         raise SystemExit(EXIT_PROBLEMS)
     click.echo("nothing that was cancelled, moved or replaced waits")

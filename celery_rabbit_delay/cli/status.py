@@ -147,7 +147,7 @@ def _show(found: Status, recorded: Recorded | None, levels: bool) -> None:
     lines = [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
     if found.is_partial:
-        lines.append("RabbitMQ holds messages until they are due: --management-url counts them")
+        lines.append("AMQP does not count those that RabbitMQ holds until they are due: --management-url does")
     if not found.is_there:
         lines.append(
             "there is no cascade of these options: `setup` creates it, as do workers when they start, and publishers "

@@ -35,7 +35,7 @@ from ..core.journal import Record
 from ..core.notes import Note
 from ..core.sent import Sent
 from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_beat_queues
-from .cascades import cascades, is_by_time, outbox_names, require
+from .cascades import cascades, holds_messages, is_by_time, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
 from .leaving import Revivable, revivable

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import kombu
 from amqp.exceptions import AccessRefused
 
-from ..amqp import declare
+from ..amqp import declare, delivery_time
+from ..amqp.confirms import ConfirmedChannel
 from ..core.destination import Address, Destination
 from ..core.errors import CascadeMissing
 from ..core.options import TEN_YEARS, Options
@@ -26,18 +27,20 @@ def cascades(connection: kombu.Connection, priorities: bool = False, ahead: bool
     """Return the cascade for normal messages, and with `priorities`, or if it exists, that for priorities above 4.
 
     Their levels are those of the options. A cascade `by_time` that exists is the last one. It is the only one if no
-    levels exist, also where publishers would begin with it; but not with `ahead`, for those that create nothing and so
-    cannot find out whether RabbitMQ holds messages.
+    levels exist, also where publishers would begin with it. For publishers that create nothing, and so cannot find out
+    whether RabbitMQ holds messages, there are both: with `declare="passive"`, and with `ahead`.
     """
     options: Options = connection.transport.delay_options
     found = options.cascades(priorities or _exists(connection, options.high_cascade))
     by_time = is_by_time(connection)
     if not by_time and not options.may_use_delivery_time(connection.connection.server_version):
         return found
-    needed = options.delivery_time is False or (ahead and options.delivery_time is None)
-    if needed or _queue_exists(connection, options.cascade.levels[0].queue):
-        return [*found, options.by_time_cascade] if by_time else found
-    return [*found[1:], options.by_time_cascade]
+    both = [*found, options.by_time_cascade]
+    if options.declare == "passive" or (ahead and options.delivery_time is None):
+        return both
+    if options.delivery_time is False or _queue_exists(connection, options.cascade.levels[0].queue):
+        return both if by_time else found
+    return both[1:]
 
 
 def is_by_time(connection: kombu.Connection) -> bool:
@@ -48,6 +51,20 @@ def is_by_time(connection: kombu.Connection) -> bool:
     with suppress(AccessRefused):
         return declare.exchange_exists(connection.default_channel, options.by_time_cascade.marker)
     return False
+
+
+def holds_messages(connection: kombu.Connection) -> bool | None:
+    """Return whether RabbitMQ shows that it holds messages until they are due.
+
+    Sends test messages into the cascade `by_time`. None if that is missing, if publishers with the options would not
+    ask, and if this user may not.
+    """
+    options: Options = connection.transport.delay_options
+    if not options.may_use_delivery_time(connection.connection.server_version) or not is_by_time(connection):
+        return None
+    with suppress(AccessRefused, CascadeMissing):
+        return delivery_time.ask(ConfirmedChannel(connection.connection), options.by_time_cascade) is not None
+    return None
 
 
 def require(connection: kombu.Connection) -> None:

@@ -24,8 +24,9 @@ class Revivable(NamedTuple):
 
     #: Each with what was done to it: "cancelled", "moved" or "replaced"; the soonest first.
     known: list[tuple[Scheduled, str]]
-    #: The number of messages that may be cancelled or replaced as well, because no record tells their ids.
-    unknown: int
+    #: The number of messages that may be cancelled or replaced as well, because no record tells their ids. None:
+    #: RabbitMQ may hold some until they are due, which only a snapshot counts.
+    unknown: int | None
     #: The queues from which they would take messages, although these are paused.
     paused: list[str]
 
@@ -53,6 +54,7 @@ def revivable(
         with suppress(Unreadable):  # `list` names it
             if fate is not Fate.WAITS:
                 dead.append((schedule.describe(record, schedule.headers_in(record), names), fate.value))
-    may_be_dead = fates.changes.has_cancelled or bool(fates.keys.last)
-    paused = [one.queue for one in schedule.paused_in(fates.changes, names)]
-    return Revivable(dead, max(0, waiting - len(known)) if may_be_dead else 0, paused)
+    unknown: int | None = 0
+    if fates.changes.has_cancelled or fates.keys.last:
+        unknown = None if found.is_partial else max(0, waiting - len(known))
+    return Revivable(dead, unknown, [one.queue for one in schedule.paused_in(fates.changes, names)])

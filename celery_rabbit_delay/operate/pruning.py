@@ -17,7 +17,7 @@ from ..core.options import Options
 from ..core.parts import Binding
 from ..core.routing_key import entry_pattern
 from ..core.topology import Cascade
-from .cascades import Outbox, is_by_time, longest, outbox_named, with_longer_levels
+from .cascades import Outbox, holds_messages, longest, outbox_named, with_longer_levels
 from .held_up import unsettled
 from .management import Management, Rows, Snapshot
 
@@ -70,14 +70,14 @@ def prune(
         return sorted(useless), sorted(idle)
 
 
-def prune_levels(connection: kombu.Connection, management: Management) -> int:
+def prune_levels(connection: kombu.Connection, management: Management, ahead: bool = False) -> int:
     """Delete all levels if they are empty, where RabbitMQ holds messages itself; return their number.
 
-    Nothing is lost: what a publisher still sends to levels meanwhile returns to it, and makes it create them again.
-    Raises `NotPermitted`.
+    Not with `ahead`, as in `cascades`: who creates nothing needs them. Nothing is lost: what another publisher still
+    sends to levels meanwhile returns to it, and makes it create them again. Raises `NotPermitted`.
     """
     options: Options = connection.transport.delay_options
-    if options.delivery_time is False or not is_by_time(connection):
+    if (ahead and options.delivery_time is None) or not holds_messages(connection):
         return 0
     cascade = with_longer_levels(connection, options.cascade)
     channel = connection.default_channel

@@ -30,16 +30,28 @@ _AT_MOST = 10_000
 _SHORT_LIVED = Destination("", ("",), short_lived=True)
 
 
-def wanted(connection: kombu.Connection, priorities: bool = False, ahead: bool = False) -> list[Cascade]:
+def wanted(
+    connection: kombu.Connection,
+    destinations: Iterable[Destination],
+    priorities: bool = False,
+    ahead: bool = False,
+    management: Management | None = None,
+) -> list[Cascade]:
     """Return the cascades that `setup` is to create: without levels, where RabbitMQ is found to hold messages.
 
     To find out, this creates the cascade `by_time`, but only on a RabbitMQ that may hold them. `ahead` is as in
-    `cascades`.
+    `cascades`. With the management API, raise `LimitReached` if the virtual host has no room for all.
     """
     options: Options = connection.transport.delay_options
+    planned, destinations = cascades(connection, priorities, ahead), list(destinations)
+    _require_room(management, options, planned, destinations, ahead)
     chosen, _ = choose(ConfirmedChannel(connection.connection), options, options.cascade)
     found = cascades(connection, priorities, ahead)
-    return found if chosen in found else [chosen, *found]
+    if chosen not in found:
+        found = [chosen, *found]
+    if not set(found) <= set(planned):  # RabbitMQ does not hold messages
+        _require_room(management, options, found, destinations, ahead)
+    return found
 
 
 class NotEmpty(DelayError):
@@ -59,21 +71,17 @@ def setup(
     wanted: Iterable[Cascade],
     destinations: Iterable[Destination],
     ahead: bool = False,
-    management: Management | None = None,
 ) -> list[Destination]:
     """Create cascades, and bind them to destinations; return the destinations that do not exist.
 
     With `ahead`, also create what publishers with `declare="auto"` create when they first need it: the outboxes of the
     option for each destination that is a queue, and streams. These come last, because a broker that cannot create them
-    closes the connection. With the management API, creates nothing if the virtual host has no room for all. Raises
-    `CascadeConflict`, `LimitReached`, `NotPermitted`, `InvalidDestination`, `UnsupportedConfiguration`.
+    closes the connection. Raises `CascadeConflict`, `LimitReached`, `NotPermitted`, `InvalidDestination`,
+    `UnsupportedConfiguration`.
     """
     options: Options = connection.transport.delay_options
     wanted, destinations = list(wanted), list(destinations)
-    outboxes = options.outbox_ticks if ahead and not all(cascade.by_time for cascade in wanted) else ()
-    if management is not None:
-        beside = options.wanted_streams if ahead else []
-        _check_limit(management, Topology.of(wanted, destinations, beside, outboxes))
+    outboxes = _outboxes(options, wanted, ahead)
     for cascade in wanted:
         create_cascade(ConfirmedChannel(connection.connection), cascade)
     lacking = []
@@ -90,11 +98,24 @@ def setup(
     return lacking
 
 
-def _check_limit(management: Management, topology: Topology) -> None:
+def _outboxes(options: Options, wanted: Iterable[Cascade], ahead: bool) -> tuple[int, ...]:
+    """Return the delays of the outboxes that `setup` creates, in ticks."""
+    return options.outbox_ticks if ahead and not all(cascade.by_time for cascade in wanted) else ()
+
+
+def _require_room(
+    management: Management | None,
+    options: Options,
+    wanted: Iterable[Cascade],
+    destinations: Iterable[Destination],
+    ahead: bool,
+) -> None:
     """Raise `LimitReached` if the virtual host has no room for all queues."""
-    limit = management.queue_limit()
-    if limit is None:
+    limit = management.queue_limit() if management else None
+    if management is None or limit is None:
         return
+    streams_ = options.wanted_streams if ahead else []
+    topology = Topology.of(wanted, destinations, streams_, _outboxes(options, wanted, ahead))
     present = management.queues()
     missing = len(topology.queues.keys() - present.keys())
     if missing and len(present) + missing > limit:
@@ -126,6 +147,11 @@ def teardown(
         if management:
             wait_for_counts()
             _require_empty(connection, destinations, management.snapshot())
+        elif status(connection, destinations).is_partial:
+            raise NotEmpty(
+                "RabbitMQ may hold messages until they are due, which AMQP does not count: use --management-url, or "
+                "--delete-messages to delete them"
+            )
         else:
             kept = _opaque_outboxes(connection, destinations)
     snapshot = management.snapshot() if management else None

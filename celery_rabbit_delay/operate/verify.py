@@ -36,13 +36,14 @@ _LATER = "it is created when it is needed"
 #: Milliseconds for which a test message is to be held by RabbitMQ.
 _HELD = 500
 
+Kind = Literal["exchange", "queue", "binding", "policy"]
 State = Literal["present", "missing", "different", "unexpected", "unknown"]
 
 
 class Finding(NamedTuple):
     """The state of a part of a topology on the broker. `detail` explains other states than present and missing."""
 
-    kind: Literal["exchange", "queue", "binding", "policy"]
+    kind: Kind
     name: str
     state: State
     detail: str = ""
@@ -55,22 +56,21 @@ def compare(
     snapshot: Snapshot | None = None,
     priorities: bool = False,
     on_demand: bool = True,
-    with_outboxes: bool = False,
+    ahead: bool = False,
 ) -> list[Finding]:
     """Return the state of each part of the cascades that the options ask for, and of the known outboxes that exist.
 
     With `on_demand`, parts that publishers create on demand, or do without, are not reported as missing; otherwise
-    streams are, and with `with_outboxes` the outboxes of the option. Only a snapshot of the management API shows
-    bindings, and policies that change queues. Changes nothing.
+    streams are, and what `setup` creates `ahead`: the outboxes of the option, and levels also where RabbitMQ may hold
+    messages. Only a snapshot of the management API shows bindings, and policies that change queues. Changes nothing.
     """
     options: Options = connection.transport.delay_options
-    passive = options.declare == "passive"
-    wanted, beside = cascades(connection, priorities), _existing_streams(connection)
+    passive, ahead = options.declare == "passive", ahead and not on_demand
+    needed, wanted = (cascades(connection, priorities, some) for some in (False, ahead))
+    beside = _existing_streams(connection)
     missing = [stream for stream in options.wanted_streams if stream not in beside] if passive or not on_demand else []
-    topology = _expected(
-        connection, wanted, list(destinations), [*beside, *missing], snapshot, with_outboxes and not on_demand
-    )
-    later = set() if passive else {stream.name for stream in missing}
+    topology = _expected(connection, wanted, list(destinations), [*beside, *missing], snapshot, ahead)
+    later = set() if passive else {stream.name for stream in missing} | _names(wanted) - _names(needed)
     found = list(_parts(connection.default_channel, topology, later))
     if snapshot:
         # One binding to a stream is enough: publishers create others when they need them.
@@ -118,15 +118,17 @@ def _parts(channel: Any, topology: Topology, later: set[str]) -> Iterator[Findin
     This detects different arguments by declaring a part again: RabbitMQ refuses other arguments, and does nothing for
     equal ones (https://www.rabbitmq.com/docs/queues#property-equivalence).
     """
+
+    def finding(kind: Kind, part: Exchange | Queue, *how: Callable[..., Any]) -> Finding:
+        state, detail = _part(channel, part, *how)
+        if state == "missing" and part.name in later:
+            return Finding(kind, part.name, state, _LATER, on_demand=True)
+        return Finding(kind, part.name, state, detail)
+
     for exchange in topology.exchanges.values():
-        found = _part(channel, exchange, declare.exchange_exists, declare.declare_exchange)
-        yield Finding("exchange", exchange.name, *found)
+        yield finding("exchange", exchange, declare.exchange_exists, declare.declare_exchange)
     for queue in topology.queues.values():
-        state, detail = _part(channel, queue, declare.queue_exists, declare.declare_queue)
-        if state == "missing" and queue.name in later:
-            yield Finding("queue", queue.name, state, _LATER, on_demand=True)
-        else:
-            yield Finding("queue", queue.name, state, detail)
+        yield finding("queue", queue, declare.queue_exists, declare.declare_queue)
 
 
 def _part(
@@ -152,10 +154,16 @@ def _bindings(
     for binding in topology.bindings:
         if binding in existing:
             yield Finding("binding", _name(binding), "present")
-        elif binding.destination in later:
+        elif not later.isdisjoint(binding[:2]):
             yield Finding("binding", _name(binding), "missing", _LATER, on_demand=True)
         elif (binding.destination, binding.routing_key) not in optional & has_one:
             yield Finding("binding", _name(binding), "missing")
+
+
+def _names(cascades: Iterable[Cascade]) -> set[str]:
+    """Return the names of all exchanges and queues of some cascades."""
+    topology = Topology.of(cascades)
+    return {*topology.exchanges, *topology.queues}
 
 
 def _name(binding: Binding) -> str:

@@ -10,7 +10,7 @@ from amqp import Message
 from amqp.exceptions import ChannelError, MessageNacked
 
 from celery_rabbit_delay.amqp import publisher
-from tests.kit.broker import QUICK, Vhost, lead, take
+from tests.kit.broker import QUICK, Vhost, lead, publishing, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -38,7 +38,7 @@ def refusal(producer: kombu.Producer, headers: dict[str, Any] = LONG_DELAY) -> s
     return ""
 
 
-@pytest.mark.parametrize(("outboxes", "full"), [((), r"\.delay\."), ((20.0,), r"\.out\.20s\.")])
+@pytest.mark.parametrize(("outboxes", "full"), [((), r"\.(delay|out)\."), ((20.0,), r"\.out\.")])
 def test_a_message_that_the_broker_cannot_store_is_an_error(
     vhost: Vhost, outboxes: tuple[float, ...], full: str
 ) -> None:
@@ -116,8 +116,10 @@ def test_what_is_sent_after_the_cascade_was_declared_again_is_confirmed(vhost: V
     with vhost.connection(confirm_timeout=5) as connection:
         producer = connection.Producer()
         producer.publish("first", routing_key="q", headers=DELAY)
+        with publishing(connection) as publisher:
+            cascade = publisher.cascade
         for name in deleted:
-            vhost.delete_exchange(getattr(vhost.cascade, name))
+            vhost.delete_exchange(getattr(cascade, name))
         producer.publish("second", routing_key="r", headers=DELAY)
         assert [message.payload for message in take(connection, "r", 1)] == ["second"]
 

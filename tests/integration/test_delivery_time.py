@@ -19,7 +19,7 @@ from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
 from celery_rabbit_delay.core.streams import YEAR
 from celery_rabbit_delay.operate.management import Management
-from tests.kit.broker import Broker, Vhost, own_node, publish, publishing, take
+from tests.kit.broker import Broker, Vhost, own_node, publish, take, waits_by_time
 from tests.kit.commands import Result, management, run
 from tests.kit.holding import NOT_HELD, holds_messages
 from tests.kit.node import cluster
@@ -44,11 +44,6 @@ def by_time(holding: Vhost) -> Iterator[kombu.Connection]:
     with holding.connection(**OPTIONS) as connection:
         assert waits_by_time(connection)
         yield connection
-
-
-def waits_by_time(connection: kombu.Connection) -> bool:
-    with publishing(connection) as publisher:
-        return publisher.cascade.by_time
 
 
 def arrivals(connection: kombu.Connection, queue: str, amount: int) -> list[tuple[Any, float]]:
@@ -169,6 +164,17 @@ def test_a_cascade_with_levels_delivers_what_they_hold_and_gets_no_more(holding:
     assert all(late >= 0 for _, late in found)
 
 
+def test_a_limit_of_queues_that_is_reached_keeps_nobody_from_it(holding: Vhost, by_time: kombu.Connection) -> None:
+    holding.declare("q")
+    publish(by_time, 0.1)
+    limit = {"value": len(holding.names("queues"))}
+    holding.broker.api("PUT", f"/vhost-limits/{holding.name}/max-queues", limit)
+    with holding.connection(**OPTIONS) as connection:
+        assert waits_by_time(connection)
+        publish(connection, 0.1)
+        assert len(arrivals(connection, "q", 2)) == 2
+
+
 @pytest.mark.parametrize("ahead", [-30, 0.3, 30])
 def test_a_wrong_clock_of_the_publisher_makes_no_message_early(
     holding: Vhost, monkeypatch: pytest.MonkeyPatch, ahead: float
@@ -188,7 +194,17 @@ def test_a_wrong_clock_of_the_publisher_makes_no_message_early(
 def test_a_publisher_that_creates_nothing_uses_levels_which_setup_creates_for_it(holding: Vhost) -> None:
     holding.declare("q")
     options = ("--tick", "0.01", "--max-delay", "120", "--queue", "q")
-    assert "14 levels exist" in run(holding.url("amqp"), "setup", options=options).out
+
+    def command(*arguments: str) -> Result:
+        return run(holding.url("amqp"), *arguments, *management(holding), options=options)
+
+    planned = command("plan")
+    levels = re.findall(r"^missing +(?:queue|exchange) +\S+\.delay\.", planned.out, re.M)
+    assert (planned.code, len(levels)) == (3, 2 * 14), planned.out
+    assert "14 levels exist" in command("setup").out
+    pruned = command("setup", "--prune")
+    assert (pruned.code, "levels deleted" in pruned.out) == (0, False)
+    assert command("plan").code == 0
     with holding.connection(**OPTIONS, declare="passive") as connection:
         assert not waits_by_time(connection)
         publish(connection, 0.1)
@@ -200,6 +216,14 @@ def test_a_broker_without_it_is_noticed_and_messages_pass_levels(vhost: Vhost) -
     if vhost.broker.holds_messages:
         pytest.skip("the quorum queues of this RabbitMQ hold messages until a delivery time")
     vhost.declare("q")
+
+    def command(*arguments: str) -> str:
+        return run(vhost.url("amqp"), "--delivery-time", *arguments, *management(vhost)).out
+
+    for shown in (command("setup"), command("plan"), pruned := command("setup", "--prune")):
+        assert "RabbitMQ does not show that it holds messages until they are due: they pass levels" in shown
+    assert "levels deleted" not in pruned
+    assert len([name for name in vhost.names("queues") if ".delay." in name]) == 14
     with vhost.connection(**OPTIONS) as connection:
         assert not waits_by_time(connection)
         publish(connection, 0.3)
@@ -296,12 +320,13 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
     planned, status = command("plan"), command("status")
     assert (planned.code, ".delay." in planned.out, "`setup` creates levels too" in planned.out) == (3, False, True)
     assert (status.code, "there is no cascade" in status.out) == (3, True)
-    assert "0 levels exist\nRabbitMQ holds messages until they are due" in command("setup").out
+    assert "0 levels exist\nRabbitMQ holds each message until it is due, in the outbox" in command("setup").out
     assert not [name for name in holding.names("queues") if ".delay." in name or ".out.1" in name]
     for check in ("plan", "verify"):
         for more in ((), management(holding)):
             found = command(check, *more)
             assert (found.code, found.err) == (0, ""), found.text
+            assert ("RabbitMQ holds each message until it is due" in found.out) is (check == "plan")
     exported = json.loads(command("export").out)
     assert {queue["name"] for queue in exported["queues"]} <= {*holding.names("queues")}
     with holding.connection(**OPTIONS) as connection:

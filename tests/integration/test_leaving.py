@@ -9,7 +9,7 @@ import pytest
 from kombu import Queue
 
 from celery_rabbit_delay import operate
-from tests.kit.broker import Vhost, take
+from tests.kit.broker import Vhost, take, waits_by_time
 from tests.kit.commands import management, run
 from tests.kit.wait import wait_until
 
@@ -33,7 +33,8 @@ def test_what_waits_and_must_not_run_is_listed_with_the_reason(vhost: Vhost) -> 
             publish(connection, id_, 100, **{"x-delay-key": "k"})
         operate.cancel(connection, ["cancelled"])
         operate.reschedule(connection, "moved", datetime.now(timezone.utc) + timedelta(seconds=110))
-    found = run(vhost.url("amqp"), *ask)
+        is_countable = not waits_by_time(connection)
+    found = run(vhost.url("amqp"), *ask, *(() if is_countable else management(vhost)))
     assert found.code == 3
     *lines, end = found.out.splitlines()
     listed = [(words[0], words[3]) for words in map(str.split, lines)]
@@ -48,7 +49,9 @@ def test_what_is_listed_comes_to_a_consumer_without_this_package_and_then_nothin
         operate.cancel(connection, ["cancelled"])
     with vhost.plain() as plain:
         assert [message.payload for message in take(plain, "q", 1)] == ["cancelled"]
-    for more in ((), management(vhost)):
+    with vhost.connection() as connection:
+        is_countable = not waits_by_time(connection)
+    for more in ((), management(vhost)) if is_countable else (management(vhost),):
         wait_until(lambda more=more: run(vhost.url("amqp"), "can-leave", *more).code == 0, "it is through", 60)  # type: ignore[misc]
 
 
@@ -74,10 +77,15 @@ def test_tasks_without_a_record_may_be_cancelled_once_any_task_was(vhost: Vhost)
         publish(connection, "unrecorded", 100)
         assert run(vhost.url("amqp"), *ask).code == 0
         operate.cancel(connection, ["another"])
-    found = run(vhost.url("amqp"), *ask)
-    assert (found.code, found.out.splitlines()[0]) == (
-        3,
-        "waiting without a record: 1, which may have been cancelled or replaced as well",
-    )
+        is_countable = not waits_by_time(connection)
+
+    def asked(*more: str) -> tuple[int, str]:
+        found = run(vhost.url("amqp"), *ask, *more)
+        return found.code, found.out.splitlines()[0]
+
+    counted = 3, "waiting without a record: 1, which may have been cancelled or replaced as well"
+    held = "RabbitMQ may hold others without a record, which may be such as well: --management-url counts them"
+    assert asked() == (counted if is_countable else (3, held))
+    wait_until(lambda: asked(*management(vhost)) == counted, "the management API counts it")
     without = run(vhost.url("amqp"), "--no-streams", *ask)
     assert (without.code, without.out) == (0, "nothing that was cancelled, moved or replaced waits\n")

@@ -306,7 +306,7 @@ import sys, time
 import kombu
 
 url, number, start = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-options = {"rabbit_delay": {"tick": 0.01, "max_delay": 120}}
+options = {"rabbit_delay": {"tick": 0.01, "max_delay": 120, "delivery_time": False}}
 with kombu.Connection(url, transport_options=options) as connection:
     connection.connect()
     time.sleep(max(0, start - time.time()))

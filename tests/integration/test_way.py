@@ -11,7 +11,7 @@ import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay.amqp.transport import Channel
-from tests.kit.broker import Vhost
+from tests.kit.broker import Vhost, waits_by_time
 
 from .conftest import MakeApp
 
@@ -20,7 +20,10 @@ PACKAGE = str(Path(celery_rabbit_delay.__file__).parent)
 
 #: The functions of the package on the way of a warm task that is recorded, the files that they are in, and the lines
 #: that are run. Lower them with what the way loses. To inline a function wins nothing: its lines stay.
-FUNCTIONS, FILES, LINES = 72, 18, 270
+MOST = 72, 18, 270
+
+#: The same where RabbitMQ holds messages until they are due.
+MOST_BY_TIME = 75, 20, 255
 
 
 class Way:
@@ -66,6 +69,8 @@ def test_a_warm_task_that_is_recorded_passes_few_functions_between_kombu_and_the
     # Of a task that took longer to get there, fewer ticks are left, and its way is not known yet.
     way = min(ways, key=lambda one: len(one.lines))
     passed = [f"{code.co_filename.removeprefix(PACKAGE)} {code.co_name}" for code in way.functions]
-    assert 20 < len(way.functions) <= FUNCTIONS, passed
-    assert len({code.co_filename for code in way.functions}) <= FILES, passed
-    assert len(way.lines) <= LINES, f"{len(way.lines)} lines"
+    with vhost.connection() as connection:
+        functions, files, lines = MOST_BY_TIME if waits_by_time(connection) else MOST
+    assert 20 < len(way.functions) <= functions, passed
+    assert len({code.co_filename for code in way.functions}) <= files, passed
+    assert len(way.lines) <= lines, f"{len(way.lines)} lines"

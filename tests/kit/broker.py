@@ -284,6 +284,12 @@ def publishing(connection: kombu.Connection, priority: int | None = None) -> Ite
         yield sender.publisher_for(priority)
 
 
+def waits_by_time(connection: kombu.Connection) -> bool:
+    """Return whether the messages of a connection wait for a delivery time, in outboxes without a delay."""
+    with publishing(connection) as publisher:
+        return publisher.cascade.by_time
+
+
 def wait_to_learn(connection: kombu.Connection, is_known: Callable[[], bool]) -> None:
     """Wait until something is known from the streams that a connection follows."""
 
