@@ -1,7 +1,7 @@
 """The streams beside a cascade: what was sent, and what was changed afterwards. Pure.
 
     {root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
-    {root}.changes        the cancelled ids, and the copies of messages that were replaced by other copies
+    {root}.changes        the cancelled ids, and which copies of messages other copies replace
     {root}.keys           for each `x-delay-key`, the message that was sent last
 
 A stream keeps its messages for a limited time (https://www.rabbitmq.com/docs/streams#retention). Messages with delays

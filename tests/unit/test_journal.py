@@ -228,8 +228,8 @@ def test_of_many_void_copies_and_keys_the_last_ones_are_known(monkeypatch: pytes
         known.apply(changes.void(number, 2**45))
         keys.apply(last_of_key(str(number), 2 * number))
         keys.apply(last_of_key(str(number), 2 * number + 1))
-    assert set(range(9000, 10_000)) <= set(known.void)
-    assert len(list(known.void)) <= 2000
+    assert all(map(known.voids, range(9000, 10_000)))
+    assert sum(map(known.voids, range(10_000))) <= 2000
     assert all(keys.replaces(2 * number) for number in range(9700, 10_000))
     assert len(keys.last) <= 1100
     assert sum(map(keys.replaces, range(20_000))) <= 1100
@@ -387,10 +387,9 @@ def test_a_moment_comes_out_of_headers_and_streams_as_it_went_in(at: int, clock:
 
 
 def test_a_void_copy_is_told_from_others() -> None:
-    known = read(changes.void(17, SOON), b"v" + (19).to_bytes(8, "big"))  # that does not say when it is due
+    known = read(changes.void(17, SOON))
     assert known.voids(17)
     assert not known.voids(18)
-    assert known.voids(19)
     assert not known.voids(None)
 
 
@@ -444,7 +443,7 @@ def test_a_void_copy_is_forgotten_after_a_time_and_not_before(due: list[int], fe
         for number in range(1000, 1000 + 2 * len(due) + few):
             known.apply(changes.void(number, now * day * 1000))
         kept = {number for number, when in enumerate(due) if 100 + when >= now - 30}
-        assert {number for number in known.void if number < 1000} == kept
+        assert set(filter(known.voids, range(len(due)))) == kept
 
 
 def test_what_is_said_of_a_key_is_forgotten_after_a_time_but_not_while_a_message_may_wait() -> None:
