@@ -57,7 +57,7 @@ class Known:
     """What the streams have said so far about messages that a `kombu.Connection` may receive."""
 
     changes: Changes = field(default_factory=lambda: Changes(time.time))
-    #: Of each cascade, by its root, because keys of different cascades are unrelated.
+    #: Of each prefix, because keys of different prefixes are unrelated.
     keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(lambda: Keys(time.monotonic)))
     #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
     on_cancelled: Callable[[str], bool] | None = None
@@ -113,8 +113,10 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
             _follow_changes(connection, known, None)
         return _is_cancelled(known, message)
     known, number = connection.known, state.number
-    # Apps with different options may share a queue, and what was sent before an option was changed arrives later.
-    other = None if state.prefix == connection.delay_options.cascade.root else options_of(state.prefix)
+    # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
+    own = connection.delay_options
+    other = None if state.prefix == own.cascade.root else options_of(state.prefix)
+    other = None if other and other.prefix == own.prefix else other
     if number is not None or known.on_cancelled is not None:
         _follow_changes(connection, known, other)
     if number is not None:
@@ -123,11 +125,11 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
             return True
         key = headers.get(X_DELAY_KEY)
         if isinstance(key, str):
-            options = other or connection.delay_options
-            cascade = options.cascade
+            options = other or own
+            cascade, prefix = options.cascade, options.prefix
             # Only streams that exist have keys: there is no end of made up roots.
-            _follow_once(connection, options, streams.keys(cascade), lambda body: known.keys[cascade.root].apply(body))
-            if cascade.root in known.keys and known.keys[cascade.root].replaces(number):
+            _follow_once(connection, options, streams.keys(cascade), lambda body: known.keys[prefix].apply(body))
+            if prefix in known.keys and known.keys[prefix].replaces(number):
                 logger.info(
                     "A message with the key %r is dropped, because another was sent later: %s", key, headers.get("id")
                 )
@@ -333,4 +335,4 @@ def learn(client: kombu.Connection) -> None:
     known = known_to[client]
     known.on_cancelled = known.on_cancelled or (lambda id_: False)
     following.catch_up(streams.changes(cascade), known.changes.apply, create=False)
-    following.catch_up(streams.keys(cascade), known.keys[cascade.root].apply, create=False)
+    following.catch_up(streams.keys(cascade), known.keys[cascade.prefix].apply, create=False)

@@ -65,8 +65,8 @@ def reschedule_all(
             if not records:
                 raise NotWaiting(
                     f"the journal has no waiting message with the id {name!r}: it is due, was cancelled or replaced, "
-                    "waits in a cascade of other options, or has a shorter delay than the option `journal` of its "
-                    "publisher: see `list`"
+                    "was sent with another prefix, or has a shorter delay than the option `journal` of its publisher: "
+                    "see `list`"
                 )
             move(connection, list(records.values()), due, allowed)
             refused: DelayError | None = None

@@ -106,7 +106,7 @@ def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
     is_empty = True
     problems: list[str] = []
     with target.connected() as connection:
-        operate.require(connection)
+        operate.require(connection, recorded=True)
         waiting = _found(target, connection, problems.append, **filters)
         shown = _shown if is_terminal() else format_scheduled
         lines = (json.dumps(_as_data(one)) if as_json else shown(one) for one in waiting)
@@ -137,7 +137,7 @@ def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
     known of an id.
     """
     with target.connected() as connection:
-        operate.require(connection)
+        operate.require(connection, recorded=True)
         known = operate.about(connection, ids, target.names(any_queue=True))
     for number, one in enumerate(known):
         if as_json:
@@ -216,7 +216,7 @@ def cancel(
         raise click.UsageError("--workflow is for ids, and without --json")
     problems: list[str] = []
     with target.connected() as connection:
-        operate.require(connection)
+        operate.require(connection, recorded=True)
         if workflow:
             operate.cancel(connection, ids, by=operate.who(), workflow=True)
             click.echo(f"{_ids(ids)} cancelled, with what waits of their workflows, and what these still send")
@@ -263,7 +263,7 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     it stays cancelled: with its workflow, or by a stamp.
     """
     with target.connected() as connection:
-        operate.require(connection)
+        operate.require(connection, recorded=True)
         operate.restore(connection, ids, operate.who())
         known = _known(connection, ids, target.names(any_queue=True))
     stay = [one.id for one in known if any(is_cancelled for _, is_cancelled in one.messages)]
@@ -285,7 +285,7 @@ def history(target: Target, /, limit: int, as_json: bool) -> None:
     Anyone who may publish to ingest can write such a note.
     """
     with target.connected() as connection:
-        operate.require(connection)
+        operate.require(connection, recorded=True)
         found = operate.history(connection, limit)
     for one in found:
         at = moment(one.at)
@@ -365,7 +365,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
     What is sent to it or due stays in it, in order. What a worker has taken already still runs.
     """
     with target.connected() as connection:
-        operate.require(connection)
+        operate.require(connection, recorded=True)
         operate.pause(connection, queue, target.names(any_queue), until, operate.who())
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
@@ -377,7 +377,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
     with target.connected() as connection:
-        operate.require(connection)
+        operate.require(connection, recorded=True)
         operate.resume(connection, queue, target.names(any_queue), operate.who())
     click.echo(escape(f"{queue} is not paused"))
 
@@ -398,7 +398,7 @@ def _move(
         zone, now = connection.transport.delay_options.naive_timezone, datetime.now(timezone.utc)
         due = due_at(eta, countdown, now, zone)
         past = f"{format_time(due)} is in the past" if due < now else ""
-        operate.require(connection)
+        operate.require(connection, recorded=True)
         allowed, what = target.allowed(any_queue), operate.moved_to(due)
         if past and ids:
             _ask(f"{past}: run {_tasks(ids)} now?", ids, yes)

@@ -565,6 +565,22 @@ def test_of_simultaneous_moves_the_one_whose_change_comes_last_counts(
     assert ran == [left.due]
 
 
+def test_what_waits_in_a_cascade_of_another_tick_is_listed_moved_and_cancelled(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(**RECORDED, tick=0.02) as before:
+        for id_ in ("a", "b", "c"):
+            publish(before, 20, correlation_id=id_)
+    with vhost.connection() as connection:
+        assert sorted(ids(vhost)) == ["a", "b", "c"]
+        now = datetime.now(timezone.utc)
+        operate.cancel(connection, ["b"])
+        operate.reschedule(connection, "c", now + timedelta(seconds=25))
+        operate.reschedule(connection, "a", now)
+        assert ids(vhost) == ["c"]
+        found = [take(connection, "q", 1)[0] for _ in range(2)]  # the second one comes after the three that are void
+        assert [message.properties["correlation_id"] for message in found] == ["a", "c"]
+
+
 def test_the_commands_move_a_message(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
@@ -730,7 +746,7 @@ def test_the_commands_move_several_messages(vhost: Vhost) -> None:
         assert run(url, "run-now", *wrong).code == 2
 
 
-STREAMS = {f"celery-rabbit-delay.v3.10ms.{name}" for name in ("changes", "keys", "journal.600")}
+STREAMS = {f"celery-rabbit-delay.v3.{name}" for name in ("changes", "keys", "journal.600")}
 
 
 @pytest.mark.own_vhost
@@ -746,10 +762,15 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
         publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
         operate.cancel(connection, ["a"])
     assert ids(vhost) == ["b"]
-    assert "celery-rabbit-delay.v3.10ms.changes" in run(url, "status", "--json").out
+    assert "celery-rabbit-delay.v3.changes" in run(url, "status", "--json").out
     found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
     assert found.keys() == STREAMS
-    assert run(url, *command, "teardown", "--yes", "--delete-messages").code == 0
+    other = ("--tick", "0.5")  # has the same streams
+    assert run(url, "setup", options=other).code == 0
+    done = run(url, *command, "teardown", "--yes", "--delete-messages")
+    assert "streams stay, for there is another cascade of this prefix" in done.out
+    assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
+    assert "streams stay" not in run(url, "teardown", "--yes", "--delete-messages", options=other).out
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 
@@ -757,7 +778,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
 def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_to(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0
-    name = "celery-rabbit-delay.v3.10ms.changes"
+    name = "celery-rabbit-delay.v3.changes"
     with vhost.plain() as connection:
         connection.default_channel.queue_unbind(name, vhost.cascade.behind_ingest, "@.changes")
     assert "binding" in run(url, "verify", *management(vhost)).out

@@ -284,7 +284,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, berlin: None) -> None:
 @pytest.fixture
 def waiting(away: None, monkeypatch: pytest.MonkeyPatch) -> list[Scheduled]:
     found = [WAITS]
-    monkeypatch.setattr(operate, "require", lambda connection: None)
+    monkeypatch.setattr(operate, "require", lambda *args, **kwargs: None)
     monkeypatch.setattr(operate, "scheduled", lambda *arguments, **more: iter(found))
     return found
 
