@@ -81,6 +81,7 @@ def stored() -> dict[str, str]:
         "cancelled ids that are no UUIDs": by_text,
         "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, Sent(3_000_000, "clock")),
         "void": changes.void(2, due=1),
+        "replaced": changes.replaced(2, by=3, due=1),
         "pause": changes.pause(Pause("mail", 5, "me", 3)),
         "cancelled workflows": next(changes.cancelled_workflows(["seven"], Sent(3_000_000, "clock"))),
         "restored": next(changes.restored(["seven"], Sent(3_000_000, "clock"))),

@@ -58,7 +58,7 @@ class Known:
     """What the streams have said so far about messages that a `kombu.Connection` may receive."""
 
     changes: Changes = field(default_factory=lambda: Changes(time.time))
-    #: Of each cascade, by its root, because keys of different cascades are unrelated.
+    #: Of each prefix, because keys of different prefixes are unrelated.
     keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(lambda: Keys(time.monotonic)))
     #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
     on_cancelled: Callable[[str], bool] | None = None
@@ -111,17 +111,18 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
         return discards is not None and known.changes.cancels_workflow(id_, headers) and not discards(id_)
     number, options, has_key = state and state.number, own, isinstance(headers.get(X_DELAY_KEY), str)
     if state and state.prefix != own.cascade.root:
-        # Apps with different options may share a queue, and what was sent before an option was changed arrives later.
-        options = options_of(state.prefix) or own
-    root = options.cascade.root
+        # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
+        other = options_of(state.prefix)
+        options = other if other and other.prefix != own.prefix else own
+    prefix = options.prefix
     if number is not None or known.on_cancelled is not None:
         for one in [own] if options is own else [own, options]:
             _follow_once(connection, one, streams.changes(one.cascade), known.changes.apply)
     if number is not None and has_key and not known.changes.voids(number):
         # Only streams that exist have keys: there is no end of made up roots.
-        _follow_once(connection, options, streams.keys(options.cascade), lambda body: known.keys[root].apply(body))
+        _follow_once(connection, options, streams.keys(options.cascade), lambda body: known.keys[prefix].apply(body))
     id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
-    found = fate(known.changes, known.keys.get(root) if has_key else None, number, id_, lambda: headers)
+    found = fate(known.changes, known.keys.get(prefix) if has_key else None, number, id_, lambda: headers)
     if found is Fate.CANCELLED:
         return discards is None or not discards(id_)
     if found is Fate.WAITS and known.changes.cancelled_at(id_):
@@ -314,4 +315,4 @@ def learn(client: kombu.Connection) -> None:
     known = known_to[client]
     known.on_cancelled = known.on_cancelled or (lambda id_: False)
     following.catch_up(streams.changes(cascade), known.changes.apply, create=False)
-    following.catch_up(streams.keys(cascade), known.keys[cascade.root].apply, create=False)
+    following.catch_up(streams.keys(cascade), known.keys[cascade.prefix].apply, create=False)

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 import kombu
 from amqp import Message
 
-from ..core import changes, streams
+from ..core import changes, plan
 from ..core import headers as headers_
-from ..core.due import parse_eta, x_delay_until
+from ..core.due import microseconds_until, parse_eta
 from ..core.errors import DelayError, InvalidDelay, InvalidDestination, NotWaiting, TooLate
 from ..core.headers import Delivery
 from ..core.journal import Record
-from ..core.options import OPTIONS, Options
+from ..core.options import Options
+from ..core.plan import Now, Plan
 from ..core.streams import Unreadable
 from ..core.unwrap import resent
-from .connecting import closing, copy_of
-from .exclusive_reader import exclusive_reader
+from .clocks import CLOCK
 from .schedule import to_message, waiting, write_changes
 from .waiting import ANYWHERE, Allowed
 
 #: Milliseconds before its due time within which a message cannot be moved: consumers must learn of the move in time.
 TOO_LATE = 2000
 
-#: Seconds that a move waits for others to end.
-PATIENCE = 60
-
 
 class DifferentMessages(DelayError):
     """Messages with the same id differ in more than their due times."""
-
-
-Move = Callable[[Sequence[Record], datetime], None]
 
 
 def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: Allowed = ANYWHERE) -> None:
     """Give the message with an id another due time, an aware datetime; a past one means at once.
 
     The message keeps its id, body, priority and headers. An interruption never loses it; an interruption in the middle
-    delivers it at both times, unless it is moved again. A message with a key becomes the last one of its key.
+    delivers it at both times, unless it is moved again. Of two moves at the same moment one counts. A message with a
+    key becomes the last one of its key.
 
     Raises `InvalidDestination` if its destination is not `allowed`, `NotWaiting`, `TooLate`, `InvalidDelay`,
     `NotPermitted`, `DelayError` if messages with the same id differ in more than their due times, and the errors of
@@ -62,69 +56,65 @@ def reschedule_all(
 
     Raises the errors of the broker as `reschedule` does.
     """
-    with moving(connection, allowed) as move:
-        found: dict[str | int, dict[int, Record]] = {id_: {} for id_ in ids}
-        for record in waiting(connection):
-            if record.id in found or record.number in numbers:
-                found.setdefault(record.id or record.number, {})[record.number] = record
-        for name, records in found.items():
-            try:
-                if not records:
-                    raise NotWaiting(
-                        f"the journal has no waiting message with the id {name!r}: it is due, was cancelled or "
-                        "replaced, waits in a cascade of other options, or has a shorter delay than the option "
-                        "`journal` of its publisher: see `list`"
-                    )
-                move(list(records.values()), due)
-                refused: DelayError | None = None
-            except (NotWaiting, TooLate, InvalidDelay, InvalidDestination, DifferentMessages, Unreadable) as exc:
-                refused = exc
-            yield str(name), refused
+    found: dict[str | int, dict[int, Record]] = {id_: {} for id_ in ids}
+    for record in waiting(connection):
+        if record.id in found or record.number in numbers:
+            found.setdefault(record.id or record.number, {})[record.number] = record
+    for name, records in found.items():
+        try:
+            if not records:
+                raise NotWaiting(
+                    f"the journal has no waiting message with the id {name!r}: it is due, was cancelled or replaced, "
+                    "was sent with another prefix, or has a shorter delay than the option `journal` of its publisher: "
+                    "see `list`"
+                )
+            move(connection, list(records.values()), due, allowed)
+            refused: DelayError | None = None
+        except (NotWaiting, TooLate, InvalidDelay, InvalidDestination, DifferentMessages, Unreadable) as exc:
+            refused = exc
+        yield str(name), refused
 
 
-@contextmanager
-def moving(connection: kombu.Connection, allowed: Allowed = ANYWHERE) -> Iterator[Move]:
-    """Yield a function that gives a message another due time.
+def move(connection: kombu.Connection, records: Sequence[Record], due: datetime, allowed: Allowed = ANYWHERE) -> None:
+    """Give a message another due time, by the records of all its copies that wait.
 
-    The function takes the records of all copies of the message, and an aware datetime. It raises the errors of
-    `reschedule` except `NotWaiting`. Read the records in the block: others move nothing meanwhile. Raises `DelayError`
-    if others do not end their moves. Two moves of one message at the same moment would each leave a copy.
+    Of two moves of a message at the same moment, the one whose change comes last in the stream counts. Raises the
+    errors of `reschedule` except `NotWaiting`.
     """
-    options: Options = connection.transport.delay_options
-    recording = replace(options, journal=0)
-    with exclusive_reader(connection.default_channel, streams.changes(options.cascade).name, PATIENCE) as is_alone:
-        if not is_alone:
-            raise DelayError(f"another move has not ended in {PATIENCE} s: try again")
-        with closing(copy_of(connection, "mover", **{OPTIONS: recording.to_dict()})) as target:
-            yield partial(_move, target, allowed)
-
-
-def _move(target: kombu.Connection, allowed: Allowed, records: Sequence[Record], due: datetime) -> None:
-    """Give a message another due time over a connection that records and confirms what it publishes."""
-    moment = datetime.now(timezone.utc)
+    now = Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
     first = min(records, key=lambda record: record.due)
-    if first.due < headers_.milliseconds(moment) + TOO_LATE:
+    if first.due < headers_.milliseconds(now.utc) + TOO_LATE:
         raise TooLate(
             f"{first.id!r} is due at {headers_.moment(first.due).isoformat()}: it is too late to move it, which is "
             "possible until 2 s before that"
         )
-    copy = _copy(first, due, moment)
+    copy = _copy(first, due)
     # Copies are equal if a message was published again after an error, or if its move was interrupted.
-    if any(_content(_copy(record, due, moment)) != _content(copy) for record in records):
+    if any(_content(_copy(record, due)) != _content(copy) for record in records):
         raise DifferentMessages(
             f"{len(records)} different messages with the id {first.id!r} wait, and a move would keep only one of them: "
             "none was moved; send each with its own id, or cancel them all"
         )
     message, exchange, routing_key = copy
-    _check_expires(first.id, message.headers, max(due, moment), target.transport.delay_options)
+    options: Options = connection.transport.delay_options
+    _check_expires(first.id, message.headers, max(due, now.utc), options)
     if refused := allowed.refuses(exchange, routing_key, message.headers):
         raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
-    target.default_channel.basic_publish(message, exchange, routing_key)
+    channel, delay = connection.default_channel, max(1, microseconds_until(due, now.utc))  # one tick for "at once"
+    declarations, recording = channel.connection.declarations, replace(options, journal=0)
+    planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, recording, declarations)
+    channel.store(planned)
     # Only now: without the copy, the message would be lost.
-    write_changes(target, [changes.void(record.number, record.due) for record in records])
+    write_changes(connection, [_replaced(record, planned) for record in records])
 
 
-def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str, str]:
+def _replaced(record: Record, planned: Plan) -> bytes:
+    if record.key:  # the stream of keys says which copy is the last one
+        return changes.void(record.number, record.due)
+    return changes.replaced(record.number, planned.number, max(record.due, planned.due_ms))
+
+
+def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
     """Return a message as it was sent, to be sent with another due time, its exchange and its routing key."""
     message = to_message(record)
     state = headers_.read_state(message.headers or {})
@@ -137,7 +127,6 @@ def _copy(record: Record, due: datetime, moment: datetime) -> tuple[Message, str
     headers.setdefault(headers_.X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
     if headers_.X_DELAY_ERROR in message.headers:
         headers[headers_.X_DELAY_ERROR] = message.headers[headers_.X_DELAY_ERROR]
-    headers[headers_.X_DELAY] = x_delay_until(due, moment)  # "at once" is one tick, so that it is confirmed
     if headers.get("eta"):
         headers["eta"] = due.isoformat()
     message.properties["application_headers"] = headers

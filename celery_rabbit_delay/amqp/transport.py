@@ -105,19 +105,23 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     def _delay(self, planned: Plan) -> None:
         """Send a message on our own connection, or with the batch that is being collected."""
         connection: Connection = self.connection
-        client = connection.client
         if connection.batches:
             connection.batches[-1].add(connection.sender, planned)
         elif loop := event_loop.current():
             loop.publish(connection.sender, planned)
         else:
-            try:
-                connection.sender.publish(planned)
-            except ANSWERS:
-                raise
-            except (AMQPError, OSError):  # it may be stored with its record, and the caller learns of an error
-                _void_elsewhere(client, planned)
-                raise
+            self.store(planned)
+
+    def store(self, planned: Plan) -> None:
+        """Send a message on our own connection, and return once the broker has stored it."""
+        client = self.connection.client
+        try:
+            self.connection.sender.publish(planned)
+        except ANSWERS:
+            raise
+        except (AMQPError, OSError):  # it may be stored with its record, and the caller learns of an error
+            _void_elsewhere(client, planned)
+            raise
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         with contextlib.nullcontext() if self.connection is None else self.connection.within(CLOSING):

@@ -94,11 +94,14 @@ class Target(ABC):
         return Allowed(None if any_queue else self.queues())
 
     @contextmanager
-    def connected(self, exists: bool = False) -> Iterator[kombu.Connection]:
-        """Connect to the broker, with an error if the cascade has to exist there; show errors without a traceback."""
+    def connected(self, exists: bool = False, recorded: bool = False) -> Iterator[kombu.Connection]:
+        """Connect to the broker, with an error if the cascade, or one with its records, has to exist there.
+
+        Shows errors without a traceback.
+        """
         with handle_errors(), operate.connected(self.connection()) as connection:
-            if exists:
-                operate.require(connection)
+            if exists or recorded:
+                operate.require(connection, recorded)
             yield connection
 
 

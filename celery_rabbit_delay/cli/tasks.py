@@ -105,7 +105,7 @@ def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
     """
     is_empty = True
     problems: list[str] = []
-    with target.connected(exists=True) as connection:
+    with target.connected(recorded=True) as connection:
         waiting = _found(target, connection, problems.append, **filters)
         shown = _shown if is_terminal() else format_scheduled
         lines = (json.dumps(_as_data(one)) if as_json else shown(one) for one in waiting)
@@ -135,7 +135,7 @@ def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
     Tasks below the option `journal` of install(), and tasks that are due, are not known. Exits with 3 if nothing is
     known of an id.
     """
-    with target.connected(exists=True) as connection:
+    with target.connected(recorded=True) as connection:
         known = operate.about(connection, ids, target.names(any_queue=True))
     for number, one in enumerate(known):
         if as_json:
@@ -213,7 +213,7 @@ def cancel(
     if workflow and (as_json or not ids):
         raise click.UsageError("--workflow is for ids, and without --json")
     problems: list[str] = []
-    with target.connected(exists=True) as connection:
+    with target.connected(recorded=True) as connection:
         if workflow:
             operate.cancel(connection, ids, by=target.who, workflow=True)
             cancelled = counted(len(ids), "ids cancelled")
@@ -260,7 +260,7 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     What a worker has discarded is gone. Says of each id what the journal knows of it, and exits with 3 if a task of
     it stays cancelled: with its workflow, or by a stamp.
     """
-    with target.connected(exists=True) as connection:
+    with target.connected(recorded=True) as connection:
         operate.restore(connection, ids, target.who)
         known = _known(connection, ids, target.names(any_queue=True))
     stay = [one.id for one in known if any(is_cancelled for _, is_cancelled in one.messages)]
@@ -281,7 +281,7 @@ def history(target: Target, /, limit: int, as_json: bool) -> None:
 
     Anyone who may publish to ingest can write such a note.
     """
-    with target.connected(exists=True) as connection:
+    with target.connected(recorded=True) as connection:
         found = operate.history(connection, limit)
     for one in found:
         at = moment(one.at)
@@ -351,7 +351,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 
     What is sent to it or due stays in it, in order. What a worker has taken already still runs.
     """
-    with target.connected(exists=True) as connection:
+    with target.connected(recorded=True) as connection:
         operate.pause(connection, queue, target.names(any_queue), until, target.who)
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
@@ -362,7 +362,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 @pass_target
 def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
-    with target.connected(exists=True) as connection:
+    with target.connected(recorded=True) as connection:
         operate.resume(connection, queue, target.names(any_queue), target.who)
     click.echo(escape(f"{queue} is not paused"))
 
@@ -379,7 +379,7 @@ def _move(
 ) -> None:
     _check_chosen(ids, everything, filters)
     problems: list[str] = []
-    with target.connected(exists=True) as connection:
+    with target.connected(recorded=True) as connection:
         zone, now = connection.transport.delay_options.naive_timezone, datetime.now(timezone.utc)
         due = due_at(eta, countdown, now, zone)
         past = f"{format_time(due)} is in the past" if due < now else ""

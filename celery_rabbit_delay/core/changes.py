@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ _FEW_VOIDS = 1000
 
 _UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _WORKFLOWS, _RESTORED = b"u", b"c", b"s", b"v", b"p", b"w", b"b"
 _CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _WORKFLOWS, _RESTORED)
-_TIME, _PAIR = struct.Struct(">Q"), struct.Struct(">QQ")
+_COPIES = struct.Struct(">QQQ")
 
 #: Ids in a message that cancels them.
 _MAX_IDS = 10_000
@@ -119,7 +118,16 @@ def void(number: int, due: int) -> bytes:
 
     `due` is the due time of the copy, in milliseconds since 1970.
     """
-    return _VOID + _TIME.pack(number) + _TIME.pack(due)
+    return replaced(number, number, due)
+
+
+def replaced(number: int, by: int, due: int) -> bytes:
+    """Return a message that names the copy that replaces another one: of all that such messages link, the last one is
+    delivered.
+
+    Write it only when that copy is stored. `due` is the later one of both due times.
+    """
+    return _VOID + _COPIES.pack(number, by, due)
 
 
 def pause(one: Pause) -> bytes:
@@ -165,7 +173,9 @@ class _Newest:
 class Changes:
     """The state that the stream `changes` describes, as far as it has been read.
 
-    Void copies are forgotten `VOID_KEPT` seconds after they were due, and whatever is old if there is too much.
+    Void copies are forgotten `VOID_KEPT` seconds after they were due, and whatever is old if there is too much. A copy
+    that is void remains so, because a consumer may have dropped it. So two who move a message at the same moment leave
+    one copy: the one whose change comes last.
     """
 
     #: Whether cancelled ids were forgotten, because there were too many.
@@ -184,8 +194,11 @@ class Changes:
         self._stamps: dict[str, dict[str, Sent]] = {}
         self._stamped = 0  # bytes in them
         self._pauses: dict[str, Pause] = {}
-        self._voids: dict[int, float] = {}  # when each is due, in milliseconds
+        #: By the number of a void copy, the one that replaces it, or itself, and when both are due, in milliseconds.
+        self._voids: dict[int, tuple[int, int]] = {}
         self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
+        #: Is called with the number of each copy that becomes void.
+        self.on_void: Callable[[int], object] = lambda number: None
 
     @reading
     def apply(self, message: bytes) -> list[str]:
@@ -221,8 +234,7 @@ class Changes:
             for name, values in {name: list(map(str, values)) for name, values in stamps.items()}.items():
                 self._add_stamp(name, values, sent)
         elif kind == _VOID:
-            number, due = _PAIR.unpack(content) if len(content) == _PAIR.size else (*_TIME.unpack(content), math.inf)
-            self._add_void(number, due)
+            self._replace(*_COPIES.unpack(content))
         elif kind == _PAUSE:
             queue, until, who, at = json.loads(content)
             until = None if until is None else _time(until)
@@ -245,14 +257,27 @@ class Changes:
                 at, of, one = newest.pop()
                 self._add_stamp(of, [one], at)
 
-    def _add_void(self, number: int, due: float) -> None:
-        earliest = (self._clock() - VOID_KEPT) * 1000
-        if due >= earliest:
-            self._voids[number] = due
+    def _replace(self, number: int, by: int, due: int) -> None:
+        (old, until), (new, _) = self._last(number), self._last(by)
+        earliest, until = (self._clock() - VOID_KEPT) * 1000, max(due, until)
+        is_news = number not in self._voids if number == by else old != new
+        if is_news and until >= earliest:
+            self._voids[old] = new, until
+            self.on_void(old)
         if len(self._voids) >= self._enough:
             latest = itertools.islice(reversed(self._voids.items()), KEPT)
-            self._voids = {number: due for number, due in reversed(list(latest)) if due >= earliest}
+            self._voids = {number: copy for number, copy in reversed(list(latest)) if copy[1] >= earliest}
             self._enough = max(_FEW_VOIDS, 2 * len(self._voids))
+
+    def _last(self, number: int) -> tuple[int, int]:
+        """Return the copy that replaces one in the end, itself if none does, and until when it may matter."""
+        passed, until = [], 0
+        while (copy := self._voids.get(number)) and copy[0] != number:
+            passed.append(number)
+            number, until = copy[0], max(copy[1], until)
+        for one in passed:  # a long chain, which may be made up, is passed once
+            self._voids[one] = number, until
+        return number, until
 
     def _add_pause(self, one: Pause) -> None:
         self._pauses.pop(one.queue, None)
@@ -308,11 +333,6 @@ class Changes:
     def paused(self, now: int) -> dict[str, Pause]:
         """Return the queues that are paused, by their names, `now` in milliseconds since 1970."""
         return {one.queue: one for one in list(self._pauses.values()) if not one.is_over(now)}
-
-    @property
-    def void(self) -> Iterable[int]:
-        """The numbers of the void copies."""
-        return self._voids
 
     def voids(self, number: object) -> bool:
         """Return whether a copy of a message is void."""

@@ -51,6 +51,14 @@ class Names:
         return f"{self.prefix}.v{layout}.{self.milliseconds(1)}ms"
 
     @property
+    def streams_root(self) -> str:
+        """The common prefix of the names of the streams, which all cascades with the same `prefix` share.
+
+        The exchange of that name is bound to each of these cascades: it shows whether there is another one.
+        """
+        return f"{self.prefix}.v{LAYOUT}"
+
+    @property
     def base_name(self) -> str:
         """The common prefix of the names of ingest and of the levels."""
         return f"{self.root}.high" if self.high else self.root

@@ -17,7 +17,7 @@ from . import streams
 from .due import to_ticks
 from .errors import InvalidOption, UnsupportedConfiguration
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
-from .streams import YEAR
+from .streams import YEAR, levels_for_a_year
 from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, Stream
 
 Declare = Literal["auto", "passive"]
@@ -172,7 +172,8 @@ class Options:
     def cascade(self) -> Cascade:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
-        return Cascade(self.prefix, tick, ticks.bit_length())
+        more = 0 if self.max_delay <= YEAR else levels_for_a_year(tick) + 1  # streams tell by it what they keep
+        return Cascade(self.prefix, tick, max(ticks.bit_length(), more))
 
     @cached_property
     def outbox_ticks(self) -> tuple[int, ...]:

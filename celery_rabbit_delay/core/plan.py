@@ -1,6 +1,6 @@
 """What is decided about a delayed message before anything is sent: its headers, its destination, its record. Pure.
 
-Messages that are published, handed on, or sent again as orphans enter the cascade by a plan; those that are moved or
+Messages that are published, moved, handed on, or sent again as orphans enter the cascade by a plan; those that are
 migrated are published.
 """
 

@@ -1,8 +1,8 @@
-"""The streams beside a cascade: what was sent, and what was changed afterwards. Pure.
+"""The streams beside the cascades of a prefix: what was sent, and what was changed afterwards. Pure.
 
-    {root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
-    {root}.changes        the cancelled ids, and the copies of messages that were replaced by other copies
-    {root}.keys           for each `x-delay-key`, the message that was sent last
+    {streams_root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
+    {streams_root}.changes        the cancelled ids, and which copies of messages other copies replace
+    {streams_root}.keys           for each `x-delay-key`, the message that was sent last
 
 A stream keeps its messages for a limited time (https://www.rabbitmq.com/docs/streams#retention). Messages with delays
 of different lengths go to different streams, so that none is kept much longer than it waits.
@@ -19,6 +19,7 @@ import re
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
+from datetime import timedelta
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
@@ -41,12 +42,10 @@ _HORIZONS = (
     (9 * _DAY, 10 * _DAY, 8_000_000),
     (54 * _DAY, 56 * _DAY, 16_000_000),
     (YEAR, 370 * _DAY, 32_000_000),
+    (math.inf, 10 * YEAR + 7 * _DAY, 32_000_000),  # ten years is the longest `max_delay`
 )
 
-_SECONDS = [seconds for seconds, *_ in _HORIZONS]
-
-#: The size of a segment of the stream for longer delays.
-_LARGE_SEGMENT = 32_000_000
+_SECONDS = [seconds for seconds, *_ in _HORIZONS[:-1]]
 
 #: The longest delay, in seconds, of a message with a key.
 MAX_KEYED_DELAY = _DAY
@@ -86,17 +85,7 @@ def lose_data(host: str) -> bool:
 
 
 def _stream(cascade: Cascade, name: str, max_age: int, segment: int) -> Stream:
-    return Stream(f"{cascade.root}.{name}", f"@.{name}", max_age, segment)
-
-
-def _longest(cascade: Cascade) -> int:
-    """Return the longest delay in seconds of a cascade, or of one for a year.
-
-    So apps that share a cascade declare the same streams, unless one has a `max_delay` beyond a year.
-    """
-    tick = cascade.tick.total_seconds()
-    a_year = math.ceil(math.log2(YEAR / tick))
-    return math.ceil(tick * (1 << max(a_year, cascade.powers)))
+    return Stream(f"{cascade.streams_root}.{name}", f"@.{name}", max_age, segment)
 
 
 def journals(cascade: Cascade, max_delay: float = math.inf) -> list[Stream]:
@@ -106,8 +95,7 @@ def journals(cascade: Cascade, max_delay: float = math.inf) -> list[Stream]:
 
 @lru_cache(maxsize=16)
 def _all_journals(cascade: Cascade) -> list[Stream]:
-    streams = [_stream(cascade, f"journal.{seconds}", *kept) for seconds, *kept in _HORIZONS]
-    return [*streams, _stream(cascade, "journal.max", _longest(cascade) + 7 * _DAY, _LARGE_SEGMENT)]
+    return [_stream(cascade, f"journal.{'max' if at == math.inf else at}", *kept) for at, *kept in _HORIZONS]
 
 
 def journal_for(cascade: Cascade, delay: float) -> Stream:
@@ -116,8 +104,12 @@ def journal_for(cascade: Cascade, delay: float) -> Stream:
 
 
 def changes(cascade: Cascade) -> Stream:
-    """Return the stream of cancelled ids and moved messages, which it keeps as long as one may wait."""
-    return _stream(cascade, "changes", _longest(cascade) + VOID_KEPT, 2_000_000)
+    """Return the stream of cancelled ids and moved messages, which it keeps as long as one may wait.
+
+    So all cascades of a prefix declare the same one, unless some have a `max_delay` beyond a year and others have not.
+    """
+    longest = YEAR if cascade.powers <= levels_for_a_year(cascade.tick) else 10 * YEAR
+    return _stream(cascade, "changes", longest + VOID_KEPT, 2_000_000)
 
 
 def keys(cascade: Cascade) -> Stream:
@@ -126,8 +118,13 @@ def keys(cascade: Cascade) -> Stream:
 
 
 def all_streams(cascade: Cascade) -> list[Stream]:
-    """Return all streams that a cascade may have."""
+    """Return all streams that may stand beside a cascade."""
     return [changes(cascade), keys(cascade), *journals(cascade)]
+
+
+def levels_for_a_year(tick: timedelta) -> int:
+    """Return the number of levels of a cascade whose `max_delay` is a year."""
+    return (-(-timedelta(seconds=YEAR) // tick)).bit_length()
 
 
 def new_number() -> int:

@@ -83,6 +83,7 @@ class Cascade(Names):
         yield Exchange(self.done, arguments=way_out)
         for name in self.exits:
             yield Exchange(name, arguments=way_out)
+        yield Exchange(self.streams_root, "fanout")
         yield Exchange(self.root, "fanout")
         yield Exchange(self.marker, "fanout")
 
@@ -121,6 +122,7 @@ class Cascade(Names):
             yield Binding(self.outbox_ingest, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
             yield Binding(self.outbox_ingest, self.probe, "queue", PROBE)
         yield Binding(self.lost, self.orphans, "queue", "")
+        yield Binding(self.streams_root, self.root, "exchange", "")
 
     def stream_binding(self, stream: Stream) -> Binding:
         """Return the binding that leads from ingest to a stream."""

@@ -12,7 +12,7 @@ from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.follower import Follower
 from ..amqp.history import history, moved_to, of_app, tell, who
-from ..amqp.reschedule import moving, reschedule, reschedule_all
+from ..amqp.reschedule import move, reschedule, reschedule_all
 from ..amqp.schedule import (
     About,
     Scheduled,

@@ -12,6 +12,7 @@ from amqp.exceptions import AccessRefused
 
 from ..amqp import declare, delivery_time
 from ..amqp.confirms import ConfirmedChannel
+from ..core import streams
 from ..core.destination import Address, Destination
 from ..core.errors import CascadeMissing
 from ..core.options import TEN_YEARS, Options
@@ -67,11 +68,18 @@ def holds_messages(connection: kombu.Connection) -> bool | None:
     return None
 
 
-def require(connection: kombu.Connection) -> None:
-    """Make sure that the cascade is there, as far as this user may see it. Raises `CascadeMissing`."""
-    root = connection.transport.delay_options.cascade.root
+def require(connection: kombu.Connection, recorded: bool = False) -> None:
+    """Make sure that the cascade is there, or with `recorded` one of its prefix, as far as this user may see it.
+
+    Raises `CascadeMissing`.
+    """
+    options: Options = connection.transport.delay_options
+    beside = streams.all_streams(options.cascade) if recorded and options.streams else ()
+    channel, root = connection.default_channel, options.cascade.root
     with suppress(AccessRefused):  # whatever is done next says what is not permitted
-        if not declare.exchange_exists(connection.default_channel, root):
+        if not declare.exchange_exists(channel, root) and not any(
+            declare.queue_exists(channel, s.name) for s in beside
+        ):
             raise CascadeMissing(f"there is no cascade {root!r}: check --prefix and --tick, or run `setup`")
 
 

@@ -14,6 +14,8 @@ from ..amqp.destinations import QueueNames
 from ..amqp.schedule import Scheduled
 from ..core.destination import Destination
 from ..core.fates import Fate, Fates
+from ..core.headers import read_state
+from ..core.journal import Record
 from ..core.streams import Unreadable
 from .management import Snapshot
 from .status import status
@@ -56,5 +58,15 @@ def revivable(
                 dead.append((schedule.describe(record, schedule.headers_in(record), names), fate.value))
     unknown: int | None = 0
     if fates.changes.has_cancelled or fates.keys.last:
-        unknown = None if found.is_partial else max(0, waiting - len(known))
+        root = connection.transport.delay_options.cascade.root  # others of the prefix share the records
+        here = sum(_root_of(record) == root for record, _ in known.values())
+        unknown = None if found.is_partial else max(0, waiting - here)
     return Revivable(dead, unknown, [one.queue for one in schedule.paused_in(fates.changes, names)])
+
+
+def _root_of(record: Record) -> str | None:
+    """Return the root of the cascade in which a recorded message waits, if its record can be read."""
+    with suppress(Unreadable):
+        state = read_state(schedule.headers_in(record))
+        return state.prefix if state else None
+    return None

@@ -59,16 +59,18 @@ def migrate(
     learn(source)
     learn(target)
     sent: set[str] = set()  # keys
+    shared = _share_streams(source, target)
     moved: list[State] = []  # states of moved messages that are in the journal
     try:
         with own_channel(source) as channel:
             for queue in waiting_queues(source, destinations, management):
                 for message in take(channel, queue):
-                    refused = _move(message, target, allowed, sent)
+                    refused = _move(message, target, allowed, sent, shared)
                     if refused is None:
                         channel.basic_ack(message.delivery_tag)
                         state = read_state(message.headers)
-                        moved += [state] if state and state.number is not None else []
+                        keeps_number = shared and X_DELAY_KEY in message.headers
+                        moved += [state] if state and state.number is not None and not keeps_number else []
                     if len(moved) >= 100:
                         _forget(source, moved)
                     yield Moved(queue, refused)
@@ -77,11 +79,17 @@ def migrate(
 
 
 def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
-    """Return whether two connections are for the same cascade: then each also sees the other's exclusive queue."""
-    root = target.transport.delay_options.cascade.root
-    if source.transport.delay_options.cascade.root != root:
+    """Return whether two connections are for the same cascade."""
+    roots = {one.transport.delay_options.cascade.root for one in (source, target)}
+    return len(roots) == 1 and _share_streams(source, target)
+
+
+def _share_streams(source: kombu.Connection, target: kombu.Connection) -> bool:
+    """Return whether two connections are for cascades of one prefix: each also sees the other's exclusive queue."""
+    cascade = target.transport.delay_options.cascade
+    if source.transport.delay_options.prefix != cascade.prefix:
         return False
-    name = f"{root}.migrate.{uuid.uuid4()}"
+    name = f"{cascade.root}.migrate.{uuid.uuid4()}"
     target.default_channel.queue_declare(name, exclusive=True)
     try:
         return declare.queue_exists(source.default_channel, name)
@@ -97,20 +105,21 @@ def _forget(source: kombu.Connection, moved: list[State]) -> None:
         moved.clear()
 
 
-def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: set[str]) -> str | None:
+def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: set[str], shared: bool) -> str | None:
     """Publish a message as it was sent, with its remaining delay; return the reason if that fails, or None.
 
-    `sent` are the keys of the messages that have become the last ones.
+    `sent` are the keys of the messages that have become the last ones. With `shared` streams, a message with a key
+    keeps its number, so that it stays the last one of its key, or is replaced.
     """
-    keys = known_to[target].keys[target.transport.delay_options.cascade.root]
+    keys = known_to[target].keys[target.transport.delay_options.prefix]
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> None:
         # The number of the message becomes void. Consumers that follow both cascades must not drop the copy with it.
         copy.headers.pop(X_DELAY_NUMBER, None)
         copy.headers.setdefault(X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
         key = copy.headers.get(X_DELAY_KEY)
-        if isinstance(key, str) and (key in keys or key in sent):
-            copy.headers[X_DELAY_NUMBER] = streams.new_number()
+        if isinstance(key, str) and (shared or key in keys or key in sent):
+            copy.headers[X_DELAY_NUMBER] = state.number if shared else streams.new_number()
             copy.headers[X_DELAY_OF] = {"id": copy.headers.get("id")}
         # A due message takes one tick, so that it is confirmed like any delayed message.
         copy.headers[X_DELAY] = x_delay_until(state.due, datetime.now(timezone.utc))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import kombu
+from amqp.exceptions import PreconditionFailed
 
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
@@ -63,6 +64,7 @@ class Deleted(NamedTuple):
 
     amount: int  # of exchanges and queues
     kept: list[str]  # outboxes
+    keeps_streams: bool  # because there are other cascades of the prefix
     dropped: int  # messages that were cancelled, moved or replaced, or became due meanwhile
 
 
@@ -134,6 +136,8 @@ def teardown(
 ) -> Deleted:
     """Delete all cascades, and the outboxes of `destinations`; with the management API all others, too.
 
+    Streams stay if other cascades of the prefix exist.
+
     Raises `NotEmpty` and deletes nothing if messages wait or are orphans, unless `delete_messages`; cancelled messages
     do not count, if no more than 10,000 wait. The management API is asked twice for that, some seconds apart. Without
     it, outboxes that may hold messages are kept. Raises `NotPermitted`. After an interruption, call it again.
@@ -155,7 +159,9 @@ def teardown(
         else:
             kept = _opaque_outboxes(connection, destinations)
     snapshot = management.snapshot() if management else None
-    return Deleted(_delete_all(connection, destinations, snapshot, kept), kept, dropped)
+    deleted = _delete_all(connection, destinations, snapshot, kept)
+    beside = _delete_streams(connection)
+    return Deleted(deleted + (beside or 0), kept, beside is None, dropped)
 
 
 def _drop_cancelled(
@@ -209,17 +215,28 @@ def _delete_all(
     connection: kombu.Connection, destinations: Iterable[Destination], snapshot: Snapshot | None, kept: list[str]
 ) -> int:
     found = existing(connection)
-    topology = Topology.of(found, (), streams.all_streams(found[0]))
+    topology = Topology.of(found)
     # Messages go from levels into outboxes. The shortest level goes last: it shows that levels may be left.
     outboxes = [outbox.queue for outbox in existing_outboxes(connection, destinations, snapshot)]
     if snapshot is not None:  # others that somebody gave such a name, too
         outboxes += filter(found[0].outbox_address, snapshot.queues)
     queues = dict.fromkeys([*outboxes, *reversed(topology.queues)])
     last = [*(cascade.marker for cascade in found if cascade.by_time), found[0].root]  # they show that some is left
-    exchanges = [name for name in topology.exchanges if name not in last]
+    exchanges = [name for name in topology.exchanges if name not in (*last, found[0].streams_root)]
     deleted = _delete(connection, exchanges, [name for name in queues if name not in kept])
     delete_markers(connection)
     return deleted + _delete(connection, last, [])
+
+
+def _delete_streams(connection: kombu.Connection) -> int | None:
+    """Delete the streams of the prefix, unless another cascade exists; return what was deleted, or None."""
+    cascade = connection.transport.delay_options.cascade
+    with declare.translate_errors(cascade):
+        try:
+            connection.default_channel.exchange_delete(cascade.streams_root, if_unused=True)
+        except PreconditionFailed:
+            return None
+    return _delete(connection, [], [stream.name for stream in streams.all_streams(cascade)])
 
 
 def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iterable[str]) -> int:

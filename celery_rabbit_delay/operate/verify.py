@@ -150,7 +150,7 @@ def _bindings(
     topology: Topology, existing: set[Binding], optional: set[tuple[str, str]], later: set[str]
 ) -> Iterator[Finding]:
     """Yield the state of each binding, but for missing ones of an `optional` queue and key that has another."""
-    has_one = {(binding.destination, binding.routing_key) for binding in topology.bindings.keys() & existing}
+    has_one = {(binding.destination, binding.routing_key) for binding in existing}
     for binding in topology.bindings:
         if binding in existing:
             yield Finding("binding", _name(binding), "present")
@@ -190,7 +190,7 @@ def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams
     return [
         binding
         for binding in sorted(set(bindings) - topology.bindings.keys())
-        if binding.source in topology.exchanges
+        if binding.source in topology.exchanges.keys() - {cascade.streams_root for cascade in cascades}
         and not (binding.source in leading and _leads_to_its_address(binding, leading[binding.source]))
     ]
 

@@ -151,6 +151,8 @@ class Index:
         self.notes: tuple[Note, ...] = ()  # who has changed what, the newest first
         self._now = 0
         self._fates = Fates(lambda: self._now / 1000)
+        self._void: list[int] = []  # numbers of copies that became void since the last transaction
+        self._fates.changes.on_void = self._void.append
         rows = self._db.execute("SELECT stream, offset, digest FROM place")
         self._places = {stream: Place(offset, digest) for stream, offset, digest in rows}
 
@@ -194,7 +196,9 @@ class Index:
             db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", kept)
         self._places |= places
         cancelled = sum(said.changes.cancelled_at(id_) is not None for id_ in told)
-        return Counts(len(rows), cancelled, sum(1 for _ in said.changes.void))
+        moved = len(self._void)
+        self._void.clear()
+        return Counts(len(rows), cancelled, moved)
 
     def prune(self, now: int) -> int:
         """Remove some messages that are due before `now`, in milliseconds since 1970; return their number."""
@@ -260,9 +264,7 @@ class Index:
     def _settle(self, said: Fates, ids: Iterable[str]) -> None:
         """Note what became of messages in the index of which the streams have just said something."""
         db = self._db
-        db.executemany(
-            "DELETE FROM message WHERE number = ?", [(number,) for number in said.changes.void if number < NUMBERS]
-        )
+        db.executemany("DELETE FROM message WHERE number = ?", [(number,) for number in self._void if number < NUMBERS])
         told = [("id = ?", [clean(id_)]) for id_ in dict.fromkeys(ids)]
         told += [("key = ?", [clean(key)]) for key in said.keys.last]
         told += [("marks IS NOT NULL", [])] if said.changes.stamps or said.changes.workflows else []

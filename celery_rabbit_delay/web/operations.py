@@ -115,8 +115,7 @@ class Operations:
         moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
-            with operate.moving(connection, self.broker.allowed) as move, Follower(connection, 10) as follower:
-                # A message that somebody else has just moved must not be moved again: it would be delivered twice.
+            with Follower(connection, 10) as follower:
                 self.indexer.catch_up(connection)
                 found, refused = self._found(numbers)
                 for row in found:
@@ -125,7 +124,9 @@ class Operations:
                     try:
                         with reading(self.indexer.path) as db:
                             copies = search.copies(db, row, utc_ms())
-                        move([self._record(follower, copy) for copy in copies], due)
+                        operate.move(
+                            connection, [self._record(follower, one) for one in copies], due, self.broker.allowed
+                        )
                         covered.update(copy.number for copy in copies)
                         moved.append(row.id or str(row.number))
                     except DelayError as exc:

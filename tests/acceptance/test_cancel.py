@@ -24,7 +24,7 @@ from .conftest import MakeShop, Shop
 
 pytestmark = pytest.mark.shared_vhost
 
-CHANGES = "celery-rabbit-delay.v3.10ms.changes"
+CHANGES = "celery-rabbit-delay.v3.changes"
 
 
 def cancel_one(shop: Shop, id_: str, how: str) -> None:

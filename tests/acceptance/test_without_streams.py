@@ -35,7 +35,7 @@ def test_a_publisher_needs_no_stream_and_a_worker_the_one_of_changes_alone(make_
     worker = shop.worker()
     shop.wait_for(1, "delayed")
     cancelled = shop.send("note", "cancelled", countdown=4)
-    assert streams_of(shop.vhost) == ["celery-rabbit-delay.v3.10ms.changes"]
+    assert streams_of(shop.vhost) == ["celery-rabbit-delay.v3.changes"]
     celery_rabbit_delay.cancel(shop.app, cancelled)
     wait_until(lambda: discarded(worker, cancelled), "it is discarded")
     assert not shop.runs("cancelled")

@@ -20,8 +20,8 @@ from .conftest import MakeApp
 
 pytestmark = pytest.mark.shared_vhost
 
-JOURNAL = "celery-rabbit-delay.v3.10ms.journal.600"
-KEYS = "celery-rabbit-delay.v3.10ms.keys"
+JOURNAL = "celery-rabbit-delay.v3.journal.600"
+KEYS = "celery-rabbit-delay.v3.keys"
 
 
 def records(vhost: Vhost) -> list[Record]:

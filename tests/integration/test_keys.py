@@ -172,6 +172,27 @@ def test_a_moved_message_is_the_last_one_of_its_key(vhost: Vhost, make_app: Make
 
 
 @pytest.mark.levels
+def test_keys_are_those_of_the_prefix_whatever_the_tick(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection, vhost.connection(tick=0.02) as other:
+        for sender, name in ((connection, "first"), (other, "second"), (connection, "third"), (other, "last")):
+            publish(sender, name, 9)
+        assert [found.refused for found in operate.migrate(other, connection, Allowed(None))] == [None]
+        assert arriving(connection) == ["last"]
+
+
+@pytest.mark.levels
+def test_what_moves_to_another_tick_stays_replaced(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection, vhost.connection(tick=0.02) as other:
+        publish(other, "first", 9)
+        moving = operate.migrate(other, connection, Allowed(None))
+        assert [found.refused for found in moving] == [None]
+        publish(connection, "later", 9)
+        assert arriving(connection) == ["later"]
+
+
+@pytest.mark.levels
 @pytest.mark.parametrize("follows_both", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_keys_are_kept_when_messages_move_to_another_cascade(vhost: Vhost, follows_both: bool) -> None:
     vhost.declare("q")

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from unittest import mock
@@ -32,7 +33,7 @@ from celery_rabbit_delay import (
 )
 from celery_rabbit_delay.amqp import reschedule
 from celery_rabbit_delay.amqp.follower import Follower
-from celery_rabbit_delay.amqp.schedule import write_changes
+from celery_rabbit_delay.amqp.schedule import read_changes, waiting, write_changes
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
@@ -520,41 +521,64 @@ def test_a_message_that_was_published_twice_is_moved_as_one(vhost: Vhost) -> Non
     assert ids(vhost) == []
 
 
-def test_of_simultaneous_moves_each_sees_what_the_one_before_has_done(vhost: Vhost) -> None:
+def test_of_simultaneous_moves_the_one_whose_change_comes_last_counts(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
     start = threading.Barrier(4)
 
-    def move(seconds: float) -> str:
+    def all_see_the_same(connection: Any) -> list[Record]:
+        found = list(waiting(connection))
+        start.wait(60)
+        return found
+
+    monkeypatch.setattr(reschedule, "waiting", all_see_the_same)
+
+    def move(due: datetime) -> None:
         with vhost.connection() as connection:
-            start.wait(60)
-            try:
-                operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=seconds))
-            except (NotWaiting, TooLate) as exc:
-                return type(exc).__name__
-            return "moved"
+            operate.reschedule(connection, "a", due)
 
+    soon = datetime.now(timezone.utc) + timedelta(seconds=10)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(move, [70, 80, 90, 100])) == ["moved"] * 4
-        assert ids(vhost) == ["a"]
-        assert list(pool.map(move, [0, 0, 0, 0])).count("moved") == 1
+        list(pool.map(move, [soon + timedelta(seconds=seconds) for seconds in range(4)]))
+    ran = []
     with vhost.connection() as connection:
-        assert len(take(connection, "q", 1)) == 1
-        time.sleep(2)  # what was moved last was due within a tick
-    assert vhost.count("q") == 0
-    assert ids(vhost) == []
+        *_, last = moved = [body for body in read_changes(connection) if body.startswith(b"v")]
+        [left] = operate.scheduled(connection)
+        assert len(moved) == 4
+        assert left.number == int.from_bytes(last[9:17], "big")
+
+        def on_message(message: Any) -> None:
+            message.ack()
+            ran.append(message.delayed_until)
+
+        def have_arrived() -> bool:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.2)
+            is_over = datetime.now(timezone.utc) > soon + timedelta(seconds=5)
+            return is_over and not vhost.waiting() and not vhost.count("q")
+
+        with kombu.Consumer(connection, [Queue("q", no_declare=True)], on_message=on_message, auto_declare=False):
+            wait_until(have_arrived, "all copies have arrived, and those that are void were dropped")
+    assert ran == [left.due]
 
 
-def test_a_move_that_does_not_end_lets_no_other_begin(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reschedule, "PATIENCE", 1)
+def test_what_waits_in_a_cascade_of_another_tick_is_listed_moved_and_cancelled(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection, vhost.connection() as other:
-        publish(connection, 60, correlation_id="a")
-        with operate.moving(connection), pytest.raises(DelayError, match="another move has not ended in 1 s: try"):
-            operate.reschedule(other, "a", datetime.now(timezone.utc))
-        operate.reschedule(other, "a", datetime.now(timezone.utc))
-        assert len(take(connection, "q", 1)) == 1
+    with vhost.connection(**RECORDED, tick=0.02) as before:
+        for id_ in ("a", "b", "c"):
+            publish(before, 20, correlation_id=id_)
+    with vhost.connection() as connection:
+        assert sorted(ids(vhost)) == ["a", "b", "c"]
+        now = datetime.now(timezone.utc)
+        operate.cancel(connection, ["b"])
+        operate.reschedule(connection, "c", now + timedelta(seconds=25))
+        operate.reschedule(connection, "a", now)
+        assert ids(vhost) == ["c"]
+        found = [take(connection, "q", 1)[0] for _ in range(2)]  # the second one comes after the three that are void
+        assert [message.properties["correlation_id"] for message in found] == ["a", "c"]
 
 
 def test_the_commands_move_a_message(vhost: Vhost) -> None:
@@ -723,7 +747,7 @@ def test_the_commands_move_several_messages(vhost: Vhost) -> None:
         assert run(url, "run-now", *wrong).code == 2
 
 
-STREAMS = {f"celery-rabbit-delay.v3.10ms.{name}" for name in ("changes", "keys", "journal.600")}
+STREAMS = {f"celery-rabbit-delay.v3.{name}" for name in ("changes", "keys", "journal.600")}
 
 
 @pytest.mark.own_vhost
@@ -739,10 +763,15 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
         publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
         operate.cancel(connection, ["a"])
     assert ids(vhost) == ["b"]
-    assert "celery-rabbit-delay.v3.10ms.changes" in run(url, "status", "--json").out
+    assert "celery-rabbit-delay.v3.changes" in run(url, "status", "--json").out
     found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
     assert found.keys() == STREAMS
-    assert run(url, *command, "teardown", "--yes", "--delete-messages").code == 0
+    other = ("--tick", "0.5")  # has the same streams
+    assert run(url, "setup", options=other).code == 0
+    done = run(url, *command, "teardown", "--yes", "--delete-messages")
+    assert "streams stay, for there is another cascade of this prefix" in done.out
+    assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
+    assert "streams stay" not in run(url, "teardown", "--yes", "--delete-messages", options=other).out
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 
@@ -750,7 +779,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
 def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_to(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     assert run(url, "setup").code == 0
-    name = "celery-rabbit-delay.v3.10ms.changes"
+    name = "celery-rabbit-delay.v3.changes"
     with vhost.plain() as connection:
         connection.default_channel.queue_unbind(name, vhost.cascade.behind_ingest, "@.changes")
     assert "binding" in run(url, "verify", *management(vhost)).out

@@ -17,7 +17,7 @@ from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.more
 
-JOURNAL = "celery-rabbit-delay.v3.10ms.journal.600"
+JOURNAL = "celery-rabbit-delay.v3.journal.600"
 STREAMS = Options(**QUICK, journal=0).wanted_streams
 
 

@@ -253,7 +253,7 @@ def test_what_setup_changes_is_noted_where_there_is_a_history(away: None, monkey
     for name, answer in {
         "wanted": [cascade],
         "setup": [],
-        "is_by_time": True,
+        "holds_messages": True,
         "outbox_names": (),
         "prune": (["a"], ["b"]),
         "prune_levels": 3,
@@ -306,7 +306,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, berlin: None) -> None:
 @pytest.fixture
 def waiting(away: None, monkeypatch: pytest.MonkeyPatch) -> list[Scheduled]:
     found = [WAITS]
-    monkeypatch.setattr(operate, "require", lambda connection: None)
+    monkeypatch.setattr(operate, "require", lambda *args, **kwargs: None)
     monkeypatch.setattr(operate, "scheduled", lambda *arguments, **more: iter(found))
     return found
 

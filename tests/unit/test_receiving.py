@@ -44,7 +44,7 @@ def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_agai
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = Client()
-    known = receiving.known_to[client].keys[Options().cascade.root]
+    known = receiving.known_to[client].keys[Options().prefix]
     known.apply(last_of_key("k", 1))  # read before the connection was lost
     connection = connected(client)
 
@@ -329,7 +329,7 @@ def test_only_tasks_are_left_to_celery() -> None:
     revoked: list[str] = []
     known = receiving.known_to[client]
     known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
-    connection.following.until[f"{Options().cascade.root}.changes"] = math.inf
+    connection.following.until[f"{Options().cascade.streams_root}.changes"] = math.inf
     for more, dropped in (({"task": "t"}, False), ({}, True)):
         message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={})
         assert receiving.is_dropped(connection, message) is dropped
@@ -388,7 +388,7 @@ def test_a_worker_learns_that_an_id_was_sent_again() -> None:
     known = receiving.known_to[client]
     known.on_cancelled, again = (lambda id_: False), list[str]()
     known.on_sent_again = again.append
-    connection.following.until[f"{Options().cascade.root}.changes"] = math.inf
+    connection.following.until[f"{Options().cascade.streams_root}.changes"] = math.inf
     sent = sent_now()
     for change in changes.cancelled(["a"], sent):
         known.changes.apply(change)

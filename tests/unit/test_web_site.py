@@ -665,10 +665,10 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     monkeypatch.setattr(Operations, "_record", lambda *args: None)
     monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
 
-    def move(records: Any, due: Any) -> None:
+    def move(*args: Any) -> None:
         raise TooLate(says)
 
-    monkeypatch.setattr(operate, "moving", lambda *args: nullcontext(move))
+    monkeypatch.setattr(operate, "move", move)
     monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args: nullcontext())
     indexer = Indexer(index, lambda: None, QueueNames())
     operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
