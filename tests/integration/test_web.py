@@ -369,7 +369,7 @@ def test_health_shows_levels_and_what_verify_finds(vhost: Vhost, serve: Serve) -
             publish(connection, 60)
         publish(connection, 100)
     site = serve(*management(vhost), options=("--queue", "q"))
-    shows(site, "Outboxes", "queue &#39;q&#39;", "1 min", "5 tasks wait", "All is well", path="/health")
+    shows(site, "Outboxes", "queue &#39;q&#39;", "1 min", "5 tasks on the broker", "All is well", path="/health")
     found = site.post("/health/verify", page="/health")
     total = re.search(r"(\d+) of (\d+) checks passed", found)
     assert total is not None
