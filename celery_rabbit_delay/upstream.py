@@ -148,9 +148,12 @@ def is_ended(connection: amqp.Connection) -> bool:
 def has_input(connection: amqp.Connection) -> bool:
     """Return whether there is something to read from the socket of an `amqp.Connection`, such as its end.
 
-    True where that cannot be seen, as above, and with TLS, whose buffers may hold more.
+    True where that cannot be seen, as above, with TLS, whose buffers may hold more, and of a closed one, where a read
+    raises the right error.
     """
     sock = connection.transport.sock
+    if sock is None or sock.fileno() < 0:
+        return True
     return not hasattr(select, "poll") or hasattr(sock, "pending") or _tells(sock, select.POLLIN)
 
 

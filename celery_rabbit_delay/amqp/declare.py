@@ -34,8 +34,8 @@ PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/m
 _UNKNOWN_AFTER = 0.25
 
 #: Seconds until RabbitMQ has written the name of a new quorum queue to its disk. If it is killed before, it loses what
-#: the queue holds, although it has confirmed it. It looks every half second, and writes at the first look since which no
-#: name was added, as a rule the second one (rabbitmq/ra, src/ra_directory.erl: `names.dets`; Erlang's dets, `auto_save`).
+#: the queue holds, although it has confirmed it. It looks every half second, and writes once no name was added since
+#: the last look, as a rule after a second (rabbitmq/ra, ra_directory.erl: `names.dets`; Erlang, dets: `auto_save`).
 SAVED_AFTER = 1.5
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints

@@ -80,8 +80,8 @@ def test_where_a_limit_leaves_no_room_for_outboxes_every_delay_is_still_sent(
 
 def test_a_publisher_that_may_configure_all_but_outboxes_with_a_delay_does_without_them(vhost: Vhost) -> None:
     vhost.declare("q")
-    root = Options(**OPTIONS).cascade.root.replace(".", r"\.")
-    user = vhost.user(rf"^{root}(\.(?!out\.\d).*)?$", ".*", ".*")
+    root = Options(**OPTIONS).cascade.streams_root.replace(".", r"\.")
+    user = vhost.user(rf"^{root}(\.(?!\w+\.out\.\d).*)?$", ".*", ".*")
     with vhost.connection(user, **OPTIONS, journal=None) as connection:
         for seconds in (0.07, 1, 60, 61.7):
             publish(connection, seconds)

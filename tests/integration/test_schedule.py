@@ -558,7 +558,7 @@ def test_of_simultaneous_moves_the_one_whose_change_comes_last_counts(
             with suppress(TimeoutError):
                 connection.drain_events(timeout=0.2)
             is_over = datetime.now(timezone.utc) > soon + timedelta(seconds=5)
-            return is_over and not vhost.waiting() and not vhost.count("q")
+            return is_over and sum(vhost.waiting().values()) <= 1 and not vhost.count("q")  # the first one is void, too
 
         with kombu.Consumer(connection, [Queue("q", no_declare=True)], on_message=on_message, auto_declare=False):
             wait_until(have_arrived, "all copies have arrived, and those that are void were dropped")

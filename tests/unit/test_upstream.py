@@ -142,9 +142,12 @@ def test_a_connection_has_input_once_something_came_or_the_other_side_has_closed
         assert not upstream.has_input(connection)
         theirs.close()
         assert upstream.has_input(connection)
-        assert upstream.has_input(SimpleNamespace(transport=SimpleNamespace(sock=SimpleNamespace(pending=None)))), "TLS"
+        secure = SimpleNamespace(pending=None, fileno=ours.fileno)
+        assert upstream.has_input(SimpleNamespace(transport=SimpleNamespace(sock=secure))), "TLS"
         monkeypatch.delattr(select, "poll", raising=False)
         assert upstream.has_input(connection), "nobody knows"
+    assert upstream.has_input(connection), "closed here"
+    assert upstream.has_input(SimpleNamespace(transport=SimpleNamespace(sock=None)))
 
 
 def test_a_closed_socket_is_closed_for_this_process_alone() -> None:
