@@ -146,6 +146,13 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
             passive_declare(channel, cascade.marker, nowait=True)
             declare_queue(channel, stream.queue, nowait=True)
             bind(channel, cascade.stream_binding(stream))
+        except PreconditionFailed as exc:
+            if _is_limit(exc):
+                raise
+            raise CascadeConflict(
+                f"the stream {stream.name!r} exists, but keeps its messages for another time ({exc.reply_text}): give "
+                "apps with the same prefix the same `max_delay` if one is longer than a year, or another prefix"
+            ) from None
         except InternalError as exc:
             raise UnsupportedConfiguration(
                 f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, set the option "

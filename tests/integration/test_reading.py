@@ -7,7 +7,7 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay import NotPermitted, operate
+from celery_rabbit_delay import CascadeConflict, NotPermitted, operate
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.amqp.create import ensure_stream
 from celery_rabbit_delay.amqp.follower import Follower
@@ -77,3 +77,15 @@ def test_streams_that_are_empty_are_read_at_once(vhost: Vhost) -> None:
             create(connection, stream)
         assert set(reader.extents(wanted).values()) == {(0, -1)}
         assert [list(reader.read(stream)) for stream in wanted] == [[] for _ in wanted]
+
+
+def test_apps_that_keep_cancellations_for_other_times_are_told_what_to_do(vhost: Vhost) -> None:
+    year = 365 * 24 * 3600
+    with vhost.connection() as usual, vhost.connection(max_delay=year / 12) as short:
+        operate.cancel(usual, ["a"])
+        operate.cancel(short, ["b"])
+    with (
+        vhost.connection(max_delay=3 * year) as long,
+        pytest.raises(CascadeConflict, match="give apps with the same prefix the same `max_delay`"),
+    ):
+        create(long, streams.changes(long.transport.delay_options.cascade))
