@@ -69,7 +69,7 @@ def migrate(
                     if refused is None:
                         channel.basic_ack(message.delivery_tag)
                         state = read_state(message.headers)
-                        keeps_number = shared and X_DELAY_KEY in message.headers
+                        keeps_number = shared and isinstance(message.headers.get(X_DELAY_KEY), str)
                         moved += [state] if state and state.number is not None and not keeps_number else []
                     if len(moved) >= 100:
                         _forget(source, moved)
