@@ -64,7 +64,7 @@ class EventLoop:
                 "goes on, because it must not wait here. If it stops before the confirm, the message may be lost",
                 plan.id,
             )
-            note = self._later(partial(self._store, sender, plan))
+            note = self._later(partial(self._store, sender, plan))  # is called with the answer from now on
         elif isinstance(answers[0], (NotRouted, NotStored)):  # repairs the cascade
             sender.publish(plan, PATIENCE)
         elif answers[0] is not None:

@@ -113,8 +113,7 @@ def _require_room(
     ahead: bool,
 ) -> None:
     """Raise `LimitReached` if the virtual host has no room for all queues."""
-    limit = management.queue_limit() if management else None
-    if management is None or limit is None:
+    if management is None or (limit := management.queue_limit()) is None:
         return
     streams_ = options.wanted_streams if ahead else []
     topology = Topology.of(wanted, destinations, streams_, _outboxes(options, wanted, ahead))

@@ -66,7 +66,8 @@ def compare(
     """
     options: Options = connection.transport.delay_options
     passive, ahead = options.declare == "passive", ahead and not on_demand
-    needed, wanted = (cascades(connection, priorities, some) for some in (False, ahead))
+    needed = cascades(connection, priorities)
+    wanted = cascades(connection, priorities, ahead) if ahead else needed
     beside = _existing_streams(connection)
     missing = [stream for stream in options.wanted_streams if stream not in beside] if passive or not on_demand else []
     topology = _expected(connection, wanted, list(destinations), [*beside, *missing], snapshot, ahead)
@@ -187,10 +188,11 @@ def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams
     cascades = list(cascades)
     topology = Topology.of(cascades, (), streams)
     leading = {name: cascade for cascade in cascades for name in (cascade.outbox_ingest, cascade.done, *cascade.exits)}
+    own = topology.exchanges.keys() - {cascade.streams_root for cascade in cascades}  # that one leads to others as well
     return [
         binding
         for binding in sorted(set(bindings) - topology.bindings.keys())
-        if binding.source in topology.exchanges.keys() - {cascade.streams_root for cascade in cascades}
+        if binding.source in own
         and not (binding.source in leading and _leads_to_its_address(binding, leading[binding.source]))
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from unittest.mock import patch
 import kombu
 from amqp.abstract_channel import AbstractChannel
 
+from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, Outgoing
 
 
@@ -55,4 +55,4 @@ def routing_keys() -> Iterator[list[str]]:
 
 def has_input(connection: kombu.Connection) -> bool:
     """Return whether the broker has sent something that nobody has read."""
-    return bool(select.select([connection.connection.sock], [], [], 0)[0])
+    return upstream.has_input(connection.connection)
