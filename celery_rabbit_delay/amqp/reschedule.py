@@ -1,4 +1,4 @@
-"""Moves a waiting message to another due time: it sends a copy, and the original is dropped when it arrives."""
+"""Moves a waiting message to another due time or cascade: it sends a copy, and drops the original when that arrives."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import Any
 import kombu
 from amqp import Message
 
-from ..core import changes, plan
+from ..core import changes, plan, streams
 from ..core import headers as headers_
 from ..core.due import microseconds_until, parse_eta
-from ..core.errors import DelayError, InvalidDelay, InvalidDestination, NotWaiting, TooLate
+from ..core.errors import (
+    DelayError,
+    DestinationNotFound,
+    InvalidDelay,
+    InvalidDestination,
+    MessageRefused,
+    NotWaiting,
+    TooLate,
+)
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import Options
@@ -31,6 +39,19 @@ TOO_LATE = 2000
 
 class DifferentMessages(DelayError):
     """Messages with the same id differ in more than their due times."""
+
+
+#: Errors of one message, which do not concern others.
+REFUSALS = (
+    NotWaiting,
+    TooLate,
+    InvalidDelay,
+    InvalidDestination,
+    DestinationNotFound,
+    MessageRefused,
+    DifferentMessages,
+    Unreadable,
+)
 
 
 def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: Allowed = ANYWHERE) -> None:
@@ -70,16 +91,23 @@ def reschedule_all(
                 )
             move(connection, list(records.values()), due, allowed)
             refused: DelayError | None = None
-        except (NotWaiting, TooLate, InvalidDelay, InvalidDestination, DifferentMessages, Unreadable) as exc:
+        except REFUSALS as exc:
             refused = exc
         yield str(name), refused
 
 
-def move(connection: kombu.Connection, records: Sequence[Record], due: datetime, allowed: Allowed = ANYWHERE) -> None:
-    """Give a message another due time, by the records of all its copies that wait.
+def move(
+    connection: kombu.Connection,
+    records: Sequence[Record],
+    due: datetime,
+    allowed: Allowed = ANYWHERE,
+    target: kombu.Connection | None = None,
+    keeps_key: bool = True,
+) -> None:
+    """Give a message another due time, by the records of all its copies that wait; or move it to another cascade.
 
-    Of two moves of a message at the same moment, the one whose change comes last in the stream counts. Raises the
-    errors of `reschedule` except `NotWaiting`.
+    Of two moves of a message at the same moment, the one whose change comes last in the stream counts. With
+    `keeps_key`, one with a key becomes the last of its key. Raises the errors of `reschedule` except `NotWaiting`.
     """
     now = Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
     first = min(records, key=lambda record: record.due)
@@ -96,12 +124,17 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
             "none was moved; send each with its own id, or cancel them all"
         )
     message, exchange, routing_key = copy
-    options: Options = connection.transport.delay_options
-    _check_expires(first.id, message.headers, max(due, now.utc), options)
+    options: Options = (target or connection).transport.delay_options
+    if due != headers_.moment(first.due):
+        _check_expires(first.id, message.headers, max(due, now.utc), options)
     if refused := allowed.refuses(exchange, routing_key, message.headers):
         raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
-    channel, delay = connection.default_channel, max(1, microseconds_until(due, now.utc))  # one tick for "at once"
-    declarations, recording = channel.connection.declarations, replace(options, journal=0)
+    if not keeps_key:  # one with a number is a retry
+        message.headers[headers_.X_DELAY_NUMBER] = streams.new_number()
+    channel = (target or connection).default_channel
+    delay = max(1, microseconds_until(due, now.utc))  # one tick for "at once"
+    recording = options if target else replace(options, journal=0)
+    declarations = channel.connection.declarations
     planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, recording, declarations)
     channel.store(planned)
     # Only now: without the copy, the message would be lost.
@@ -109,7 +142,7 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
 
 
 def _replaced(record: Record, planned: Plan) -> bytes:
-    if record.key:  # the stream of keys says which copy is the last one
+    if record.key or planned.stream is None:  # the stream of keys says which copy is the last one
         return changes.void(record.number, record.due)
     return changes.replaced(record.number, planned.number, max(record.due, planned.due_ms))
 

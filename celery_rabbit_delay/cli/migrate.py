@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import click
@@ -14,13 +12,12 @@ import kombu
 from .. import operate
 from ..core.options import OPTIONS
 from ..core.text import escape
-from ..operate import Moved
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, progress, until_interrupted
-from .parameters import any_queue_option, cascade_options, given, management_option
-from .target import Target, connection_to, management_of, pass_target
+from .parameters import any_queue_option, cascade_options, given
+from .target import Target, connection_to, pass_target
 
-#: Seconds: what the management API says of messages between two queues may be older than their move.
-_STALE = 12
+#: Lines about tasks that stay; there may be millions of them.
+_LINES = 20
 
 
 @click.command(short_help="Move waiting tasks to another cascade or broker.")
@@ -33,63 +30,44 @@ _STALE = 12
 )
 @cascade_options("to-", "new ")
 @any_queue_option
-@management_option
 @pass_target
-def migrate(
-    origin: Target,
-    /,
-    to_broker: str | None,
-    any_queue: bool,
-    management_url: str | None,
-    **changes: Any,
-) -> None:
-    """Move waiting tasks for the queues of the app to a cascade with other options, or to another broker.
+def migrate(origin: Target, /, to_broker: str | None, any_queue: bool, **changes: Any) -> None:
+    """Move recorded tasks that wait for the queues of the app to a cascade with other options, or to another broker.
 
-    Each message keeps its due time. --management-url also finds those that wait in outboxes of other queues, or with
-    other delays than --outboxes says; otherwise they stay, and are delivered when due. A message that cannot be moved
-    stays where it is. After an interruption, run this again: nothing is lost, and at most one message is delivered
-    twice. Apps publish to the old cascade until you change their options, too.
+    Each keeps its due time. Tasks that have no record (see the option `journal`), or are due within two seconds, stay
+    and are delivered when due: keep the broker and the streams that they came from until then. After an interruption,
+    run this again: nothing is lost, and at most one task is delivered twice. Apps publish to the old cascade until you
+    change their options, too.
 
-    Exits with 3 if some messages stayed.
+    Exits with 3 if some recorded tasks stayed.
     """
     changed = given({name.removeprefix("to_"): value for name, value in changes.items()})
+    moved, left, problems = 0, 0, list[str]()
     with origin.connected() as source:
         elsewhere = _connection_elsewhere(source, to_broker, changed)
         operate.require(source)
-        held_by_rabbitmq = operate.is_by_time(source)
-        known, management = origin.destinations(), management_of(management_url, source)
-
-        def counts() -> operate.Status:
-            return operate.status(source, known, management.snapshot() if management else None)
-
-        with operate.connected(elsewhere) as target:
+        with operate.connected(elsewhere) as target, progress("moving") as show:
             if operate.is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
-            before = counts().ready
-            moving = operate.migrate(source, target, origin.allowed(any_queue), known, management)
-            moved, refused, is_interrupted = _progress(moving, before)
-            operate.tell(source, origin.who, "moved to another cascade", moved)
-            for reason, count in refused.items():
-                click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
-            # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
-            least = refused.total()
-            deadline = time.monotonic() + (_STALE if management and not is_interrupted else 0)
-            while (left := max(counts().waiting, least)) > least and time.monotonic() < deadline:
-                time.sleep(0.5)
-    # A message whose delay ends goes on to its queue, and those that must not be delivered are dropped when taken.
-    gone = before - moved - left
-    others = f", {gone:,} became due meanwhile or had been cancelled, moved or replaced" if gone > 0 else ""
-    click.echo(f"{moved:,} moved, {left:,} left{others}")
-    if management is None:
-        click.echo(
-            "outboxes of other queues than those of the app were not looked at: --management-url shows them", err=True
-        )
-    if held_by_rabbitmq:
-        click.echo("what RabbitMQ holds until it is due stays, and is delivered then: `reschedule` moves it", err=True)
-    if is_interrupted:
+            moving = operate.migrate(source, target, origin.allowed(any_queue), show, problems.append)
+            with until_interrupted(moving) as (results, is_interrupted):
+                for _, refused in results:
+                    if refused:
+                        left += 1
+                        problems.append(str(refused))
+                    else:
+                        moved += 1
+        operate.tell(source, origin.who, "moved to another cascade", moved)
+    click.echo(f"{moved:,} moved, {left:,} left")
+    for problem in islice(problems, _LINES):
+        click.echo(escape(problem), err=True)
+    if len(problems) > _LINES:
+        click.echo(f"and {len(problems) - _LINES:,} more", err=True)
+    click.echo("tasks without a record stay, and are delivered when due: `status` counts what waits", err=True)
+    if is_interrupted():
         click.echo("interrupted: run this again to move the others", err=True)
         raise SystemExit(EXIT_INTERRUPTED)
-    if left:
+    if problems:
         raise SystemExit(EXIT_PROBLEMS)
 
 
@@ -102,20 +80,3 @@ def _connection_elsewhere(source: kombu.Connection, to_broker: str | None, chang
     if options.cascade.root == current.cascade.root:
         raise click.UsageError("name the target with --to-prefix, --to-tick or --to-broker")
     return operate.copy_of(source, "migration", **{OPTIONS: options.to_dict()})
-
-
-def _progress(moving: Iterable[Moved], amount: int) -> tuple[int, Counter[str], bool]:
-    """Show how many messages of an amount were moved; return their number, why others stay, and about Ctrl-C."""
-    moved, refused = 0, Counter[str]()
-    with (
-        until_interrupted(moving) as (messages, is_interrupted),
-        progress("moving") as show,
-    ):
-        for message in messages:
-            if message.refused is None:
-                moved += 1
-            else:
-                refused[f"stays in {message.queue}: {message.refused}"] += 1
-            done = moved + refused.total()
-            show(done, max(amount, done))
-    return moved, refused, is_interrupted()

@@ -79,11 +79,6 @@ def parse_x_delay(x_delay: object) -> int:
         raise InvalidDelay(f"cannot read the header x-delay={x_delay!r}: use a number of milliseconds") from None
 
 
-def x_delay_until(due: datetime, now: datetime) -> int:
-    """Return the `x-delay` of a message that is due at `due`; both are aware. The minimum, 1, for a past time."""
-    return max(1, -((now - due) // _MILLISECOND))
-
-
 def to_ticks(delay: int, tick: int) -> int:
     """Return the whole ticks that a `delay` > 0 takes, rounded up; both are microseconds."""
     return -(-delay // tick)

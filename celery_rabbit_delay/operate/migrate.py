@@ -2,80 +2,71 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
-from typing import NamedTuple
+from collections.abc import Container, Iterator
+from functools import partial
 
 import kombu
-from amqp import Message
 from amqp.exceptions import ResourceLocked
 
 from ..amqp import declare
-from ..amqp.connecting import own_channel
+from ..amqp.clocks import utc_ms
 from ..amqp.receiving import known_to, learn
-from ..amqp.schedule import write_changes
-from ..amqp.waiting import Allowed, send_on, take
-from ..core import changes, streams
-from ..core.destination import Destination
-from ..core.due import x_delay_until
-from ..core.headers import (
-    X_DELAY,
-    X_DELAY_KEY,
-    X_DELAY_NUMBER,
-    X_DELAY_OF,
-    X_DELAY_SENT,
-    State,
-    milliseconds,
-    read_state,
-)
-from .cascades import waiting_queues
-from .management import Management
+from ..amqp.reschedule import REFUSALS, TOO_LATE, move
+from ..amqp.schedule import Progress, Report, headers_in, waiting, write_changes
+from ..amqp.waiting import ANYWHERE, Allowed
+from ..core import headers as headers_
+from ..core import streams
+from ..core.errors import DelayError
+from ..core.fates import Fate, fate
+from ..core.streams import Unreadable
 
-
-class Moved(NamedTuple):
-    """A message that `migrate` has processed, and its queue. `refused` is the reason why it stays, if it does."""
-
-    queue: str
-    refused: str | None
+logger = logging.getLogger(__name__)
 
 
 def migrate(
     source: kombu.Connection,
     target: kombu.Connection,
-    allowed: Allowed,
-    destinations: Iterable[Destination] = (),
-    management: Management | None = None,
-) -> Iterator[Moved]:
-    """Move waiting messages from the cascades of `source` into the cascade of `target`; each keeps its due time.
+    allowed: Allowed = ANYWHERE,
+    progress: Progress | None = None,
+    report: Report = logger.warning,
+) -> Iterator[tuple[str, DelayError | None]]:
+    """Move the recorded messages that wait in the cascade of `source` into that of `target`; each keeps its due time.
 
-    Takes those in levels, and those in outboxes: of `destinations`, or with the management API in all.
-
-    `source` delivers messages that become due in the meantime. An interruption loses no message; start it again. The
-    message that was being moved may be delivered twice. A message that cannot be moved stays, and does not stop the
-    others. Cancelled, moved and replaced messages are dropped. A message with a key becomes the last one of its key,
-    unless the target knows the key: then it is delivered besides that later message.
+    Yields the id of each, and why it was not moved. What has no record, or is due within two seconds, stays, and is
+    delivered when due. An interruption loses no message; start it again. The message that was being moved may be
+    delivered twice. One with a key becomes the last of its key, unless the target knows the key: then it is delivered
+    besides that later message. Raises the errors of `reschedule` and `scheduled`.
     """
+    own_options, options = source.transport.delay_options, target.transport.delay_options
+    write_changes(source, [streams.marker()])  # so that the stream is there to be followed
     learn(source)
     learn(target)
-    sent: set[str] = set()  # keys
-    shared = _share_streams(source, target)
-    moved: list[State] = []  # states of moved messages that are in the journal
-    try:
-        with own_channel(source) as channel:
-            for queue in waiting_queues(source, destinations, management):
-                for message in take(channel, queue):
-                    refused = _move(message, target, allowed, sent, shared)
-                    if refused is None:
-                        channel.basic_ack(message.delivery_tag)
-                        state = read_state(message.headers)
-                        keeps_number = shared and isinstance(message.headers.get(X_DELAY_KEY), str)
-                        moved += [state] if state and state.number is not None and not keeps_number else []
-                    if len(moved) >= 100:
-                        _forget(source, moved)
-                    yield Moved(queue, refused)
-    finally:
-        _forget(source, moved)
+    known, keys = known_to[source], known_to[source].keys[own_options.prefix]
+    #: Keys of which the target may have a later message.
+    later: Container[str] = () if _share_streams(source, target) else known_to[target].keys[options.prefix]
+    moved: set[int] = set()
+    for record in waiting(source, progress, report):
+        # The streams also have what waits with other ticks, and twice what was published again after an error.
+        try:
+            state = headers_.read_state(headers_in(record))
+        except Unreadable as exc:
+            report(f"The record of message {record.number}, of the id {record.id!r}, is skipped: {exc}")
+            continue
+        if state is None or state.prefix != own_options.cascade.root or record.number in moved:
+            continue
+        source.connection.following.poll()  # it may be cancelled meanwhile
+        became = fate(known.changes, keys, record.number, record.id, partial(headers_in, record))
+        if became is not Fate.WAITS or record.due < utc_ms() + TOO_LATE:
+            continue
+        moved.add(record.number)
+        try:
+            move(source, [record], headers_.moment(record.due), allowed, target, keeps_key=record.key not in later)
+            refused: DelayError | None = None
+        except REFUSALS as exc:
+            refused = exc
+        yield record.id, refused
 
 
 def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:
@@ -95,36 +86,3 @@ def _share_streams(source: kombu.Connection, target: kombu.Connection) -> bool:
         return declare.queue_exists(source.default_channel, name)
     except ResourceLocked:  # the other connection owns the queue
         return True
-
-
-def _forget(source: kombu.Connection, moved: list[State]) -> None:
-    """Mark moved messages as void in the journal of the source."""
-    if moved and source.transport.delay_options.streams:
-        voids = [changes.void(state.number, milliseconds(state.due)) for state in moved if state.number is not None]
-        write_changes(source, voids)
-        moved.clear()
-
-
-def _move(message: Message, target: kombu.Connection, allowed: Allowed, sent: set[str], shared: bool) -> str | None:
-    """Publish a message as it was sent, with its remaining delay; return the reason if that fails, or None.
-
-    `sent` are the keys of the messages that have become the last ones. With `shared` streams, a message with a key
-    keeps its number, so that it stays the last one of its key, or is replaced.
-    """
-    keys = known_to[target].keys[target.transport.delay_options.prefix]
-
-    def publish(copy: Message, exchange: str, routing_key: str, state: State) -> None:
-        # The number of the message becomes void. Consumers that follow both cascades must not drop the copy with it.
-        copy.headers.pop(X_DELAY_NUMBER, None)
-        copy.headers.setdefault(X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
-        key = copy.headers.get(X_DELAY_KEY)
-        if isinstance(key, str) and (shared or key in keys or key in sent):
-            copy.headers[X_DELAY_NUMBER] = state.number if shared else streams.new_number()
-            copy.headers[X_DELAY_OF] = {"id": copy.headers.get("id")}
-        # A due message takes one tick, so that it is confirmed like any delayed message.
-        copy.headers[X_DELAY] = x_delay_until(state.due, datetime.now(timezone.utc))
-        target.default_channel.basic_publish(copy, exchange, routing_key)
-        if isinstance(key, str):
-            sent.add(key)
-
-    return send_on(message, allowed, publish)

@@ -17,7 +17,7 @@ import pytest
 from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
-from celery_rabbit_delay import BatchFailed, DestinationNotFound, batch
+from celery_rabbit_delay import BatchFailed, DestinationNotFound, batch, upstream
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
@@ -25,6 +25,7 @@ from celery_rabbit_delay.amqp.unreadable import is_unreadable, take_anything
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.journal import Record, pack_records
 from tests.kit.broker import QUICK, Vhost, publish, take, wait_to_learn
 from tests.kit.commands import CASCADE, celery, make_orphans, management, run
 from tests.kit.frames import has_input
@@ -43,6 +44,17 @@ ODD: list[dict[str, Any]] = [
     {HEADER: {"prefix": CASCADE.root, "exchange": "", "due": -1, "n": -1}, "CC": ["q", "@.+q"]},
     {"task": b"\xff", "id": b"\xfe", "CC": ["q"]},
     {"task": "\x1b]0;owned\x07", "id": "1"},
+]
+
+
+FORGERIES: list[dict[str, Any]] = [
+    *({"x-delay-key": ["a"]}, {"CC": ["x" * 300]}, {"CC": 5}, {"BCC": [5]}, {"CC": []}, {"eta": 5, "task": "t"})
+]
+
+#: The same, but as if they waited.
+FORGED: list[dict[str, Any]] = [
+    {HEADER: {"prefix": CASCADE.root, "exchange": "", "due": 10**15, "n": 5}, "CC": ["q", "@.+q"], **more}
+    for more in FORGERIES
 ]
 
 
@@ -75,32 +87,20 @@ def test_orphans_that_nobody_understands_are_listed_and_stay(vhost: Vhost) -> No
 
 def test_messages_that_cannot_move_do_not_hinder_the_others(vhost: Vhost) -> None:
     vhost.declare("q", "gone")
-    with vhost.connection(delivery_time=False) as connection:  # what RabbitMQ holds cannot be moved
+    with vhost.connection() as connection:
         for queue in ("gone", "q", "gone", "q"):
             connection.Producer().publish("x", routing_key=queue, headers={"x-delay": 100_000})
     vhost.delete_queue("gone")
-    longest = CASCADE.levels[-1].queue
-    put(vhost, longest)
+    forged = [upstream.serialize(Message("odd", application_headers=headers)) for headers in [*ODD, *FORGED]]
+    due, stream = int(time.time() + 100) * 1000, streams.journals(vhost.cascade)[0]
+    records = [Record(due, n, "odd", "", *message) for n, message in enumerate([*forged, (b"\xff", b"")])]
+    with vhost.plain() as connection:
+        message = Message(pack_records(records, due))
+        connection.default_channel.basic_publish(message, vhost.cascade.ingest, stream.routing_key)
     moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new")
-    assert moved.code == 3
-    assert "2 moved, " in moved.out
-    assert "no queue 'gone'" in moved.out
-    assert "it was not sent by celery-rabbit-delay" in moved.out
-
-    def left() -> int:
-        return sum(count for name, count in vhost.waiting().items() if name.startswith(CASCADE.root))
-
-    wait_until(lambda: left() == 2 + len(ODD), "the others stay")
-
-
-def test_only_queues_that_were_named_are_sent_to(vhost: Vhost) -> None:
-    vhost.declare("q", "secret")
-    with vhost.connection(delivery_time=False) as connection:  # what RabbitMQ holds cannot be moved
-        for queue in ("q", "secret"):
-            connection.Producer().publish("x", routing_key=queue, headers={"x-delay": 100_000})
-    moved = run(vhost.url("amqp"), "--queue", "q", "migrate", "--to-prefix", "new")
-    assert (moved.code, "queue 'secret' is not one of the allowed queues" in moved.out) == (3, True)
-    assert "1 moved, 1 left" in moved.out
+    assert (moved.code, moved.out.split(",")[0]) == (3, "2 moved"), moved.err
+    assert moved.err.count("no queue 'gone'") == 2
+    assert "Traceback" not in moved.err
 
 
 @pytest.mark.parametrize(
@@ -315,9 +315,6 @@ def test_what_nobody_can_read_stays_with_the_orphans_and_in_levels(vhost: Vhost)
     replayed = run(vhost.url("amqp"), "--queue", "gone", "orphans", "replay")
     assert (replayed.code, replayed.out.count("its properties cannot be read")) == (3, amount - 1)
     assert vhost.count("gone") == 1
-    moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new")
-    assert (moved.code, moved.out.count("its properties cannot be read")) == (3, 1)
-    assert f"0 moved, {amount} left" in moved.out
 
 
 def publish_all(connection: kombu.Connection, messages: Iterable[dict[str, Any]]) -> None:
