@@ -43,7 +43,7 @@ class EventLoop:
         self.process = os.getpid()
         self.call_later = call_later
         self._senders: list[Sender] = []  # whose answers are missing
-        self._answers: deque[Callable[[], None]] = deque()  # what follows from those that have come
+        self._answers: deque[tuple[Answered, Exception | None]] = deque()  # that have come, and whom they are for
         self._after: list[Callable[[], None]] = []  # what to do after the next look
         self._pause = LOOK
         self.is_looking = False  # whether the timer runs
@@ -75,9 +75,13 @@ class EventLoop:
     def submit(self, sender: Sender, plan: Plan, answered: Answered) -> None:
         """Send a message as `Sender.submit`; `answered` is called when this thread has ended its turn with the sender.
 
-        Raises as `Sender.submit`.
+        Raises as `Sender.submit`, but not if the message went out: then `answered` is called, if only with that error.
         """
-        sender.submit(plan, self._later(answered), PATIENCE)
+        try:
+            sender.submit(plan, self._later(answered), PATIENCE)
+        except (DelayError, AMQPError, OSError):
+            if all(one is not answered for one, _ in self._answers):
+                raise
         self._look_for(sender)
 
     def follow(self, sender: Sender, seconds: float = 0) -> bool:
@@ -86,7 +90,8 @@ class EventLoop:
             sender.read(seconds)
         has_come = bool(self._answers)
         while self._answers:
-            self._answers.popleft()()
+            answered, refusal = self._answers.popleft()
+            answered(refusal)
         return has_come
 
     def after_look(self, call: Callable[[], None]) -> None:
@@ -96,7 +101,7 @@ class EventLoop:
         self._look_later()
 
     def _later(self, answered: Answered) -> Answered:
-        return lambda refusal: self._answers.append(partial(answered, refusal))
+        return lambda refusal: self._answers.append((answered, refusal))
 
     def _look_for(self, sender: Sender) -> None:
         if sender not in self._senders:

@@ -168,6 +168,7 @@ class Worker:
         self.pauses: list[float] = []
         self.kept: list[int] = []
         self.lost = False
+        self.breaks: list[bool] = []
         self.consumer: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamespace(sender=self)))
         self.loop = EventLoop(self.call_later)
         self.handing_on = HandingOn(self.consumer)
@@ -184,6 +185,10 @@ class Worker:
     def submit(self, plan: Any, answered: Any, seconds: float) -> None:
         if plan == "forbidden":
             raise NotPermitted("it may not")
+        if self.breaks:  # when the message is in the socket, or before
+            if self.breaks.pop():
+                answered(RecoverableConnectionError("lost"))
+            raise OSError("broken pipe")
         self.sent.append(plan)
         self.waiting.append(answered)
         assert len(self.waiting) <= MOST
@@ -291,6 +296,17 @@ def test_a_worker_whose_connection_fails_keeps_what_it_cannot_hand_on() -> None:
     worker.lost = True
     worker.finish()
     assert worker.kept == list(range(10))
+
+
+@pytest.mark.parametrize("went_out", [False, True])
+def test_a_task_whose_connection_breaks_while_it_is_sent_is_kept_or_sent_again_but_not_both(went_out: bool) -> None:
+    worker, acknowledged = Worker(), list[int]()
+    worker.breaks = [went_out]
+    one = task(0)
+    one.message.ack = partial(acknowledged.append, 0)
+    worker.handing_on.take(one, worker.loop)
+    worker.finish()
+    assert (worker.sent, acknowledged, worker.kept) == (([0], [0], []) if went_out else ([], [], [0]))
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
