@@ -11,7 +11,8 @@ import pytest
 
 import celery_rabbit_delay
 from tests.kit.broker import QUICK, Vhost
-from tests.kit.commands import celery, granted_by, run
+from tests.kit.commands import PROGRAM, QUICKLY, celery, granted_by, run
+from tests.kit.site import serving
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, StartBeat
@@ -109,6 +110,10 @@ def test_a_beat_the_commands_and_who_only_watches_can_do_all_they_do_with_what_t
         command(watcher, *asked.split())
     command(watcher, "show", sent)
     assert sent in command(watcher, "list")
+    page = [str(PROGRAM), "--broker", vhost.url("amqp", watcher), *QUICKLY, "--journal", "0", "web", "--read-only"]
+    with serving(page, shop.directory) as site:
+        wait_until(lambda: sent in site.ask("/").text, "the page shows the task")
+        assert not re.search("ACCESS_REFUSED|permission denied", site.ask("/health").text + site.output())
     with pytest.raises(AssertionError, match=r"permission denied|ACCESS_REFUSED"):
         command(watcher, "cancel", sent)
     shown = celery("-A", "tests.acceptance.shop", "delay", "status", directory=None, **as_user(shop, operator))
