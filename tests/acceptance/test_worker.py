@@ -238,6 +238,33 @@ def test_mingle_gossip_events_and_remote_control_work_between_workers(
     assert {"task-received", "task-started", "task-succeeded"} <= set(seen)
 
 
+def test_inspect_events_and_a_plain_connection_see_a_delayed_task_as_the_page_on_celerys_calls_says(
+    make_shop: MakeShop,
+) -> None:
+    shop = make_shop(QUICK | {"journal": 10}, task_send_sent_event=True)
+    shop.worker("-E")
+    inspect = shop.app.control.inspect(timeout=10)
+    with shop.vhost.plain() as plain:  # the worker gets it at once, and hands it on
+        task = "tests.acceptance.shop.note"
+        waits = shop.app.send_task(task, ("waits",), countdown=100, connection=plain).id
+    wait_until(lambda: [one["request"]["id"] for one in inspect.scheduled()["w@localhost"]] == [waits], "it waits")
+    assert [inspect.reserved(), inspect.active()] == [{"w@localhost": []}] * 2
+    seen: dict[str, dict[str, Any]] = {}
+    with shop.app.connection_for_read() as connection:
+        receiver = shop.app.events.Receiver(
+            connection, handlers={"*": lambda event: seen.update({event["type"]: event})}
+        )
+        sent = None
+        for _ in receiver.itercapture(limit=None, timeout=None, wakeup=False):
+            sent = sent or shop.send("note", "watched", countdown=0.5)
+            if "task-succeeded" in seen:
+                break
+    [run] = shop.runs("watched")
+    assert seen["task-sent"]["eta"] == run["eta"]
+    assert seen["task-received"]["eta"] is None
+    assert {seen[which]["uuid"] for which in ("task-sent", "task-received", "task-succeeded")} == {sent}
+
+
 def test_results_of_delayed_tasks_come_back(make_shop: MakeShop) -> None:
     shop = make_shop(result_backend="rpc://")
     shop.worker()

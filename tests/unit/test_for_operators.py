@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from celery_rabbit_delay import Options
@@ -38,16 +39,35 @@ def test_the_parts_of_a_cascade_are_as_many_as_the_page_says() -> None:
 
 
 def test_the_whole_lines_grant_what_the_table_says_of_the_cascade_and_no_more() -> None:
-    """A worker publishes as well: its tasks retry. tests/acceptance/test_permissions.py pastes the lines."""
+    """A worker and a beat publish as well. tests/acceptance/test_permissions.py pastes the lines."""
     granted = granted_by(PAGE)
-    assert granted.keys() == {"web", "worker"}
-    publisher, worker = (documented_permissions(f'{who}, `declare="passive"`') for who in ("publisher", "worker"))
+    publisher = 'publisher, `declare="passive"`'
+    roles = {
+        "web": (publisher,),
+        "worker": ('worker, `declare="passive"`', publisher),
+        "beat": ("beat", publisher),
+        "operator": ("operator",),
+        "web_auto": ("publisher",),
+        "worker_auto": ("worker", "publisher"),
+    }
+    assert granted.keys() == {*roles, "watcher"}
     destination = Destination("", ("celery",))
     topology = Topology.of([CASCADE], [destination], streams.all_streams(CASCADE), Options().outbox_ticks)
-    for name in (*topology.exchanges, *topology.queues):
+    beat = "celery-rabbit-delay.beat.shop"
+    for name in (*topology.exchanges, *topology.queues, beat):
         for what in ("configure", "write", "read"):
-            by_table = {
-                "web": bool(re.search(publisher[what], name)),
-                "worker": any(re.search(role[what], name) for role in (publisher, worker)),
-            }
-            assert {who: bool(re.search(granted[who][what], name)) for who in granted} == by_table, (what, name)
+            for user, rows in roles.items():
+                by_table = any(re.search(documented_permissions(row)[what], name) for row in rows)
+                assert bool(re.search(granted[user][what], name)) == by_table, (user, what, name)
+
+
+def test_who_only_watches_can_neither_publish_nor_take_nor_delete_what_waits() -> None:
+    watcher = granted_by(PAGE)["watcher"]
+    both = [CASCADE, replace(CASCADE, high=True)]
+    topology = Topology.of(both, [Destination("", ("celery",))], streams.all_streams(CASCADE), Options().outbox_ticks)
+    recorded = {stream.name for stream in streams.all_streams(CASCADE)}
+    assert not [name for name in (*topology.exchanges, *topology.queues) if re.search(watcher["configure"], name)]
+    assert not [name for name in (*topology.exchanges, "", "amq.default") if re.search(watcher["write"], name)]
+    assert {name for name in topology.queues if re.search(watcher["read"], name)} == recorded
+    counted = {name for name in topology.queues if ".delay." in name or ".out." in name or name == CASCADE.orphans}
+    assert counted == {name for name in topology.queues if re.search(watcher["write"], name)}
