@@ -68,9 +68,13 @@ def closing(connection: kombu.Connection) -> Iterator[kombu.Connection]:
 
 @contextmanager
 def connected(connection: kombu.Connection, pause: float = 2) -> Iterator[kombu.Connection]:
-    """Connect for a block, and close the connection as `closing` does. Raises what `ensure_connection` raises."""
+    """Connect for a block, and close the connection as `closing` does. Raises what `ensure_connection` raises.
+
+    A broker that does not answer for the option `confirm_timeout` is a `TimeoutError`.
+    """
     with closing(connection):
         ensure_connection(connection, pause)
+        connection.connection.patience = connection.transport.delay_options.confirm_timeout
         yield connection
 
 

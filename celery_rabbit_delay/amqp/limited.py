@@ -45,6 +45,8 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._process = os.getpid()
         self._end: float | None = None  # of the innermost block of `within`, by `time.monotonic`
+        #: Seconds that a single wait takes at most without a block of `within`; None: no limit.
+        self.patience: float | None = None
         #: Whether the broker has said that it does not read this connection, because of an alarm.
         self.is_blocked = False
         #: By the number of a channel: who is told why the broker has closed it, in place of an error at this read.
@@ -88,7 +90,9 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
 
     def drain_events(self, timeout: float | None = None) -> Any:
         if self._end is None:
-            return super().drain_events(timeout)
+            if timeout is not None or self.patience is None:
+                return super().drain_events(timeout)
+            timeout = self.patience
         if timeout is not None:
             with self.within(timeout):
                 return self.drain_events()

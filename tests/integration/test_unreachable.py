@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from subprocess import PIPE
 from typing import Any
 
 import kombu.pools
@@ -16,6 +18,7 @@ from kombu.exceptions import OperationalError
 import celery_rabbit_delay
 from celery_rabbit_delay import install
 from tests.kit.broker import QUICK, Vhost
+from tests.kit.commands import PROGRAM, QUICKLY
 from tests.kit.proxy import proxy
 
 CALLS: dict[str, Callable[[Celery], Any]] = {
@@ -137,3 +140,17 @@ def test_a_refused_login_is_an_error_of_the_connection_and_for_revoke_celerys_ow
     app.conf.broker_connection_timeout = 1
     with pytest.raises(plain):
         app.control.revoke("x")
+
+
+def test_a_command_whose_broker_falls_silent_ends_and_says_so(vhost: Vhost) -> None:
+    with proxy(vhost.broker.node.port) as between:
+        command = [str(PROGRAM), "--broker", between.url(vhost.url("amqp")), *QUICKLY, "--confirm-timeout", "2"]
+        with subprocess.Popen([*command, "status", "--watch"], stdout=PIPE, stderr=PIPE, text=True) as watching:
+            assert watching.stdout
+            watching.stdout.readline()
+            between.flowing.clear()
+            try:
+                _, err = watching.communicate(timeout=60)
+            finally:
+                watching.kill()
+    assert (watching.returncode, "RabbitMQ has not answered in time" in err) == (1, True), err
