@@ -45,10 +45,10 @@ def migrate(
 ) -> None:
     """Move waiting tasks for the queues of the app to a cascade with other options, or to another broker.
 
-    Each message keeps its due time. --management-url also finds those that wait in outboxes of other queues, or with
-    other delays than --outboxes says; otherwise they stay, and are delivered when due. A message that cannot be moved
-    stays where it is. After an interruption, run this again: nothing is lost, and at most one message is delivered
-    twice. Apps publish to the old cascade until you change their options, too.
+    Each message keeps its due time, and cancelled workflows stay cancelled. --management-url also finds those that wait
+    in outboxes of other queues, or with other delays than --outboxes says; otherwise they stay, and are delivered when
+    due. A message that cannot be moved stays where it is. After an interruption, run this again: nothing is lost, and
+    at most one message is delivered twice. Apps publish to the old cascade until you change their options, too.
 
     Exits with 3 if some messages stayed.
     """
@@ -69,6 +69,7 @@ def migrate(
             moving = operate.migrate(source, target, origin.allowed(any_queue), known, management)
             moved, refused, is_interrupted = _progress(moving, before)
             operate.tell(source, origin.who, "moved to another cascade", moved)
+            lost = 0 if target.transport.delay_options.streams else len(operate.cancelled_workflows(source))
             for reason, count in refused.items():
                 click.echo(escape(reason) + (f" ({count:,} times)" if count > 1 else ""))
             # Refused messages return to their queue when the channel closes, but perhaps only after they are counted.
@@ -84,6 +85,10 @@ def migrate(
         click.echo(
             "outboxes of other queues than those of the app were not looked at: --management-url shows them", err=True
         )
+    if lost:
+        are = "workflow is" if lost == 1 else "workflows are"
+        says = f"{lost:,} cancelled {are} not cancelled there, without streams: what they still send runs"
+        click.echo(says, err=True)
     if held_by_rabbitmq:
         click.echo("what RabbitMQ holds until it is due stays, and is delivered then: `reschedule` moves it", err=True)
     if is_interrupted:

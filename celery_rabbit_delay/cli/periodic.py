@@ -80,6 +80,7 @@ def add(target: Target, /, name: str, disabled: bool, **definition: Any) -> None
 @click.option("--task", metavar="NAME", help="Set the task.")
 @click.option("--schedule", metavar="SCHEDULE", help="Set the schedule.")
 @_of_an_entry
+@click.option("--enabled/--disabled", default=None, help="Let it run, or not until it is enabled.")
 @pass_target
 def change(target: Target, /, name: str, **changes: Any) -> None:
     """Change an entry, and keep what is not named. One in the code is written with the change."""

@@ -59,7 +59,7 @@ def status(
             else:
                 _show(found, _recorded(target.names(any_queue), connection, found), levels)
                 for one in paused:
-                    click.echo(escape(_shown_pause(one)))
+                    click.echo(escape(_shown_pause(one, target.app_name)))
                 if beat:
                     _show_beat(beat)
             if not watch:
@@ -94,9 +94,9 @@ def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> l
         return []
 
 
-def _shown_pause(one: Pause) -> str:
+def _shown_pause(one: Pause, app: str | None) -> str:
     until = f" until {format_time(one.end)}" if one.end else ""
-    return f"{one.queue} is paused{until}" + (f" by {one.who}" if one.who else "")
+    return f"{one.queue} is paused{until}" + (f" by {operate.within_app(one.who, app)}" if one.who else "")
 
 
 def held_up_data(held_up: HeldUp) -> dict[str, Any]:

@@ -288,7 +288,8 @@ def history(target: Target, /, limit: int, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps({**one._asdict(), "at": at.isoformat()}))
         else:
-            click.echo(escape(f"{format_time(at)}  {one.who}  {one}"))
+            who = operate.within_app(one.who, target.app_name)
+            click.echo(escape(f"{format_time(at)}  {who}  {one}"))
     if not found:
         click.echo("nothing was changed", err=True)
 

@@ -12,6 +12,7 @@ from amqp import Message
 from amqp.exceptions import ResourceLocked
 
 from ..amqp import declare
+from ..amqp.clocks import sent_now
 from ..amqp.connecting import own_channel
 from ..amqp.receiving import known_to, learn
 from ..amqp.schedule import write_changes
@@ -54,12 +55,15 @@ def migrate(
     `source` delivers messages that become due in the meantime. An interruption loses no message; start it again. The
     message that was being moved may be delivered twice. A message that cannot be moved stays, and does not stop the
     others. Cancelled, moved and replaced messages are dropped. A message with a key becomes the last one of its key,
-    unless the target knows the key: then it is delivered besides that later message.
+    unless the target knows the key: then it is delivered besides that later message. Workflows that are cancelled in
+    `source` are cancelled in `target` as well, if that has streams.
     """
     learn(source)
     learn(target)
     sent: set[str] = set()  # keys
     shared = _share_streams(source, target)
+    if not shared and target.transport.delay_options.streams and (workflows := cancelled_workflows(source)):
+        write_changes(target, changes.cancelled_workflows(workflows, sent_now()))
     moved: list[State] = []  # states of moved messages that are in the journal
     try:
         with own_channel(source) as channel:
@@ -76,6 +80,11 @@ def migrate(
                     yield Moved(queue, refused)
     finally:
         _forget(source, moved)
+
+
+def cancelled_workflows(source: kombu.Connection) -> list[str]:
+    """Return the ids of the workflows that are cancelled, as far as a connection has learned of them."""
+    return known_to[source].changes.cancelled_workflows
 
 
 def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:

@@ -91,16 +91,18 @@ def version() -> dict[str, int]:
 
 
 def entry() -> dict[str, Any]:
-    """Return the definition of a periodic entry in a form. Raises `InvalidEntry`."""
+    """Return the definition of a periodic entry in a form, and whether it is enabled. Raises `InvalidEntry`."""
     typed = {name: request.form.get(name, "").strip() for name in ("task", "schedule", *SENT_WITH)}
-    return {name: parse_field(name, text) if name in SENT_WITH else text for name, text in typed.items()}
+    given = {name: parse_field(name, text) if name in SENT_WITH else text for name, text in typed.items()}
+    return {**given, "enabled": "disabled" not in request.form}
 
 
 def filled(one: PeriodicTask) -> dict[str, Any]:
     """Return what the form for a periodic entry shows of one."""
     given = one.definition or {}
     sent_with = {name: json.dumps(given[name], ensure_ascii=False) for name in SENT_WITH if given.get(name)}
-    return {"name": one.entry, "version": one.version, "task": one.task, "schedule": one.schedule, **sent_with}
+    fields = {"name": one.entry, "version": one.version, "task": one.task, "schedule": one.schedule, **sent_with}
+    return fields if one.is_enabled else {**fields, "disabled": "yes"}
 
 
 def back() -> str:

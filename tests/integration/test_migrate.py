@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
-from celery_rabbit_delay.amqp.receiving import known_to
+from celery_rabbit_delay.amqp.receiving import known_to, learn
 from celery_rabbit_delay.amqp.waiting import Allowed
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
@@ -250,6 +250,22 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
 
 @pytest.mark.long
 @pytest.mark.own_vhost
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_workflow_that_is_cancelled_stays_cancelled_or_it_is_said(vhost: Vhost, streams: bool) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    vhost.publish("q", 100)
+    assert run(url, "cancel", "--workflow", "flow", "other").code == 0
+    moved = run(url, "migrate", *TO_NEW, *([] if streams else ["--to-no-streams"]), *management(vhost))
+    assert (moved.code, moved.out) == (0, "1 moved, 0 left\n")
+    says = "2 cancelled workflows are not cancelled there, without streams: what they still send runs"
+    assert (says in moved.err) is not streams
+    if streams:
+        with kombu.Connection(vhost.url(), transport_options={"rabbit_delay": NEW}) as connection:
+            learn(connection)
+            assert sorted(known_to[connection].changes.cancelled_workflows) == ["flow", "other"]
+
+
 def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     vhost.declare("q", exchange="e")
     url = vhost.url("amqp")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import EntryConflict, InvalidEntry
 from celery_rabbit_delay.core import periodic
-from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, without
+from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, merge, part, without
 from celery_rabbit_delay.schedules import Once, definition_of, entry_of, schedule_of, text_of
 
 CODE = {"code"}
@@ -118,6 +118,9 @@ def test_of_editors_who_saw_the_same_version_at_most_one_wins(several: list[Any]
             won.add((name, version))
             seen.append(state)
         assert load(dump(state)) == state
+        assert state.size == sum(len(json.dumps(entry)) for entry in state.entries.items())
+        parts = [part(after, name) for after in seen for name in ("a", "code")]
+        assert merge([state, *parts]) == merge([*parts, seen[-1]]) == state
         assert all(not one.is_enabled or one.definition for one in state.entries.values())
         assert "a" not in state.entries or state.entries["a"].definition
 
@@ -157,7 +160,20 @@ def test_what_is_no_edit_is_an_error(fields: Any) -> None:
 def test_entries_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(periodic, "MOST", 100)
     with pytest.raises(InvalidEntry, match="more than 100 bytes: remove some"):
-        dump(after(ADDED))
+        after(ADDED)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_parts_add_up_to_the_whole_in_any_order_and_however_often_they_come(lost: int) -> None:
+    """Of what a beat has left the last messages may be missing, and the first may come again."""
+    edits = [ADDED, edit("b", definition=DEFINITION), edit("a", 1, removes=True), edit("code", is_enabled=False)]
+    states = list(itertools.accumulate(edits, lambda state, one: apply(state, one, CODE), initial=State()))
+    parts = [part(state, one.name) for one, state in zip(edits, states[1:], strict=True)]
+    kept = parts[: len(parts) - lost]
+    for whole in range(len(kept) + 1):
+        for several in itertools.permutations([states[whole], *kept]):
+            assert merge(map(load, map(dump, [*several, *several[:2]]))) == states[len(kept)]
+    assert merge([]) == State()
 
 
 @pytest.mark.parametrize(

@@ -439,7 +439,15 @@ def test_the_page_says_who_has_changed_what(client: Any, tmp_path: Path) -> None
 
 
 REPORT = PeriodicTask(
-    "report", "t", None, None, "every 30 s", is_written=True, version=7, definition={"args": ["ä"], "kwargs": {}}
+    "report",
+    "t",
+    None,
+    None,
+    "every 30 s",
+    is_enabled=False,
+    is_written=True,
+    version=7,
+    definition={"args": ["ä"], "kwargs": {}},
 )
 TYPED = {
     "name": "report",
@@ -475,6 +483,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any
 def values(page: str) -> dict[str, str]:
     """Return what the fields of the form for an entry hold."""
     inputs = [tag for tag in re.findall("<input[^>]*>", page) if 'name="' in tag]
+    inputs = [tag for tag in inputs if "checkbox" not in tag or " checked" in tag]
     found = [(re.search('name="([^"]*)"', tag), re.search('value="([^"]*)"', tag)) for tag in inputs]
     return {name[1]: unescape(value[1]) for name, value in found if name and value}
 
@@ -488,7 +497,9 @@ def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[
     definition = {"task": "t", "schedule": "every 5 s", "args": [1], "kwargs": {}, "options": {"queue": "q"}}
     answer = client.post("/periodic", data={**hidden, **TYPED})
     assert (answer.status_code, answer.headers["Location"]) == (303, "/health")
-    assert told.pop() == ("add", "report", {**definition, "by": "ada, app shop"})
+    assert told.pop() == ("add", "report", {**definition, "enabled": True, "by": "ada"})
+    client.post("/periodic", data={**hidden, **TYPED, "disabled": "yes"})
+    assert told.pop()[2]["enabled"] is False
     page = text(client.get("/periodic?name=report"))
     shown = values(page)
     assert {name: shown[name] for name in TYPED} == {
@@ -511,11 +522,25 @@ def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[
             "args": ["ä"],
             "kwargs": {},
             "options": {},
-            "by": "ada, app shop",
+            "enabled": False,
+            "by": "ada",
         },
     )
     for name in ("odd", "nothing"):
         assert client.get(f"/periodic?name={name}").status_code == 404
+
+
+def test_of_many_periodic_entries_some_are_shown_and_others_found(
+    asked: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, _ = asked
+    entries = [REPORT._replace(entry=f"Report {number}", definition=None) for number in range(5000)]
+    monkeypatch.setattr(Operations, "beat", lambda _: BeatStatus("host:1", entries))
+    monkeypatch.setattr(Operations, "status", lambda _: away())
+    page = text(client.get("/health"))
+    assert (page.count("<td>Report "), "100 of 5,000" in page) == (100, True)
+    page = text(client.get("/health?entry=report+4321"))
+    assert (page.count("<td>Report "), "1 of 1 found" in page, 'value="report 4321"' in page) == (1, True, True)
 
 
 @pytest.mark.parametrize(
@@ -525,7 +550,7 @@ def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[
         ({"args": "[" * 50_000}, "cannot read positional arguments"),
         ({"kwargs": "<b>"}, "cannot read keyword arguments: use JSON such as {&#34;a&#34;: 1}"),
         ({"options": "queue=mail"}, "cannot read the options of apply_async"),
-        ({"version": "6"}, "was changed by &lt;bob&gt;"),
+        ({"version": "6", "disabled": "yes"}, "was changed by &lt;bob&gt;"),
     ],
 )
 def test_what_was_typed_stays_beside_the_error(asked: tuple[Any, list[Any]], typed: dict[str, str], says: str) -> None:
