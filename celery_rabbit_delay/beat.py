@@ -39,6 +39,7 @@ from .core.beat import Run
 from .core.errors import DelayError, EntryConflict, InvalidEntry, InvalidOption
 from .core.options import options_with
 from .core.periodic import UNWRITTEN, State
+from .core.streams import Unreadable
 from .schedules import Once, definition_of, entry_of, told
 
 logger = logging.getLogger(__name__)
@@ -364,7 +365,7 @@ def _read(left: list[bytes]) -> Iterator[tuple[dict[str, Run], State]]:
         runs, _, written = (body if isinstance(body, bytes) else body.encode()).partition(b"\n")
         try:
             yield core.load(runs), periodic.load(written) if written else State()
-        except ValueError as exc:
+        except Unreadable as exc:
             logger.warning("beat: a message in the queue is not from a beat, and is dropped: %s", exc)
 
 

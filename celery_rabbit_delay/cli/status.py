@@ -14,9 +14,9 @@ import kombu
 from .. import operate
 from ..core import streams
 from ..core.errors import NotPermitted, StreamUnavailable
-from ..core.text import escape
+from ..core.text import escape, span
 from ..operate import BeatStatus, HeldUp, Pause, QueueNames, Recorded, Status
-from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, pad, tell, utc_option
+from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
 
@@ -169,7 +169,7 @@ def _rows(queues: Iterable[tuple[int, int | None, int | None, str]]) -> Iterator
     """Yield a line for each queue, the one with the shortest delay first."""
     for delay, ready, unsettled, name in sorted(queues, key=lambda row: (row[0], row[3])):
         settling = "" if unsettled is None else f"{unsettled:,}"
-        yield f"{format_duration(delay):>10}  {ready or 0:>9,}  {settling:>9}  {name}"
+        yield f"{span(delay):>10}  {ready or 0:>9,}  {settling:>9}  {name}"
 
 
 def _table(headings: str, rows: Iterable[str]) -> None:

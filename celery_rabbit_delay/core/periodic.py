@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from .errors import EntryConflict, InvalidEntry
+from .streams import reading
 
 #: The bytes of JSON of all entries beyond which there is no room for another one: RabbitMQ 4 takes 16 MiB in a message.
 MOST = 5_000_000
@@ -141,17 +142,17 @@ def dump(state: State) -> bytes:
     return zlib.compress(json.dumps(state).encode(), 1)
 
 
+@reading
 def load(body: bytes) -> State:
-    """Return the state that `dump` has written. Raises `ValueError` for anything else."""
-    with _reading():
-        version, last, entries, *more = json.loads(zlib.decompressobj().decompress(body, 2 * MOST))
-        return _checked(State(version, last, {name: _checked(Written(*one)) for name, one in entries.items()}, *more))
+    """Return the state that `dump` has written. Raises `Unreadable` for anything else."""
+    version, last, entries, *more = json.loads(zlib.decompressobj().decompress(body, 2 * MOST))
+    return _checked(State(version, last, {name: _checked(Written(*one)) for name, one in entries.items()}, *more))
 
 
+@reading
 def load_edit(fields: Any) -> Edit:
-    """Return the edit with some fields, as JSON has them. Raises `ValueError` for anything else."""
-    with _reading():
-        return _checked(Edit(*fields))
+    """Return the edit with some fields, as JSON has them. Raises `Unreadable` for anything else."""
+    return _checked(Edit(*fields))
 
 
 _TYPES: dict[str, Any] = {
@@ -172,11 +173,3 @@ def _checked(one: T) -> T:
         if field == "at":
             datetime.fromisoformat(value)
     return one
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except (TypeError, AttributeError, RecursionError, zlib.error) as exc:
-        raise ValueError(str(exc)) from exc

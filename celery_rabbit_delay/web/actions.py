@@ -28,7 +28,7 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         if wanted is None:
             return forms.numbers()
         with reading(operations.indexer.path) as db:
-            numbers = search.numbers(db, wanted, utc_ms())
+            numbers = [number for _, number in search.soonest(db, wanted, utc_ms())]
         if len(numbers) > search.MOST:
             abort(400, f"More than {search.MOST:,} match: choose a filter that fewer match.")
         return numbers

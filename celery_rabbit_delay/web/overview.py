@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..amqp.clocks import utc_ms
 from ..operate import BeatStatus, Status
 from . import search
-from .database import reading
+from .database import CANCELLED, reading
 from .gauges import Measured
 from .operations import Operations, or_reason
 from .search import Filter, Share
@@ -51,31 +52,19 @@ class Overview:
         self._orphaned = 0
 
     def summary(self) -> Summary:
-        return self._remembered("summary", 1, self._summary)
+        return self._found("summary", _summary)
 
     def shares(self, state: int) -> tuple[list[Share], list[Share]]:
         """Return the messages in a state by their tasks, and by their queues."""
 
-        def ask() -> tuple[list[Share], list[Share]]:
-            with reading(self._indexer.path) as db:
-                tasks, queues = (search.shares(db, column, utc_ms(), state) for column in ("task", "queue"))
-                return tasks, queues
-
-        return self._remembered(("shares", state), 1, ask)
+        tasks = self._found(("task", state), lambda db: search.shares(db, "task", utc_ms(), state))
+        return tasks, self._found(("queue", state), lambda db: search.shares(db, "queue", utc_ms(), state))
 
     def bars(self, wanted: Filter, edges: list[int]) -> list[int]:
-        def ask() -> list[int]:
-            with reading(self._indexer.path) as db:
-                return search.bars(db, wanted, utc_ms(), edges)
-
-        return self._remembered((wanted, edges[0], edges[-1]), 1, ask)
+        return self._found((wanted, edges[0], edges[-1]), lambda db: search.bars(db, wanted, utc_ms(), edges))
 
     def count(self, wanted: Filter) -> int:
-        def ask() -> int:
-            with reading(self._indexer.path) as db:
-                return search.count(db, wanted, utc_ms())
-
-        return self._remembered(wanted, 1, ask)
+        return self._found(wanted, lambda db: search.count(db, wanted, utc_ms()))
 
     def status(self) -> Status | str:
         """Return the message counts of the cascade, or the reason why they are unknown."""
@@ -111,18 +100,14 @@ class Overview:
             self._orphans = status.orphans
         return status
 
-    def _summary(self) -> Summary:
-        moment = utc_ms()
-        with reading(self._indexer.path) as db:
-            soonest, latest = search.extent(db, moment) or (None, None)
-            queues = search.shares(db, "queue", moment)
-            return Summary(
-                sum(share.amount for share in queues),
-                soonest,
-                latest,
-                search.cancelled(db, moment),
-                queues,
-            )
+    def _found(self, name: Hashable, ask: Callable[[sqlite3.Connection], T]) -> T:
+        """Return an answer of the index."""
+
+        def read() -> T:
+            with reading(self._indexer.path) as db:
+                return ask(db)
+
+        return self._remembered(name, 1, read)
 
     def _remembered(self, name: Hashable, seconds: float, ask: Callable[[], T]) -> T:
         with self._lock:
@@ -141,3 +126,9 @@ class Overview:
                 answer.lock.release()
         value: T = answer.value
         return value
+
+
+def _summary(db: sqlite3.Connection) -> Summary:
+    moment = utc_ms()
+    queues, cancelled = search.shares(db, "queue", moment), search.count(db, Filter(state=CANCELLED), moment)
+    return Summary(sum(share.amount for share in queues), *search.extent(db, moment), cancelled, queues)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import EntryConflict, InvalidEntry
 from celery_rabbit_delay.core import periodic
 from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, merge, part, without
+from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.schedules import Once, definition_of, entry_of, schedule_of, text_of
 
 CODE = {"code"}
@@ -144,7 +145,7 @@ def test_of_editors_who_saw_the_same_version_at_most_one_wins(several: list[Any]
 )
 def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
     for written in (body, zlib.compress(body)):
-        with pytest.raises(ValueError, match=r"."):
+        with pytest.raises(Unreadable, match=r"."):
             load(written)
 
 
@@ -153,7 +154,7 @@ def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
 )
 def test_what_is_no_edit_is_an_error(fields: Any) -> None:
     assert load_edit(json.loads(json.dumps(ADDED))) == ADDED
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(Unreadable, match=r"."):
         load_edit(fields)
 
 
