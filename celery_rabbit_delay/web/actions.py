@@ -81,12 +81,12 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
 
     @site.post("/pause")
     def pause() -> Any:
-        queue = forms.queue()
+        queue = request.form["queue"]
         return answer(lambda: operations.on_queue(operate.pause, queue, forms.until(), who()), "paused")
 
     @site.post("/resume")
     def resume() -> Any:
-        queue = forms.queue()
+        queue = request.form["queue"]
         return answer(lambda: operations.on_queue(operate.resume, queue, who()), "resumed")
 
     @site.post("/orphans/replay")

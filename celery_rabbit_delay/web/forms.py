@@ -15,7 +15,6 @@ from ..core import headers as headers_
 from ..core.due import due_at, eta_in_utc
 from ..core.errors import InvalidDelay
 from ..core.periodic import SENT_WITH, parse_field
-from ..core.routing_key import MAX_LENGTH
 from ..operate import PeriodicTask
 from .database import CANCELLED, WAITING
 from .index import NUMBERS
@@ -54,14 +53,6 @@ def marks() -> list[str]:
     if not chosen:
         abort(400, "Nothing was selected: go back, and select an orphan.")
     return chosen
-
-
-def queue() -> str:
-    """Return the name of the queue in a form."""
-    name = request.form.get("queue", "")
-    if not 0 < len(name.encode()) <= MAX_LENGTH:
-        abort(400, "No queue was named: go back, and choose one.")
-    return name
 
 
 def due() -> datetime:

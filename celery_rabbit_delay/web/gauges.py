@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily as Counter
@@ -13,62 +13,49 @@ from prometheus_client.registry import Collector
 
 from ..operate import BeatStatus, Status
 from .database import clean
-from .index import Counts
-from .indexer import Progress
-from .search import Share
-
-
-class Measured(NamedTuple):
-    """The values of the metrics."""
-
-    queues: list[Share]
-    cancelled: int
-    next_due: float | None  # seconds since 1970; None if nothing waits
-    progress: Progress
-    counted: Counts  # since the start
-    orphaned: int  # since the start, as far as it was seen
-    status: Status | None  # None: the broker does not answer
-    beat: BeatStatus | None  # None: there is none, or it is unknown
-    paused: Iterable[str] = ()  # names of queues
+from .overview import Overview
 
 
 class _Collector(Collector):
-    def __init__(self, measured: Measured) -> None:
-        self._measured = measured
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
 
     def collect(self) -> Iterator[Gauge | Counter]:
         release = [(version("celery-rabbit-delay"), 1)]
         yield _gauges("build_info", "The release that measures.", ["version"], release)
-        yield from _of_the_index(self._measured)
-        yield _gauge("broker_up", "Whether the broker answered.", int(self._measured.status is not None))
-        if self._measured.status is not None:
-            yield from _of_the_broker(self._measured.status)
-        if self._measured.beat is not None:
-            yield from _of_the_beat(self._measured.beat)
+        status, beat = self._overview.status(), self._overview.beat()
+        yield from _of_the_index(self._overview)
+        yield _gauge("broker_up", "Whether the broker answered.", int(not isinstance(status, str)))
+        if not isinstance(status, str):
+            yield from _of_the_broker(status)
+        if isinstance(beat, BeatStatus):
+            yield from _of_the_beat(beat)
 
 
-def exposition(measured: Measured) -> bytes:
+def exposition(overview: Overview) -> bytes:
     """Return the metrics in Prometheus's text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(measured))
+    registry.register(_Collector(overview))
     return generate_latest(registry)
 
 
-def _of_the_index(measured: Measured) -> Iterator[Gauge | Counter]:
-    waiting = [(share.name, share.amount) for share in measured.queues]
+def _of_the_index(overview: Overview) -> Iterator[Gauge | Counter]:
+    """Yield what the index knows. Call it after the broker was asked, which may have counted orphans."""
+    summary, indexer = overview.summary(), overview.indexer
+    waiting = [(share.name, share.amount) for share in summary.queues]
     yield _gauges("waiting", "Waiting messages in the journal, by their queue.", ["queue"], waiting)
-    yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", measured.cancelled)
-    yield _gauges(
-        "paused", "1 for each queue that is paused.", ["queue"], [(clean(name), 1) for name in measured.paused]
-    )
-    if measured.next_due is not None:
-        yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", measured.next_due)
-    for name, amount in measured.counted._asdict().items():
+    yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", summary.cancelled)
+    paused = [(clean(name), 1) for name in sorted(indexer.paused)]
+    yield _gauges("paused", "1 for each queue that is paused.", ["queue"], paused)
+    if summary.soonest is not None:
+        soonest = summary.soonest / 1000
+        yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", soonest)
+    for name, amount in indexer.counts._asdict().items():
         yield _counter(f"recorded_{name}", f"Messages in the journal that were {name}, since the start.", amount)
     yield _counter(
-        "orphaned", "Messages by which the orphans grew between two looks, since the start.", measured.orphaned
+        "orphaned", "Messages by which the orphans grew between two looks, since the start.", overview.orphaned
     )
-    behind = measured.progress
+    behind = indexer.progress
     yield _gauge("index_behind_seconds", "Seconds since the index last held all of the journal.", behind.behind)
     yield _gauge("index_behind_messages", "Messages of streams that the index has not read yet.", behind.left)
 

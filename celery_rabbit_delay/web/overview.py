@@ -12,7 +12,6 @@ from ..amqp.clocks import utc_ms
 from ..operate import BeatStatus, Status
 from . import search
 from .database import CANCELLED, reading
-from .gauges import Measured
 from .operations import Operations, or_reason
 from .search import Filter, Share
 
@@ -44,12 +43,12 @@ class Overview:
     """Cached answers. An answer lives ten times as long as it took, and at least some seconds."""
 
     def __init__(self, operations: Operations) -> None:
-        self._indexer = operations.indexer
+        self.indexer = operations.indexer
         self._operations = operations
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
         self._orphans: int | None = None  # when the broker was last asked
-        self._orphaned = 0
+        self.orphaned = 0  # since the start, as far as it was seen
 
     def summary(self) -> Summary:
         return self._found("summary", _summary)
@@ -74,18 +73,6 @@ class Overview:
         """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
         return self._remembered("beat", 10, lambda: or_reason(self._operations.beat))
 
-    def measured(self) -> Measured:
-        """Return the values of the metrics."""
-        summary, status, beat = self.summary(), self.status(), self.beat()
-        next_due = None if summary.soonest is None else summary.soonest / 1000
-        known = None if isinstance(status, str) else status
-        active = None if isinstance(beat, str) else beat
-        progress, counts = self._indexer.progress, self._indexer.counts
-        paused = sorted(self._indexer.paused)
-        return Measured(
-            summary.queues, summary.cancelled, next_due, progress, counts, self._orphaned, known, active, paused
-        )
-
     def forget(self) -> None:
         """Expire all cached answers after a change."""
         with self._lock:
@@ -95,7 +82,7 @@ class Overview:
     def _status(self) -> Status:
         status = self._operations.status()
         if self._orphans is not None and status.orphans is not None:
-            self._orphaned += max(0, status.orphans - self._orphans)
+            self.orphaned += max(0, status.orphans - self._orphans)
         if status.orphans is not None:
             self._orphans = status.orphans
         return status
@@ -104,7 +91,7 @@ class Overview:
         """Return an answer of the index."""
 
         def read() -> T:
-            with reading(self._indexer.path) as db:
+            with reading(self.indexer.path) as db:
                 return ask(db)
 
         return self._remembered(name, 1, read)

@@ -129,7 +129,7 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
 
     @site.get("/metrics")
     def metrics() -> Response:
-        return Response(exposition(overview.measured()), content_type="text/plain; version=0.0.4")
+        return Response(exposition(overview), content_type="text/plain; version=0.0.4")
 
 
 def _page(db: sqlite3.Connection, wanted: Filter, moment: int, order: str) -> tuple[list[Row], _Link, _Link]:

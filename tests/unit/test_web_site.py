@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from datetime import datetime, timezone
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kombu
@@ -30,11 +31,11 @@ from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web.database import IndexDamaged
-from celery_rabbit_delay.web.gauges import Measured, exposition
+from celery_rabbit_delay.web.gauges import exposition
 from celery_rabbit_delay.web.index import Counts, Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.operations import Broker, Done, Operations
-from celery_rabbit_delay.web.overview import Overview
+from celery_rabbit_delay.web.overview import Overview, Summary
 from celery_rabbit_delay.web.search import Row, Share
 from celery_rabbit_delay.web.serve import check, indexing
 from celery_rabbit_delay.web.setting import Setting, check_links
@@ -315,8 +316,18 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     runs = PeriodicTask("hourly", "t", headers.moment(2500), began), PeriodicTask("broken", "t", None, began)
     beat = BeatStatus("web1:7", list(runs))
     progress = Progress(0.5, 7, 9, None)
-    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), 8, status, beat)
-    lines = exposition(known).decode().splitlines()
+
+    def metrics(status: Status | str, beat: BeatStatus | str | None, soonest: int | None = 1500) -> str:
+        overview: Any = SimpleNamespace(
+            indexer=SimpleNamespace(progress=progress, counts=Counts(5, 2, 1), paused={}),
+            orphaned=8,
+            summary=lambda: Summary(3, soonest, soonest, 4, [Share('a"\n', 3, 0)]),
+            status=lambda: status,
+            beat=lambda: beat,
+        )
+        return exposition(overview).decode()
+
+    lines = metrics(status, beat).splitlines()
     for line in (
         'celery_rabbit_delay_waiting{queue="a\\"\\n"} 3.0',
         "celery_rabbit_delay_next_due_timestamp_seconds 1.5",
@@ -337,9 +348,8 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     ):
         assert line in lines
     assert not [line for line in lines if '"l2"' in line]
-    nobody = exposition(known._replace(beat=BeatStatus(None, []))).decode()
-    assert 'celery_rabbit_delay_beat_active{process=""} 0.0' in nobody
-    less = exposition(known._replace(next_due=None, status=status._replace(held_up=None), beat=None)).decode()
+    assert 'celery_rabbit_delay_beat_active{process=""} 0.0' in metrics(status, BeatStatus(None, []))
+    less = metrics(status._replace(held_up=None), None, soonest=None)
     assert "beat" not in less
     assert "next_due" not in less
     assert "blocked" not in less
@@ -356,7 +366,8 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
     overview = Overview(Operations(broker, indexer))
     counted = []
     for _ in range(5):
-        counted.append(overview.measured().orphaned)
+        overview.status()
+        counted.append(overview.orphaned)
         overview.forget()
     index.close()
     assert counted == [0, 2, 2, 2, 3]
