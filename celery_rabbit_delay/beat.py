@@ -96,7 +96,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         #: What was written at run time, as it is in RabbitMQ.
         self._state = State()
         #: The entries whose next runs are known, and these.
-        self._dues: dict[str, tuple[Any, str | None]] = {}
+        self._dues: dict[str, tuple[Any, datetime | None]] = {}
         super().__init__(app, *args, **kwargs)
         self._code: dict[str, Any] = dict(self.schedule)
         #: All entries, also those that are disabled and so not in the schedule.
@@ -145,7 +145,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         return schedstate(False, left) if left > 0 else super().is_due(entry)
 
     def schedules_equal(self, *schedules: Any) -> bool:
-        return True  # only `_arrange` changes the schedule: Celery would compare all entries at each tick
+        return True  # what changes the schedule changes the heap: Celery would compare all entries at each tick
 
     def _take_part(self) -> bool:
         """Return whether this process is the active one; become it if it can."""
@@ -173,10 +173,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         # What this process wrote before may be older, or have never been stored.
         self._state = periodic.merge(state for _, state in left) if left else self._state
         self._note(lock)
-        upstream.calculate_again(self)
         for name in {*self._code, *self._entries, *self._state.entries}:
             self._arrange(name)
         if not self._visiting:
+            self.populate_heap()
             logger.info("beat: %s is the active one of %s", process_name(), self.queue)
 
     def _note(self, lock: Lock, name: str | None = None, state: State | None = None) -> None:
@@ -209,7 +209,24 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             self._entries[name] = entry
             if written.is_enabled:
                 self.schedule[name] = entry
-        upstream.calculate_again(self, name)
+
+    def populate_heap(self, *args: Any, **kwargs: Any) -> None:
+        """Calculate when each entry is due, once for the runs and for those who ask."""
+        upstream.unschedule(self)
+        for name in self.schedule:
+            self._run_when_due(name)
+
+    def _rearrange(self, name: str) -> None:
+        """Do as `_arrange`, and let the entry run when it is due."""
+        self._arrange(name)
+        upstream.unschedule(self, name)
+        if name in self.schedule:
+            self._run_when_due(name)
+
+    def _run_when_due(self, name: str) -> None:
+        due = self._due(name)
+        seconds = max((due - _now()).total_seconds(), 0) if due else self.max_interval
+        upstream.schedule_again(self, self.schedule[name], seconds)
 
     def answer(self, question: bytes | str) -> dict[str, Any]:
         """Return the answer to a question: `{"edit": […]}`, `{"run": name, "id": id}`, or what there is, perhaps of
@@ -250,7 +267,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             if edit.name not in (self.schedule if edit.is_enabled else self._entries):  # it begins now
                 self._runs[edit.name] = Run(_now(), self._runs.get(edit.name, Run(_now())).total)
             self._note(self._lock, edit.name, state)
-            self._arrange(edit.name)
+            self._rearrange(edit.name)
             logger.info("beat: %s has changed the entry %s", edit.by, edit.name)
 
     def _run(self, name: str, id_: str) -> None:
@@ -274,7 +291,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._runs[entry.name] = _run_of(self.schedule[entry.name])
         if isinstance(entry.schedule, Once):
             self._note(lock, entry.name, periodic.without(self._state, entry.name))
-            self._arrange(entry.name)
+            self._rearrange(entry.name)
         else:
             self._note(lock, entry.name)
 
@@ -317,7 +334,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             entries[name] = {
                 "task": str((definition or {}).get("task", entry.task if entry else "")),
                 "schedule": text,
-                "next": self._due(name),
+                "next": due.isoformat() if (due := self._due(name)) else None,
                 "last": _run_of(entry).at.isoformat() if entry else None,
                 "total": entry.total_run_count if entry else None,
                 "is_enabled": written.is_enabled,
@@ -329,15 +346,15 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             }
         return {"process": None if self._visiting else process_name(), "entries": entries}
 
-    def _due(self, name: str) -> str | None:
-        """Return when an entry runs next, which takes Celery up to a third of a millisecond for a crontab."""
+    def _due(self, name: str) -> datetime | None:
+        """Return when an entry runs next, if it does: Celery needs a third of a millisecond for a crontab."""
         entry = self.schedule.get(name)
         known, due = self._dues.get(name, (None, None))
         if known is not entry:
             due = None
             with suppress(Exception):  # such as that of an entry of a class of its own: it must not stop others
                 is_due, seconds = entry.is_due()
-                due = (_now() + timedelta(seconds=0 if is_due else seconds)).isoformat()
+                due = _now() + timedelta(seconds=0 if is_due else seconds)
             self._dues[name] = entry, due
         return due
 

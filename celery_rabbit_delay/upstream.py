@@ -120,22 +120,13 @@ def schedule_again(scheduler: Any, entry: Any, seconds: float) -> None:
     heappush(scheduler._heap, (scheduler._when(entry, seconds), 5, entry))
 
 
-def calculate_again(scheduler: Any, name: str | None = None) -> None:
-    """Make a `celery.beat.Scheduler` calculate anew when each entry is due, at its next tick, or one at once.
+def unschedule(scheduler: Any, name: str | None = None) -> None:
+    """Make a `celery.beat.Scheduler` forget when an entry is due, or when each is.
 
     Its heap becomes another list: a tick that is going on adds the entry that has run to the one before.
     """
-    events, scheduler._heap = scheduler._heap, None
-    if name is None or events is None:
-        return
-    with suppress(Exception):  # that of a schedule, with which a tick deals
-        scheduler._heap = [event for event in events if event[2].name != name]
-        heapify(scheduler._heap)
-        if name in scheduler.schedule:
-            is_due, seconds = scheduler.schedule[name].is_due()
-            schedule_again(scheduler, scheduler.schedule[name], 0 if is_due else seconds)
-        return
-    scheduler._heap = None
+    scheduler._heap = [event for event in scheduler._heap or () if name not in (None, event[2].name)]
+    heapify(scheduler._heap)
 
 
 def stop_waiting(connection: amqp.Connection) -> None:

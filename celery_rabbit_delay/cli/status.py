@@ -20,6 +20,9 @@ from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
 
+#: The next runs of a beat that are shown.
+_RUNS = 20
+
 RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/runbook.md"
 
 
@@ -186,9 +189,11 @@ def _show_beat(beat: BeatStatus) -> None:
         click.echo("no beat is active: start one with `celery -A APP beat -S rabbit-delay`")
         return
     click.echo(escape(f"beat is active on {beat.process}"))
-    rows = (
+    rows = [
         f"{pad(format_time(one.next) if one.next else 'unknown', 24)}  {pad(one.entry, 20)}  {one.task}"
         for one in beat.entries
         if one.is_enabled
-    )
-    _table(f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK", rows)
+    ]
+    _table(f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK", rows[:_RUNS])
+    if len(rows) > _RUNS:
+        tell(f"{len(rows) - _RUNS:,} more entries: see `periodic list`")
