@@ -173,8 +173,13 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         # What this process wrote before may be older, or have never been stored.
         self._state = periodic.merge(state for _, state in left) if left else self._state
         self._note(lock)
-        for name in {*self._code, *self._entries, *self._state.entries}:
+        names = {*self._code, *self._entries, *self._state.entries}
+        for number, name in enumerate(names):
             self._arrange(name)
+            if not self._visiting:
+                self._due(name)
+            if number % 100 == 0:  # thousands may take longer than RabbitMQ waits for a heartbeat
+                lock.wait(0)
         if not self._visiting:
             self.populate_heap()
             logger.info("beat: %s is the active one of %s", process_name(), self.queue)

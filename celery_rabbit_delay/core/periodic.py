@@ -170,6 +170,6 @@ def _checked(one: T) -> T:
     for field, value in one._asdict().items():
         if not isinstance(value, _TYPES.get(field, str)):
             raise ValueError(f"{field} is {value!r}")
-        if field == "at":
-            datetime.fromisoformat(value)
+        if field == "at" and datetime.fromisoformat(value).tzinfo is None:
+            raise ValueError(f"{value} has no time zone")
     return one

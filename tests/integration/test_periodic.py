@@ -235,7 +235,9 @@ def test_among_thousands_a_change_or_a_run_calculates_and_writes_no_other_entry(
     app: Celery, vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definition = definition_of("t", "crontab 0 0 29 2 *", [], {}, {}, app)
-    entries = {f"entry {one}": Written(one, "ann", "2026-11-27", True, definition) for one in range(1, 5001)}
+    entries = {
+        f"entry {one}": Written(one, "ann", "2026-11-27T12:00:00+00:00", True, definition) for one in range(1, 5001)
+    }
     with vhost.plain() as connection:
         before = Lock(connection, QUEUE, "here:1", patience=60)
         wait_until(lambda: before.wait(0.1), "it is the active consumer")
@@ -259,7 +261,7 @@ def test_among_thousands_a_change_or_a_run_calculates_and_writes_no_other_entry(
         monkeypatch.setattr(beat, "APART", 600)
         for version, schedule in [(0, "every 0.1 s"), (5001, "crontab 0 0 29 2 *")]:
             changed = {**definition, "schedule": schedule}
-            edit = Edit(f"id {version}", "often", version, "ann", "2026-11-27", changed, True)
+            edit = Edit(f"id {version}", "often", version, "ann", "2026-11-27T12:00:00+00:00", changed, True)
             assert scheduler.answer(json.dumps({"edit": edit})) == {"done": True}
             wait_until(lambda: scheduler.tick() >= 0 and vhost.count("celery"), "it has run")
         assert len(scheduler.answer(json.dumps({"entry": "often"}))["entries"]) == 1
@@ -306,9 +308,9 @@ def test_a_bad_entry_is_an_error_where_it_is_written_and_nothing_is_sent(app: Ce
         (b'{"edit": [1]}', "missing"),
         (b'{"run": []}', "id"),
         (b'{"run": [], "id": ""}', "unhashable"),
-        (b'{"edit": ["i", "a", 0, "ann", "2026-11-27", {"task": "t"}, true, false]}', "missing"),
-        (b'{"edit": ["i", "a", 0, "ann", "2026-11-27", {"task": 0, "schedule": 0, "args": [], "kwargs": {}, '
-         b'"options": {}}, true, false]}', "cannot use the task 0"),
+        (b'{"edit": ["i", "a", 0, "ann", "2026-11-27T12:00+00:00", {"task": "t"}, true, false]}', "missing"),
+        (b'{"edit": ["i", "a", 0, "ann", "2026-11-27T12:00+00:00", {"task": 0, "schedule": 0, "args": [], '
+         b'"kwargs": {}, "options": {}}, true, false]}', "cannot use the task 0"),
     ],
 )  # fmt: skip
 def test_a_question_that_nobody_of_us_asks_is_answered(

@@ -137,10 +137,11 @@ def test_of_editors_who_saw_the_same_version_at_most_one_wins(several: list[Any]
         b'[1, "x", []]',
         b'["1", "x", {}]',
         b'[1, "x", {"a": null}]',
-        b'[1, "x", {"a": [1, "ann", "2026-11-27", "yes", null]}]',
+        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00+00:00", "yes", null]}]',
         b'[1, "x", {"a": [1, "ann", "now", true, null]}]',
-        b'[1, "x", {"a": [1, "ann", "2026-11-27", true, []]}]',
-        b'[1, "x", {"a": [1, 2, "2026-11-27", true, null]}]',
+        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00", true, null]}]',
+        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00+00:00", true, []]}]',
+        b'[1, "x", {"a": [1, 2, "2026-11-27T12:00:00+00:00", true, null]}]',
     ],
 )
 def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
