@@ -163,16 +163,16 @@ def _show(found: Status, recorded: Recorded | None, levels: bool) -> None:
         click.echo(escape(line))
     if levels:
         holding = [(one.ttl, one.ready, one.unsettled, one.queue) for one in found.levels if one.held]
-        _table(f"{'LEVEL':>10}  {'READY':>9}  UNSETTLED  QUEUE", _rows(holding))
+        _table(f"{'LEVEL':>11}  {'READY':>9}  UNSETTLED  QUEUE", _rows(holding))
         outboxes = [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes]
-        _table(f"{'OUTBOX':>10}  {'READY':>9}  UNSETTLED  FOR", _rows(outboxes))
+        _table(f"{'OUTBOX':>11}  {'READY':>9}  UNSETTLED  FOR", _rows(outboxes))
 
 
 def _rows(queues: Iterable[tuple[int, int | None, int | None, str]]) -> Iterator[str]:
     """Yield a line for each queue, the one with the shortest delay first."""
     for delay, ready, unsettled, name in sorted(queues, key=lambda row: (row[0], row[3])):
         settling = "" if unsettled is None else f"{unsettled:,}"
-        yield f"{span(delay):>10}  {ready or 0:>9,}  {settling:>9}  {name}"
+        yield f"{span(delay):>11}  {ready or 0:>9,}  {settling:>9}  {name}"
 
 
 def _table(headings: str, rows: Iterable[str]) -> None:

@@ -414,8 +414,8 @@ def test_status_has_headings_and_hints_in_their_places(
             "FIRST DUE                  TASKS  QUEUE                 TASK\n"
             "2030-01-31 12:30:00 CET        1  mail                  shop.review\n"
             + hint
-            + "     LEVEL      READY  UNSETTLED  QUEUE\n"
-            "       1 s          1             level\n"
+            + "      LEVEL      READY  UNSETTLED  QUEUE\n"
+            "        1 s          1             level\n"
             "beat is active on host:1\n"
             "NEXT RUN                  ENTRY                 TASK\n"
             "2030-01-31 12:30:00 CET   hourly                shop.sync\n"
@@ -426,7 +426,7 @@ def test_status_has_headings_and_hints_in_their_places(
             hint,
             "1 wait, 3 recorded, 1 cancelled, 0 are orphans\n"
             "2030-01-31 11:30:00Z       1  mail  shop.review\n"
-            "       1 s          1             level\n"
+            "        1 s          1             level\n"
             "beat is active on host:1\n"
             "2030-01-31 11:30:00Z  hourly  shop.sync\n"
             "unknown  odd  shop.sync\n",
