@@ -18,7 +18,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -39,14 +39,15 @@ from .core.beat import Run
 from .core.errors import DelayError, EntryConflict, InvalidEntry, InvalidOption
 from .core.options import options_with
 from .core.periodic import UNWRITTEN, State
+from .core.streams import Unreadable
 from .schedules import Once, definition_of, entry_of, told
 
 logger = logging.getLogger(__name__)
 
 #: Seconds: the longest sleep, for heartbeats and answers are due then, and that soon after a question, for more may
 #: come; the time for which it is enough to have asked whether this process is the active one, as for many runs at once;
-#: and until a run is tried again.
-SLEEP, SHORT, FRESH, PAUSE = 1.0, 0.05, 0.5, 10.0
+#: until a run is tried again; and for which what changes is left to the next process one by one.
+SLEEP, SHORT, FRESH, PAUSE, APART = 1.0, 0.05, 0.5, 10.0, 10.0
 
 
 def queue_of(app: Celery) -> str:
@@ -93,7 +94,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         #: Until when more questions are expected, by `time.monotonic`.
         self._asked = 0.0
         #: What was written at run time, as it is in RabbitMQ.
-        self._state, self._dumped = State(), b""
+        self._state = State()
+        #: The entries whose next runs are known, and these.
+        self._dues: dict[str, tuple[Any, datetime | None]] = {}
         super().__init__(app, *args, **kwargs)
         self._code: dict[str, Any] = dict(self.schedule)
         #: All entries, also those that are disabled and so not in the schedule.
@@ -141,6 +144,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         left = self._paused.get(entry.name, 0) - time.monotonic()
         return schedstate(False, left) if left > 0 else super().is_due(entry)
 
+    def schedules_equal(self, *schedules: Any) -> bool:
+        return True  # what changes the schedule changes the heap: Celery would compare all entries at each tick
+
     def _take_part(self) -> bool:
         """Return whether this process is the active one; become it if it can."""
         if self._lock is None:
@@ -162,46 +168,75 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     def _take_over(self, lock: Lock) -> None:
         """Go on where the process before, or this one, has stopped."""
-        left = list(_read(lock.left))
+        left = list(_read(lock.read_left()))
         self._runs = core.merge([self._runs, *(runs for runs, _ in left)], _now())
         # What this process wrote before may be older, or have never been stored.
-        self._state = max((state for _, state in left), key=lambda state: state.version, default=self._state)
-        self._note(lock, self._state)
-        self._arrange({*self._code, *self._entries, *self._state.entries})
+        self._state = periodic.merge(state for _, state in left) if left else self._state
+        self._note(lock)
+        names = {*self._code, *self._entries, *self._state.entries}
+        for number, name in enumerate(names):
+            self._arrange(name)
+            if not self._visiting:
+                self._due(name)
+            if number % 100 == 0:  # thousands may take longer than RabbitMQ waits for a heartbeat
+                lock.wait(0)
         if not self._visiting:
+            self.populate_heap()
             logger.info("beat: %s is the active one of %s", process_name(), self.queue)
 
-    def _note(self, lock: Lock, state: State | None = None) -> None:
-        """Leave the runs, and what was written, to the next process. Raises `InvalidEntry` if that is too large."""
-        dumped = self._dumped if state is None else periodic.dump(state)
-        state = self._state if state is None else state
-        names = {*self._code, *state.entries, *(self._runs if self._visiting else ())}
-        self._runs = core.remember(self._runs, names, _now())
-        lock.write(core.dump(self._runs) + (b"\n" + dumped if state.version else b""))
-        self._state, self._dumped = state, dumped
+    def _note(self, lock: Lock, name: str | None = None, state: State | None = None) -> None:
+        """Leave the runs, and what was written, to the next process: of an entry, or from time to time of all."""
+        state = state or self._state
+        if name is not None and lock.age_of_first < APART:
+            changed = b"" if state is self._state else b"\n" + periodic.dump(periodic.part(state, name))
+            lock.add(core.dump({name: self._runs[name]}) + changed)
+        else:
+            names = {*self._code, *state.entries, *(self._runs if self._visiting else ())}
+            self._runs = core.remember(self._runs, names, _now())
+            lock.write(core.dump(self._runs) + (b"\n" + periodic.dump(state) if state.version else b""))
+        self._state = state
 
-    def _arrange(self, names: Iterable[str]) -> None:
-        """Put entries into the schedule as they are in the code, or were written."""
-        for name in names:
-            entry, written = self._code.get(name), self._state.entries.get(name, UNWRITTEN)
-            if written.definition is not None:
-                try:
-                    entry = entry_of(name, written.definition, self.app)
-                except Exception as exc:  # it is forged, or needs a library that is missing here
-                    logger.error("beat: the entry %r is left out: %s", name, exc)
-                    entry = None
-            self.schedule.pop(name, None)
-            self._entries.pop(name, None)
-            if entry is not None:
-                run = self._runs[name]
-                entry.last_run_at, entry.total_run_count = run.at.astimezone(self.app.timezone), run.total
-                self._entries[name] = entry
-                if written.is_enabled:
-                    self.schedule[name] = entry
-        upstream.calculate_again(self)
+    def _arrange(self, name: str) -> None:
+        """Put an entry into the schedule as it is in the code, or was written."""
+        entry, written = self._code.get(name), self._state.entries.get(name, UNWRITTEN)
+        if written.definition is not None:
+            try:
+                entry = entry_of(name, written.definition, self.app)
+            except Exception as exc:  # it is forged, or needs a library that is missing here
+                logger.error("beat: the entry %r is left out: %s", name, exc)
+                entry = None
+        self.schedule.pop(name, None)
+        self._entries.pop(name, None)
+        self._dues.pop(name, None)
+        if entry is not None:
+            run = self._runs[name]
+            entry.last_run_at, entry.total_run_count = run.at.astimezone(self.app.timezone), run.total
+            self._entries[name] = entry
+            if written.is_enabled:
+                self.schedule[name] = entry
+
+    def populate_heap(self, *args: Any, **kwargs: Any) -> None:
+        """Calculate when each entry is due, once for the runs and for those who ask."""
+        upstream.unschedule(self)
+        for name in self.schedule:
+            self._run_when_due(name)
+
+    def _rearrange(self, name: str) -> None:
+        """Do as `_arrange`, and let the entry run when it is due."""
+        self._arrange(name)
+        upstream.unschedule(self, name)
+        if name in self.schedule:
+            self._run_when_due(name)
+
+    def _run_when_due(self, name: str) -> None:
+        due = self._due(name)
+        seconds = max((due - _now()).total_seconds(), 0) if due else self.max_interval
+        upstream.schedule_again(self, self.schedule[name], seconds)
 
     def answer(self, question: bytes | str) -> dict[str, Any]:
-        """Return the answer to a question: `{"edit": […]}`, `{"run": name, "id": id}`, or what there is."""
+        """Return the answer to a question: `{"edit": […]}`, `{"run": name, "id": id}`, or what there is, perhaps of
+        `{"entry": name}` alone.
+        """
         try:
             asked = json.loads(question) if question else {}
             if "edit" in asked:
@@ -209,14 +244,14 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             elif "run" in asked:
                 self._run(asked["run"], asked["id"])
             else:
-                return self._describe()
+                return self._describe(asked.get("entry"))
         except (AMQPError, OSError):
             raise
         except EntryConflict as exc:
             return {"conflict": str(exc)}
         except NotSent as exc:
             return {"error": f"{asked['run']} is not sent: {exc.__cause__}"}
-        except (DelayError, ValueError, LookupError, TypeError, RecursionError) as exc:
+        except (DelayError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
             return {"error": str(exc)}
         return {"done": True}
 
@@ -236,8 +271,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 definition_of(**edit.definition, app=self.app)
             if edit.name not in (self.schedule if edit.is_enabled else self._entries):  # it begins now
                 self._runs[edit.name] = Run(_now(), self._runs.get(edit.name, Run(_now())).total)
-            self._note(self._lock, state)
-            self._arrange([edit.name])
+            self._note(self._lock, edit.name, state)
+            self._rearrange(edit.name)
             logger.info("beat: %s has changed the entry %s", edit.by, edit.name)
 
     def _run(self, name: str, id_: str) -> None:
@@ -256,14 +291,14 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         assert lock is not None
         if entry.name not in self._runs or lock.age > FRESH:
             self._runs.setdefault(entry.name, _run_of(entry))
-            self._note(lock)
+            self._note(lock, entry.name)
         self._send(entry, core.task_id(self.queue, entry.name, self._runs[entry.name]))
         self._runs[entry.name] = _run_of(self.schedule[entry.name])
         if isinstance(entry.schedule, Once):
-            self._note(lock, periodic.without(self._state, entry.name))
-            self._arrange([entry.name])
+            self._note(lock, entry.name, periodic.without(self._state, entry.name))
+            self._rearrange(entry.name)
         else:
-            self._note(lock)
+            self._note(lock, entry.name)
 
     def _send(self, entry: Any, id_: str) -> None:
         options = {"task_id": id_, "mandatory": True, **entry.options, "retry": False}
@@ -291,23 +326,20 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             with suppress(AMQPError, OSError):
                 connection.release()
 
-    def _describe(self) -> dict[str, Any]:
-        """Return what `status` and `periodic` show."""
+    def _describe(self, only: str | None) -> dict[str, Any]:
+        """Return what `status` and `periodic` show, perhaps of one entry."""
         entries = {}
-        for name in {**self._entries, **self._state.entries}:
-            due, entry = None, self.schedule.get(name, self._entries.get(name))
-            if name in self.schedule:
-                with suppress(Exception):  # such as that of an entry of a class of its own: it must not stop others
-                    is_due, seconds = entry.is_due()
-                    due = (_now() + timedelta(seconds=0 if is_due else seconds)).isoformat()
-            written = self._state.entries.get(name, UNWRITTEN)
+        for name in {**self._entries, **self._state.entries} if only is None else [only]:
+            entry, written = self.schedule.get(name, self._entries.get(name)), self._state.entries.get(name, UNWRITTEN)
+            if entry is None and written is UNWRITTEN:
+                continue
             text, definition = self._told.get(name, ("", None))
             if written.definition is not None:
                 text, definition = str(written.definition.get("schedule", "")), written.definition
             entries[name] = {
                 "task": str((definition or {}).get("task", entry.task if entry else "")),
                 "schedule": text,
-                "next": due,
+                "next": due.isoformat() if (due := self._due(name)) else None,
                 "last": _run_of(entry).at.isoformat() if entry else None,
                 "total": entry.total_run_count if entry else None,
                 "is_enabled": written.is_enabled,
@@ -318,6 +350,18 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 "definition": definition,
             }
         return {"process": None if self._visiting else process_name(), "entries": entries}
+
+    def _due(self, name: str) -> datetime | None:
+        """Return when an entry runs next, if it does: Celery needs a third of a millisecond for a crontab."""
+        entry = self.schedule.get(name)
+        known, due = self._dues.get(name, (None, None))
+        if known is not entry:
+            due = None
+            with suppress(Exception):  # such as that of an entry of a class of its own: it must not stop others
+                is_due, seconds = entry.is_due()
+                due = _now() + timedelta(seconds=0 if is_due else seconds)
+            self._dues[name] = entry, due
+        return due
 
     @cached_property
     def _told(self) -> dict[str, tuple[str, dict[str, Any] | None]]:
@@ -343,7 +387,7 @@ def _read(left: list[bytes]) -> Iterator[tuple[dict[str, Run], State]]:
         runs, _, written = (body if isinstance(body, bytes) else body.encode()).partition(b"\n")
         try:
             yield core.load(runs), periodic.load(written) if written else State()
-        except ValueError as exc:
+        except Unreadable as exc:
             logger.warning("beat: a message in the queue is not from a beat, and is dropped: %s", exc)
 
 

@@ -21,7 +21,7 @@ from amqp.exceptions import NotFound
 from celery import Celery
 
 from .amqp.connecting import connected
-from .amqp.history import tell, who_calls
+from .amqp.history import of_app, tell, who_calls
 from .amqp.lock import NoHolder, ask
 from .beat import Scheduler, queue_of
 from .core.errors import DelayError, EntryConflict, InvalidEntry
@@ -40,7 +40,7 @@ PATIENCE = 20.0
 
 def entries(app: Celery) -> list[PeriodicTask]:
     """Return all entries, the next first: of the code, and written ones. While no beat runs, the code is that here."""
-    return read_status(_ask(app, None)).entries
+    return read_status(_ask(app, {})).entries
 
 
 def add(
@@ -73,6 +73,7 @@ def change(
     args: Iterable[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    enabled: bool | None = None,
     version: int | None = None,
     by: str | None = None,
 ) -> None:
@@ -86,7 +87,7 @@ def change(
         raise InvalidEntry(f"the entry {name!r} in the code is not JSON: add one of the same name")
     given = {"task": task, "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
     new = {**seen.definition, **{key: value for key, value in given.items() if value is not None}}
-    _edit(app, name, seen.version if version is None else version, by, definition_of(**new, app=app))
+    _edit(app, name, seen.version if version is None else version, by, definition_of(**new, app=app), enabled)
 
 
 def disable(app: Celery, name: str, *, version: int | None = None, by: str | None = None) -> None:
@@ -110,14 +111,13 @@ def run_now(app: Celery, name: str, *, by: str | None = None) -> str:
     Raises `InvalidEntry`, and `DelayError` if it could not be sent.
     """
     id_ = str(uuid4())
-    _ask(app, {"run": name, "id": id_}, (by or who_calls(app.main), "periodic entry run", name))
+    _ask(app, {"run": name, "id": id_}, (by or who_calls(), "periodic entry run", name))
     return id_
 
 
 def _seen(app: Celery, name: str) -> PeriodicTask:
-    for entry in entries(app):
-        if entry.entry == name:
-            return entry
+    for entry in read_status(_ask(app, {"entry": name})).entries:
+        return entry
     raise InvalidEntry(f"there is no entry {name!r}")
 
 
@@ -133,7 +133,7 @@ def _edit(
     if not isinstance(name, str) or not name:
         raise InvalidEntry(f"cannot use the name {name!r}: use a text")
     version = _seen(app, name).version if version is None else version
-    now, by = datetime.now(timezone.utc).isoformat(timespec="seconds"), by or who_calls(app.main)
+    now, by = datetime.now(timezone.utc).isoformat(timespec="seconds"), by or who_calls()
     edit = Edit(uuid4().hex, name, version, by, now, definition, is_enabled, removes)
     what = "removed" if removes else "written" if definition else "enabled" if is_enabled else "disabled"
     _ask(app, {"edit": edit}, (by, f"periodic entry {what}", name))
@@ -151,7 +151,7 @@ def _ask(app: Celery, question: Any, change: tuple[str, str, str] | None = None)
         is_done = answer is not None and not {"conflict", "error"} & answer.keys()
         if change and is_done and connection.transport.driver_type == DRIVER_TYPE:
             by, what, name = change
-            tell(connection, by, what, 1, [name])
+            tell(connection, of_app(by, app.main), what, 1, [name])
     if answer is None:
         raise DelayError(f"no beat has answered within {PATIENCE:.0f} s: list the entries to see whether it is done")
     if "conflict" in answer:
@@ -166,4 +166,4 @@ def _visit(app: Celery, question: Any) -> dict[str, Any] | None:
     """Be the active beat for one question; None if another process is it."""
     app.finalize()
     with closing(Scheduler(app, visiting=True)) as scheduler:
-        return scheduler.visit(b"" if question is None else json.dumps(question))
+        return scheduler.visit(json.dumps(question))

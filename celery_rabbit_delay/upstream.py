@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 from contextlib import suppress
-from heapq import heappush
+from heapq import heapify, heappush
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -120,9 +120,13 @@ def schedule_again(scheduler: Any, entry: Any, seconds: float) -> None:
     heappush(scheduler._heap, (scheduler._when(entry, seconds), 5, entry))
 
 
-def calculate_again(scheduler: Any) -> None:
-    """Make a `celery.beat.Scheduler` calculate anew at its next tick when each entry is due."""
-    scheduler._heap = None
+def unschedule(scheduler: Any, name: str | None = None) -> None:
+    """Make a `celery.beat.Scheduler` forget when an entry is due, or when each is.
+
+    Its heap becomes another list: a tick that is going on adds the entry that has run to the one before.
+    """
+    scheduler._heap = [event for event in scheduler._heap or () if name not in (None, event[2].name)]
+    heapify(scheduler._heap)
 
 
 def stop_waiting(connection: amqp.Connection) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import kombu
 from kombu.common import Broadcast
 
-from ..core.destination import Destination, is_match
+from ..core.destination import Destination, check_key, is_match
 from ..core.errors import InvalidDestination
 
 #: The types of exchanges that route by the routing key alone, or not at all.
@@ -106,8 +106,11 @@ class QueueNames:
         return exchange in self._opaque or any(self._known(exchange, key) for key in keys)
 
     def check(self, queue: str | None) -> None:
-        """Raise `InvalidDestination` for a queue that a caller names and that is none of its own."""
-        if queue is not None and self.only and queue not in self:
+        """Raise `InvalidDestination` for a queue that a caller names and that is none of its own, or cannot be any."""
+        if queue is None:
+            return
+        check_key(queue, "name of a queue")
+        if not queue or (self.only and queue not in self):
             raise InvalidDestination(
                 f"{queue!r} is not a queue of this app, whose queues are {', '.join(sorted(self._queues)) or 'none'}: "
                 "name it in task_queues or task_routes, or ask for any queue with --any-queue or any_queue=True"

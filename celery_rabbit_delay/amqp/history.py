@@ -36,6 +36,11 @@ def of_app(by: str, app: str | None) -> str:
     return f"{by}, app {app}" if app else by
 
 
+def within_app(by: str, app: str | None) -> str:
+    """Return the same without the name of the app whose people look at it."""
+    return by.removesuffix(of_app("", app))
+
+
 def who() -> str:
     """Return whose process this is, and on which host."""
     try:
@@ -45,7 +50,7 @@ def who() -> str:
     return f"{user}@{platform.node()}"
 
 
-def who_calls(app: str | None) -> str:
+def who_calls(app: str | None = None) -> str:
     """Return the same of a program that calls this package, which one it is, and the app that it names."""
     return of_app(f"{who()}, {Path(*sys.argv[:1]).name}[{os.getpid()}]", app)
 

@@ -1,7 +1,7 @@
-"""A lock in RabbitMQ, with a message that its holder leaves to the next one.
+"""A lock in RabbitMQ, with messages that its holder leaves to the next one.
 
 The holder is the single active consumer of a quorum queue (https://www.rabbitmq.com/docs/consumers#single-active-consumer)
-and keeps the message unacknowledged. When its connection ends, RabbitMQ delivers the message to the next consumer.
+and keeps the messages unacknowledged. When its connection ends, RabbitMQ delivers them to the next consumer.
 
 What the holder publishes on the same connection needs no other fence: RabbitMQ gives the lock away only after it has
 closed that connection, so that a process which was suspended meanwhile reaches nobody. In a cluster that falls apart, a
@@ -69,6 +69,7 @@ class Lock:
         self._queue, self._patience = queue, patience
         self._awaited: str | None = None  # the id of the message that this has published
         self._kept: list[int] = []  # the delivery tags of what is left to the next holder
+        self._replaced = 0.0  # when, by `time.monotonic`
         self._connection = connection.connection
         upstream.limit_waits(self._connection, patience)
         self._channel = connection.channel()
@@ -86,6 +87,11 @@ class Lock:
         """Seconds since this is known to have been the active consumer, or at least said that it exists."""
         return time.monotonic() - self._moment
 
+    @property
+    def age_of_first(self) -> float:
+        """Seconds since the first of the messages that are left to the next holder was written."""
+        return time.monotonic() - self._replaced
+
     def wait(self, seconds: float) -> bool:
         """Read what has come, or wait so many seconds to become active; return whether this is the active consumer.
 
@@ -101,21 +107,31 @@ class Lock:
             self._say_hello()
         return self.is_active
 
+    def read_left(self) -> list[bytes]:
+        """Return all that earlier holders have left: RabbitMQ delivers what came back before what is new."""
+        self.add(b"")
+        return self.left
+
     def write(self, body: bytes) -> None:
-        """Replace the message that is left to the next holder, and return when RabbitMQ has delivered it back.
+        """Replace all messages that are left to the next holder with one. As `add`."""
+        known, kept = len(self.left), list(self._kept)
+        self.add(body)
+        for tag in kept:
+            self._channel.basic_ack(tag)
+        del self.left[:known], self._kept[: len(kept)]
+        self._replaced = self._moment
+        self.is_held = True
+
+    def add(self, body: bytes) -> None:
+        """Leave one more message to the next holder, and return when RabbitMQ has delivered it back.
 
         Until then it was stored by a majority of the nodes, and this held the lock. Raises as `wait` does.
         """
-        known, kept = len(self.left), list(self._kept)
         self._awaited = uuid4().hex
         self._publish(Message(body, delivery_mode=2, message_id=self._awaited), self._queue)
         self._moment = time.monotonic()
         while self._awaited:
             self._connection.blocking_read(max(self._patience - self.age, 0))
-        for tag in kept:
-            self._channel.basic_ack(tag)
-        del self.left[:known], self._kept[: len(kept)]
-        self.is_held = True
 
     def answer(self, question: Message, body: bytes) -> None:
         """Answer one who has asked, if that one still waits; then no other holder is asked any more."""

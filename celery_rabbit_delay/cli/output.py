@@ -138,13 +138,3 @@ def fit(line: str) -> str:
     """Return a line of a table; on a terminal not longer than it is wide, or than 80 columns."""
     columns = max(80, shutil.get_terminal_size().columns)
     return line if len(line) <= columns or not is_terminal() else f"{line[: columns - 1]}…"
-
-
-def format_duration(milliseconds: int) -> str:
-    """Return a duration in the largest unit that is not longer than the duration."""
-    units = (("year", 365 * 86_400_000), ("day", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
-    for unit, size in units:
-        if milliseconds >= size:
-            amount = f"{milliseconds / size:.3g}"
-            return f"{amount} {unit}" + ("s" if unit in ("year", "day") and amount != "1" else "")
-    return f"{milliseconds} ms"

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import click
 
-from ..core.errors import InvalidEntry
 from ..core.periodic import SENT_WITH, parse_field
 from ..core.text import escape
 from ..operate import PeriodicTask
@@ -31,19 +30,18 @@ def periodic() -> None:
     """
 
 
-def _parse(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-    try:
-        return None if value is None else parse_field(str(param.name), value)
-    except InvalidEntry as exc:
-        raise click.BadParameter(str(exc)) from exc
-
-
 def _of_an_entry(command: F) -> F:
     """Add the options for what the task is sent with."""
     for name, (what, *_) in reversed(SENT_WITH.items()):
         help_ = f"Send the task with {what}, in JSON."
-        command = click.option(f"--{name}", metavar="JSON", callback=_parse, help=help_)(command)
+        command = click.option(f"--{name}", metavar="JSON", help=help_)(command)
     return command
+
+
+def _write(target: Target, act: str, name: str, definition: dict[str, Any]) -> None:
+    with handle_errors():
+        typed = {field: parse_field(field, definition[field]) for field in SENT_WITH if definition[field] is not None}
+        target.periodic(act, name, **{**definition, **typed})
 
 
 @periodic.command("list")
@@ -71,8 +69,7 @@ def list_entries(target: Target, as_json: bool) -> None:
 @pass_target
 def add(target: Target, /, name: str, disabled: bool, **definition: Any) -> None:
     """Write a new entry, which counts instead of one of this name in the code until it is removed."""
-    with handle_errors():
-        target.periodic("add", name, enabled=not disabled, **definition)
+    _write(target, "add", name, {**definition, "enabled": not disabled})
 
 
 @periodic.command(short_help="Change an entry.")
@@ -80,11 +77,11 @@ def add(target: Target, /, name: str, disabled: bool, **definition: Any) -> None
 @click.option("--task", metavar="NAME", help="Set the task.")
 @click.option("--schedule", metavar="SCHEDULE", help="Set the schedule.")
 @_of_an_entry
+@click.option("--enabled/--disabled", default=None, help="Let it run, or not until it is enabled.")
 @pass_target
 def change(target: Target, /, name: str, **changes: Any) -> None:
     """Change an entry, and keep what is not named. One in the code is written with the change."""
-    with handle_errors():
-        target.periodic("change", name, **changes)
+    _write(target, "change", name, changes)
 
 
 def _add_command(act: str, help_: str) -> None:

@@ -14,11 +14,14 @@ import kombu
 from .. import operate
 from ..core import streams
 from ..core.errors import NotPermitted, StreamUnavailable
-from ..core.text import escape
+from ..core.text import escape, span
 from ..operate import BeatStatus, HeldUp, Pause, QueueNames, Recorded, Status
-from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, pad, tell, utc_option
+from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
+
+#: The next runs of a beat that are shown.
+_RUNS = 20
 
 RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/runbook.md"
 
@@ -59,7 +62,7 @@ def status(
             else:
                 _show(found, _recorded(target.names(any_queue), connection, found), levels)
                 for one in paused:
-                    click.echo(escape(_shown_pause(one)))
+                    click.echo(escape(_shown_pause(one, target.app_name)))
                 if beat:
                     _show_beat(beat)
             if not watch:
@@ -94,9 +97,9 @@ def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> l
         return []
 
 
-def _shown_pause(one: Pause) -> str:
+def _shown_pause(one: Pause, app: str | None) -> str:
     until = f" until {format_time(one.end)}" if one.end else ""
-    return f"{one.queue} is paused{until}" + (f" by {one.who}" if one.who else "")
+    return f"{one.queue} is paused{until}" + (f" by {operate.within_app(one.who, app)}" if one.who else "")
 
 
 def held_up_data(held_up: HeldUp) -> dict[str, Any]:
@@ -160,16 +163,16 @@ def _show(found: Status, recorded: Recorded | None, levels: bool) -> None:
         click.echo(escape(line))
     if levels:
         holding = [(one.ttl, one.ready, one.unsettled, one.queue) for one in found.levels if one.held]
-        _table(f"{'LEVEL':>10}  {'READY':>9}  UNSETTLED  QUEUE", _rows(holding))
+        _table(f"{'LEVEL':>11}  {'READY':>9}  UNSETTLED  QUEUE", _rows(holding))
         outboxes = [(one.delay, one.ready, one.unsettled, one.destination) for one in found.outboxes]
-        _table(f"{'OUTBOX':>10}  {'READY':>9}  UNSETTLED  FOR", _rows(outboxes))
+        _table(f"{'OUTBOX':>11}  {'READY':>9}  UNSETTLED  FOR", _rows(outboxes))
 
 
 def _rows(queues: Iterable[tuple[int, int | None, int | None, str]]) -> Iterator[str]:
     """Yield a line for each queue, the one with the shortest delay first."""
     for delay, ready, unsettled, name in sorted(queues, key=lambda row: (row[0], row[3])):
         settling = "" if unsettled is None else f"{unsettled:,}"
-        yield f"{format_duration(delay):>10}  {ready or 0:>9,}  {settling:>9}  {name}"
+        yield f"{span(delay):>11}  {ready or 0:>9,}  {settling:>9}  {name}"
 
 
 def _table(headings: str, rows: Iterable[str]) -> None:
@@ -186,9 +189,11 @@ def _show_beat(beat: BeatStatus) -> None:
         click.echo("no beat is active: start one with `celery -A APP beat -S rabbit-delay`")
         return
     click.echo(escape(f"beat is active on {beat.process}"))
-    rows = (
+    rows = [
         f"{pad(format_time(one.next) if one.next else 'unknown', 24)}  {pad(one.entry, 20)}  {one.task}"
         for one in beat.entries
         if one.is_enabled
-    )
-    _table(f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK", rows)
+    ]
+    _table(f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK", rows[:_RUNS])
+    if len(rows) > _RUNS:
+        tell(f"{len(rows) - _RUNS:,} more entries: see `periodic list`")

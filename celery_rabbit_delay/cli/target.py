@@ -20,7 +20,7 @@ from .. import operate
 from ..app.install import advice
 from ..app.queues import queues_of
 from ..core.destination import Destination
-from ..core.errors import DelayError, UnsupportedConfiguration
+from ..core.errors import DelayError, InvalidDelay, InvalidEntry, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
@@ -220,6 +220,8 @@ def handle_errors() -> Iterator[None]:
         raise click.ClickException(
             escape(f"permission denied ({exc.reply_text}): grant the permissions of an operator, see {PERMISSIONS}")
         ) from exc
+    except (InvalidDelay, InvalidEntry) as exc:
+        raise click.UsageError(escape(str(exc))) from exc
     except (DelayError, AMQPError, OperationalError, OSError) as exc:
         if isinstance(exc, OSError) and is_of_output(exc):  # see `Group`
             raise

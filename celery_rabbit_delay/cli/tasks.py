@@ -13,15 +13,15 @@ import kombu
 
 from .. import operate
 from ..core.due import due_at
-from ..core.errors import InvalidDelay, NotPermitted, StreamUnavailable
+from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.headers import milliseconds, moment
 from ..core.search import Word, parse
 from ..core.streams import Unreadable
-from ..core.text import counted, escape
+from ..core.text import counted, escape, span
 from ..operate import Scheduled
-from .output import EXIT_PROBLEMS, fit, format_duration, format_time, is_terminal, progress, utc_option
+from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, progress, utc_option
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
-from .target import Target, pass_target
+from .target import Target, handle_errors, pass_target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,40 +36,18 @@ _STAYS = "stays cancelled, with its workflow or by a stamp: restore the workflow
 _NOT_RECORDED = "is not in the journal: if a task with this id waits, it does not run"
 
 
-def _check_time(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Show an error for a time or a number of seconds that cannot be read."""
-    if value is None:
-        return None
-    eta, countdown = (None, value) if param.name == "countdown" else (value, None)
-    try:
-        due_at(eta, countdown, datetime.now(timezone.utc), timezone.utc)
-    except InvalidDelay as exc:
-        wanted = "a number of seconds, 0 or more" if eta is None else "a time such as 2030-01-31T12:00:00+01:00"
-        raise click.BadParameter(f"cannot read {value!r}: use {wanted}") from exc
-    return value
-
-
-def _check_search(ctx: click.Context, param: click.Parameter, value: str | None) -> list[Word] | None:
-    """Read the words of a search; a search without any would select all."""
-    words = None if value is None else parse(value)
-    if words == []:
-        raise click.BadParameter("it is empty")
-    return words
-
-
 def _filters(command: F) -> F:
     for option in (
         click.option(
             "--search",
             metavar="WORDS",
-            callback=_check_search,
+            callback=lambda ctx, param, value: value and parse(value),
             help="Select tasks with all of these words in the beginning of the id, name, queue or arguments; in one of "
             "these with id:, task:, queue: or args: before the word.",
         ),
         click.option(
             "--until",
             metavar="TIME",
-            callback=_check_time,
             help="Select tasks due until this time: 2030-01-31T12:00:00+01:00.",
         ),
         click.option("--queue", "only_queue", metavar="NAME", help="Select tasks for this queue."),
@@ -163,25 +141,22 @@ def _lines_about(known: operate.About) -> Iterator[str]:
         state = "not in the journal: it is due, is below the option `journal`, or was never sent"
         yield from (f"id         {known.id}", f"state      {f'{cancelled}, and ' if known.cancelled else ''}{state}")
     for waiting, is_cancelled in known.messages:
-        left = format_duration(max(0, milliseconds(waiting.due) - milliseconds(datetime.now(timezone.utc))))
-        yield f"id         {waiting.id}"
-        yield f"state      {cancelled if is_cancelled else 'waits'}"
-        yield f"due        {format_time(waiting.due)}, in {left}"
-        if waiting.task:
-            yield f"task       {waiting.task}"
-            yield f"arguments  {waiting.args or '()'} {waiting.kwargs or '{}'}"
-        yield f"queue      {waiting.queue}"
-        yield f"sent to    exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}"
-        if waiting.retries:
-            yield f"retries    {waiting.retries}"
-        if waiting.error:
-            yield f"last try   {waiting.error}"
-        if waiting.key:
-            yield f"key        {waiting.key}"
-        if waiting.root not in (None, waiting.id):
-            yield f"root       {waiting.root}"
-        if waiting.group:
-            yield f"group      {waiting.group}"
+        left = span(max(0, milliseconds(waiting.due) - milliseconds(datetime.now(timezone.utc))))
+        things = {
+            "id": waiting.id,
+            "state": cancelled if is_cancelled else "waits",
+            "due": f"{format_time(waiting.due)}, in {left}",
+            "task": waiting.task,
+            "arguments": waiting.task and f"{waiting.args or '()'} {waiting.kwargs or '{}'}",
+            "queue": waiting.queue,
+            "sent to": f"exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}",
+            "retries": waiting.retries,
+            "last try": waiting.error,
+            "key": waiting.key,
+            "root": waiting.root if waiting.root != waiting.id else None,
+            "group": waiting.group,
+        }
+        yield from (f"{name:<10} {value}" for name, value in things.items() if value)
 
 
 @click.command(short_help="Cancel waiting tasks.")
@@ -288,7 +263,8 @@ def history(target: Target, /, limit: int, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps({**one._asdict(), "at": at.isoformat()}))
         else:
-            click.echo(escape(f"{format_time(at)}  {one.who}  {one}"))
+            who = operate.within_app(one.who, target.app_name)
+            click.echo(escape(f"{format_time(at)}  {who}  {one}"))
     if not found:
         click.echo("nothing was changed", err=True)
 
@@ -312,8 +288,8 @@ def _ask(question: str, found: Collection[object], yes: bool) -> None:
 
 @click.command(short_help="Change the due time of tasks.")
 @_chosen("Move all tasks that `list` shows.")
-@click.option("--eta", metavar="TIME", callback=_check_time, help="Set the new due time: 2030-01-31T12:00:00+01:00.")
-@click.option("--countdown", metavar="SECONDS", callback=_check_time, help="Set the new due time, in seconds from now.")
+@click.option("--eta", metavar="TIME", help="Set the new due time: 2030-01-31T12:00:00+01:00.")
+@click.option("--countdown", metavar="SECONDS", help="Set the new due time, in seconds from now.")
 @any_queue_option
 @yes_option
 @pass_target
@@ -323,8 +299,6 @@ def reschedule(target: Target, /, eta: str | None, countdown: str | None, **chos
     Asks before it moves tasks that are not named by their ids, and before a time in the past runs any. Exits with 3 if
     some of several were not moved.
     """
-    if (eta is None) == (countdown is None):
-        raise click.UsageError("name the new due time with either --eta or --countdown")
     _move(target, eta, countdown, **chosen)
 
 
@@ -343,7 +317,7 @@ def run_now(target: Target, /, **chosen: Any) -> None:
 
 @click.command(short_help="Stop all workers from consuming a queue.")
 @click.argument("queue", callback=check_names)
-@click.option("--until", metavar="TIME", callback=_check_time, help="End the pause then: 2030-01-31T12:00:00+01:00.")
+@click.option("--until", metavar="TIME", help="End the pause then: 2030-01-31T12:00:00+01:00.")
 @other_queues_option
 @pass_target
 def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> None:
@@ -379,9 +353,10 @@ def _move(
 ) -> None:
     _check_chosen(ids, everything, filters)
     problems: list[str] = []
-    with target.connected(recorded=True) as connection:
-        zone, now = connection.transport.delay_options.naive_timezone, datetime.now(timezone.utc)
+    with handle_errors():
+        zone, now = target.delay_options().naive_timezone, datetime.now(timezone.utc)
         due = due_at(eta, countdown, now, zone)
+    with target.connected(recorded=True) as connection:
         past = f"{format_time(due)} is in the past" if due < now else ""
         allowed, what = target.allowed(any_queue), operate.moved_to(due)
         if past and ids:

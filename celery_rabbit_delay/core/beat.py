@@ -8,6 +8,8 @@ from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 from uuid import UUID, uuid5
 
+from .streams import reading
+
 #: A time further ahead is that of a wrong clock, or forged, and does not count: until then its entry would not run.
 _MOST_AHEAD = timedelta(hours=1)
 
@@ -36,14 +38,12 @@ def dump(runs: Mapping[str, Run]) -> bytes:
     ).encode()
 
 
+@reading
 def load(body: bytes | str) -> dict[str, Run]:
-    """Return the runs that `dump` has written. Raises `ValueError` for anything else."""
-    try:
-        runs = {name: Run(datetime.fromisoformat(at), total) for name, (at, total) in json.loads(body).items()}
-        if all(type(run.total) is int and run.at.astimezone(timezone.utc) == run.at for run in runs.values()):
-            return runs
-    except (TypeError, AttributeError, OverflowError, RecursionError) as exc:
-        raise ValueError(str(exc)) from exc
+    """Return the runs that `dump` has written. Raises `Unreadable` for anything else."""
+    runs = {name: Run(datetime.fromisoformat(at), total) for name, (at, total) in json.loads(body).items()}
+    if all(type(run.total) is int and run.at.astimezone(timezone.utc) == run.at for run in runs.values()):
+        return runs
     raise ValueError("a time or a number is invalid")
 
 

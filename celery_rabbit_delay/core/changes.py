@@ -321,6 +321,11 @@ class Changes:
         return any(isinstance(of, str) and self.workflows.get(of) for of in ids)
 
     @property
+    def cancelled_workflows(self) -> list[str]:
+        """The ids of the workflows that are cancelled."""
+        return [str(id_) for id_ in self.workflows.before | self.workflows.items]
+
+    @property
     def has_cancelled(self) -> bool:
         """Whether any task was cancelled."""
         return bool(self._uuids or self._ids or self.workflows or self._stamps)

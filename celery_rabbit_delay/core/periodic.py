@@ -1,21 +1,23 @@
 """Periodic entries that are written while beats run: what is known of them, and what an edit makes of that. Pure.
 
-The active beat alone applies edits, one after another, and leaves the state to the next one with its runs.
+The active beat alone applies edits, one after another, and leaves the state to the next one: as a whole from time to
+time, and in between the parts that change.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from .errors import EntryConflict, InvalidEntry
+from .streams import reading
 
-#: The size of a state in bytes of JSON beyond which it takes no further entry: it is stored again with each run.
-MOST = 1_000_000
+#: The bytes of JSON of all entries beyond which there is no room for another one: RabbitMQ 4 takes 16 MiB in a message.
+MOST = 5_000_000
 
 #: What a task is sent with, in JSON: what it is, its type, and an example.
 SENT_WITH: dict[str, tuple[str, type, str]] = {
@@ -51,11 +53,14 @@ UNWRITTEN = Written(0, "", "")
 
 
 class State(NamedTuple):
-    """All that was written."""
+    """All that was written, or the part of it that an edit has changed."""
 
     version: int = 0  # the number of edits
     last: str = ""  # the id of the last edit
     entries: Mapping[str, Written] = {}
+    size: int = 0  # bytes of JSON of all entries
+    is_part: bool = False
+    removed: str = ""  # the entry that a part removes
 
 
 class Edit(NamedTuple):
@@ -88,38 +93,66 @@ def apply(state: State, edit: Edit, in_code: Container[str]) -> State:
         raise InvalidEntry(f"the entry {name!r} is in the code: disable it")
     is_enabled = before.is_enabled if edit.is_enabled is None else edit.is_enabled
     definition = edit.definition or before.definition
-    entries, version = dict(state.entries), state.version + 1
-    entries.pop(name, None)
-    if not edit.removes and not (is_enabled and definition is None):
-        entries[name] = Written(version, edit.by, edit.at, is_enabled, definition)
-    return State(version, edit.id, entries)
+    if edit.removes or (is_enabled and definition is None):
+        return without(state, name, edit.id)
+    written = Written(state.version + 1, edit.by, edit.at, is_enabled, definition)
+    size = state.size - _size(state, name) + len(json.dumps([name, written]))
+    if size > max(MOST, state.size):
+        raise InvalidEntry(f"all entries that are written at run time take more than {MOST:,} bytes: remove some")
+    return State(written.version, edit.id, {**state.entries, name: written}, size)
 
 
-def without(state: State, name: str) -> State:
-    """Return the state without an entry, which has run for the only time."""
+def without(state: State, name: str, edit: str | None = None) -> State:
+    """Return the state without an entry, because of an edit, or as it has run for the only time."""
     entries = {other: entry for other, entry in state.entries.items() if other != name}
-    return State(state.version + 1, state.last, entries)
+    return State(state.version + 1, state.last if edit is None else edit, entries, state.size - _size(state, name))
+
+
+def _size(state: State, name: str) -> int:
+    return len(json.dumps([name, state.entries[name]])) if name in state.entries else 0
+
+
+def part(state: State, name: str) -> State:
+    """Return the part of a state that is new if one entry has changed."""
+    if name in state.entries:
+        return state._replace(entries={name: state.entries[name]}, is_part=True)
+    return state._replace(entries={}, is_part=True, removed=name)
+
+
+def merge(states: Iterable[State]) -> State:
+    """Return what states add up to: the last whole one, and the parts that came after it."""
+    whole = State()
+    parts = []
+    for state in sorted(states, key=lambda state: state.version):
+        if state.is_part:
+            parts.append(state)
+        else:
+            whole = state
+    entries = dict(whole.entries)
+    for state in parts:
+        if state.version > whole.version:
+            entries.update(state.entries)
+            entries.pop(state.removed, None)
+            whole = whole._replace(version=state.version, last=state.last, size=state.size)
+    return whole._replace(entries=entries)
 
 
 def dump(state: State) -> bytes:
-    """Return a state as compressed JSON. Raises `InvalidEntry` if it is too large."""
-    body = json.dumps(state).encode()
-    if len(body) > MOST:
-        raise InvalidEntry(f"all entries that are written at run time take more than {MOST:,} bytes: remove some")
-    return zlib.compress(body, 1)
+    """Return a state as compressed JSON."""
+    return zlib.compress(json.dumps(state).encode(), 1)
 
 
+@reading
 def load(body: bytes) -> State:
-    """Return the state that `dump` has written. Raises `ValueError` for anything else."""
-    with _reading():
-        version, last, entries = json.loads(zlib.decompressobj().decompress(body, MOST))
-        return _checked(State(version, last, {name: _checked(Written(*one)) for name, one in entries.items()}))
+    """Return the state that `dump` has written. Raises `Unreadable` for anything else."""
+    version, last, entries, *more = json.loads(zlib.decompressobj().decompress(body, 2 * MOST))
+    return _checked(State(version, last, {name: _checked(Written(*one)) for name, one in entries.items()}, *more))
 
 
+@reading
 def load_edit(fields: Any) -> Edit:
-    """Return the edit with some fields, as JSON has them. Raises `ValueError` for anything else."""
-    with _reading():
-        return _checked(Edit(*fields))
+    """Return the edit with some fields, as JSON has them. Raises `Unreadable` for anything else."""
+    return _checked(Edit(*fields))
 
 
 _TYPES: dict[str, Any] = {
@@ -128,6 +161,8 @@ _TYPES: dict[str, Any] = {
     "is_enabled": (bool, type(None)),
     "removes": bool,
     "entries": dict,
+    "size": int,
+    "is_part": bool,
 }
 
 
@@ -135,14 +170,6 @@ def _checked(one: T) -> T:
     for field, value in one._asdict().items():
         if not isinstance(value, _TYPES.get(field, str)):
             raise ValueError(f"{field} is {value!r}")
-        if field == "at":
-            datetime.fromisoformat(value)
+        if field == "at" and datetime.fromisoformat(value).tzinfo is None:
+            raise ValueError(f"{value} has no time zone")
     return one
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except (TypeError, AttributeError, RecursionError, zlib.error) as exc:
-        raise ValueError(str(exc)) from exc

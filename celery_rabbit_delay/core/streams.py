@@ -17,6 +17,7 @@ import math
 import os
 import re
 import struct
+import zlib
 from bisect import bisect_left
 from collections.abc import Callable
 from datetime import timedelta
@@ -59,7 +60,10 @@ _AMAZON_MQ = re.compile(r"[.]mq[.][a-z0-9-]+[.](amazonaws[.]|on[.]aws\b)", re.AS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MALFORMED = (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_MALFORMED = (
+    *(struct.error, zlib.error),
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
+)
 
 
 class Unreadable(DelayError):

@@ -23,6 +23,20 @@ def duration(seconds: float) -> str:
     return f"{math.ceil(100 * seconds / _DAY) / 100:,.2f}".rstrip("0").rstrip(".") + " days"
 
 
+def span(milliseconds: int) -> str:
+    """Return a duration in at most two units: 90 ms, 1 h 30 min."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds} ms"
+    seconds, parts = milliseconds // 1000, []
+    for unit, size in (("d", _DAY), ("h", 3600), ("min", 60), ("s", 1)):
+        amount, seconds = divmod(seconds, size)
+        if amount:
+            parts.append(f"{amount} {unit}")
+        if (parts and not amount) or len(parts) == 2:
+            break
+    return " ".join(parts) or "0 s"
+
+
 def escape(text: str) -> str:
     """Return text with invisible and control characters spelled out."""
     if text.isprintable():

@@ -11,7 +11,7 @@ from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.declare import PERMISSIONS
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.follower import Follower
-from ..amqp.history import history, moved_to, of_app, tell, who
+from ..amqp.history import history, moved_to, of_app, tell, who, within_app
 from ..amqp.reschedule import move, reschedule, reschedule_all
 from ..amqp.schedule import (
     About,
@@ -40,7 +40,7 @@ from .export import export
 from .held_up import HeldUp, held_up
 from .leaving import Revivable, revivable
 from .management import Management, Snapshot
-from .migrate import is_same, migrate
+from .migrate import cancelled_workflows, is_same, migrate
 from .orphans import Orphan, are_for, orphans, purge, remove, replay
 from .pruning import prune, prune_levels
 from .setup import setup, teardown, wanted

@@ -28,15 +28,17 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         if wanted is None:
             return forms.numbers()
         with reading(operations.indexer.path) as db:
-            numbers = search.numbers(db, wanted, utc_ms())
+            numbers = [number for _, number in search.soonest(db, wanted, utc_ms())]
         if len(numbers) > search.MOST:
             abort(400, f"More than {search.MOST:,} match: choose a filter that fewer match.")
         return numbers
 
-    def who() -> str:
+    def user() -> str:
         """Return the user whom the server or the application in front has authenticated, or else the address."""
-        user = printable(request.remote_user or request.remote_addr or "unknown", 100)
-        return operate.of_app(user, operations.broker.app)
+        return printable(request.remote_user or request.remote_addr or "unknown", 100)
+
+    def who() -> str:
+        return operate.of_app(user(), operations.broker.app)
 
     def answer(act: Callable[[], Done], what: str) -> Any:
         done = or_reason(act)
@@ -79,12 +81,12 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
 
     @site.post("/pause")
     def pause() -> Any:
-        queue = forms.queue()
+        queue = request.form["queue"]
         return answer(lambda: operations.on_queue(operate.pause, queue, forms.until(), who()), "paused")
 
     @site.post("/resume")
     def resume() -> Any:
-        queue = forms.queue()
+        queue = request.form["queue"]
         return answer(lambda: operations.on_queue(operate.resume, queue, who()), "resumed")
 
     @site.post("/orphans/replay")
@@ -101,13 +103,13 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
     def edit_entry(act: str) -> Any:
         seen = {} if act == "run_now" else forms.version()
         done = "run of a periodic entry sent" if act == "run_now" else f"periodic entry {act}d"
-        return answer(lambda: operations.periodic(act, request.form["name"], **seen, by=who()), done)
+        return answer(lambda: operations.periodic(act, request.form["name"], **seen, by=user()), done)
 
     @site.post("/periodic")
     def write_entry() -> Any:
         seen = forms.version()
         act, name = "change" if seen else "add", request.form.get("name", "").strip()
-        done = or_reason(lambda: operations.periodic(act, name, **seen, **forms.entry(), by=who()))
+        done = or_reason(lambda: operations.periodic(act, name, **seen, **forms.entry(), by=user()))
         if isinstance(done, str):
             return render_template("entry.html", values=request.form, error=done)
         return answer(lambda: done, "periodic entry written")

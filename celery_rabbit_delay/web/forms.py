@@ -15,7 +15,6 @@ from ..core import headers as headers_
 from ..core.due import due_at, eta_in_utc
 from ..core.errors import InvalidDelay
 from ..core.periodic import SENT_WITH, parse_field
-from ..core.routing_key import MAX_LENGTH
 from ..operate import PeriodicTask
 from .database import CANCELLED, WAITING
 from .index import NUMBERS
@@ -56,14 +55,6 @@ def marks() -> list[str]:
     return chosen
 
 
-def queue() -> str:
-    """Return the name of the queue in a form."""
-    name = request.form.get("queue", "")
-    if not 0 < len(name.encode()) <= MAX_LENGTH:
-        abort(400, "No queue was named: go back, and choose one.")
-    return name
-
-
 def due() -> datetime:
     """Return the due time in a form: a delay, or a time to come in the viewer's time zone. Raises `InvalidDelay`."""
     moment = datetime.now(timezone.utc)
@@ -91,16 +82,18 @@ def version() -> dict[str, int]:
 
 
 def entry() -> dict[str, Any]:
-    """Return the definition of a periodic entry in a form. Raises `InvalidEntry`."""
+    """Return the definition of a periodic entry in a form, and whether it is enabled. Raises `InvalidEntry`."""
     typed = {name: request.form.get(name, "").strip() for name in ("task", "schedule", *SENT_WITH)}
-    return {name: parse_field(name, text) if name in SENT_WITH else text for name, text in typed.items()}
+    given = {name: parse_field(name, text) if name in SENT_WITH else text for name, text in typed.items()}
+    return {**given, "enabled": "disabled" not in request.form}
 
 
 def filled(one: PeriodicTask) -> dict[str, Any]:
     """Return what the form for a periodic entry shows of one."""
     given = one.definition or {}
     sent_with = {name: json.dumps(given[name], ensure_ascii=False) for name in SENT_WITH if given.get(name)}
-    return {"name": one.entry, "version": one.version, "task": one.task, "schedule": one.schedule, **sent_with}
+    fields = {"name": one.entry, "version": one.version, "task": one.task, "schedule": one.schedule, **sent_with}
+    return fields if one.is_enabled else {**fields, "disabled": "yes"}
 
 
 def back() -> str:

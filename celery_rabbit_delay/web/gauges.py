@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily as Counter
@@ -13,86 +13,62 @@ from prometheus_client.registry import Collector
 
 from ..operate import BeatStatus, Status
 from .database import clean
-from .index import Counts
-from .indexer import Progress
-from .search import Share
-
-
-class Measured(NamedTuple):
-    """The values of the metrics."""
-
-    queues: list[Share]
-    cancelled: int
-    next_due: float | None  # seconds since 1970; None if nothing waits
-    progress: Progress
-    counted: Counts  # since the start
-    orphaned: int  # since the start, as far as it was seen
-    status: Status | None  # None: the broker does not answer
-    beat: BeatStatus | None  # None: there is none, or it is unknown
-    paused: Iterable[str] = ()  # names of queues
+from .overview import Overview
 
 
 class _Collector(Collector):
-    def __init__(self, measured: Measured) -> None:
-        self._measured = measured
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
 
     def collect(self) -> Iterator[Gauge | Counter]:
-        build = Gauge(_named("build_info"), "The release that measures.", labels=["version"])
-        build.add_metric([version("celery-rabbit-delay")], 1)
-        yield build
-        yield from _of_the_index(self._measured)
-        yield _gauge("broker_up", "Whether the broker answered.", int(self._measured.status is not None))
-        if self._measured.status is not None:
-            yield from _of_the_broker(self._measured.status)
-        if self._measured.beat is not None:
-            yield from _of_the_beat(self._measured.beat)
+        release = [(version("celery-rabbit-delay"), 1)]
+        yield _gauges("build_info", "The release that measures.", ["version"], release)
+        status, beat = self._overview.status(), self._overview.beat()
+        yield from _of_the_index(self._overview)
+        yield _gauge("broker_up", "Whether the broker answered.", int(not isinstance(status, str)))
+        if not isinstance(status, str):
+            yield from _of_the_broker(status)
+        if isinstance(beat, BeatStatus):
+            yield from _of_the_beat(beat)
 
 
-def exposition(measured: Measured) -> bytes:
+def exposition(overview: Overview) -> bytes:
     """Return the metrics in Prometheus's text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(measured))
+    registry.register(_Collector(overview))
     return generate_latest(registry)
 
 
-def _of_the_index(measured: Measured) -> Iterator[Gauge | Counter]:
-    waiting = Gauge(_named("waiting"), "Waiting messages in the journal, by their queue.", labels=["queue"])
-    for share in measured.queues:
-        waiting.add_metric([share.name], share.amount)
-    yield waiting
-    yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", measured.cancelled)
-    paused = Gauge(_named("paused"), "1 for each queue that is paused.", labels=["queue"])
-    for name in measured.paused:
-        paused.add_metric([clean(name)], 1)
-    yield paused
-    if measured.next_due is not None:
-        yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", measured.next_due)
-    for name, amount in measured.counted._asdict().items():
+def _of_the_index(overview: Overview) -> Iterator[Gauge | Counter]:
+    """Yield what the index knows. Call it after the broker was asked, which may have counted orphans."""
+    summary, indexer = overview.summary(), overview.indexer
+    waiting = [(share.name, share.amount) for share in summary.queues]
+    yield _gauges("waiting", "Waiting messages in the journal, by their queue.", ["queue"], waiting)
+    yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", summary.cancelled)
+    paused = [(clean(name), 1) for name in sorted(indexer.paused)]
+    yield _gauges("paused", "1 for each queue that is paused.", ["queue"], paused)
+    if summary.soonest is not None:
+        soonest = summary.soonest / 1000
+        yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", soonest)
+    for name, amount in indexer.counts._asdict().items():
         yield _counter(f"recorded_{name}", f"Messages in the journal that were {name}, since the start.", amount)
     yield _counter(
-        "orphaned", "Messages by which the orphans grew between two looks, since the start.", measured.orphaned
+        "orphaned", "Messages by which the orphans grew between two looks, since the start.", overview.orphaned
     )
-    behind = measured.progress
+    behind = indexer.progress
     yield _gauge("index_behind_seconds", "Seconds since the index last held all of the journal.", behind.behind)
     yield _gauge("index_behind_messages", "Messages of streams that the index has not read yet.", behind.left)
 
 
 def _of_the_broker(status: Status) -> Iterator[Gauge]:
-    levels = Gauge(
-        _named("level_messages"), "Waiting messages in a level, if there are any.", labels=["level", "ttl_seconds"]
-    )
-    for level in status.levels:
-        if level.held:
-            levels.add_metric([level.queue, _seconds(level.ttl)], level.held)
-    yield levels
-    outboxes = Gauge(
-        _named("outbox_messages"),
+    levels = [(one.queue, _seconds(one.ttl), one.held) for one in status.levels if one.held]
+    yield _gauges("level_messages", "Waiting messages in a level, if there are any.", ["level", "ttl_seconds"], levels)
+    yield _gauges(
+        "outbox_messages",
         "Waiting messages in an outbox with a delay, or held there by RabbitMQ (delay 0), if there are any.",
-        labels=["outbox", "destination", "delay_seconds"],
+        ["outbox", "destination", "delay_seconds"],
+        [(one.queue, one.destination, _seconds(one.delay), one.ready) for one in status.outboxes],
     )
-    for outbox in status.outboxes:
-        outboxes.add_metric([outbox.queue, outbox.destination, _seconds(outbox.delay)], outbox.ready)
-    yield outboxes
     yield _gauge("missing_levels", "Levels that do not exist.", len(status.missing))
     yield _gauge("orphans", "Messages that could not be delivered when they were due.", status.orphans or 0)
     if status.held_up is not None:  # AMQP does not show this
@@ -101,14 +77,10 @@ def _of_the_broker(status: Status) -> Iterator[Gauge]:
 
 
 def _of_the_beat(beat: BeatStatus) -> Iterator[Gauge]:
-    active = Gauge(_named("beat_active"), "Whether a process of the app's beat is active.", labels=["process"])
-    active.add_metric([beat.process or ""], int(beat.process is not None))
-    yield active
-    runs = Gauge(_named("beat_next_run_timestamp_seconds"), "When an entry runs next.", labels=["entry"])
-    for one in beat.entries:
-        if one.next is not None:
-            runs.add_metric([one.entry], one.next.timestamp())
-    yield runs
+    active = [(beat.process or "", int(beat.process is not None))]
+    yield _gauges("beat_active", "Whether a process of the app's beat is active.", ["process"], active)
+    runs = [(one.entry, one.next.timestamp()) for one in beat.entries if one.next is not None]
+    yield _gauges("beat_next_run_timestamp_seconds", "When an entry runs next.", ["entry"], runs)
 
 
 def _seconds(milliseconds: int) -> str:
@@ -117,6 +89,14 @@ def _seconds(milliseconds: int) -> str:
 
 def _named(name: str) -> str:
     return f"celery_rabbit_delay_{name}"
+
+
+def _gauges(name: str, help_: str, labels: Sequence[str], rows: Iterable[Sequence[Any]]) -> Gauge:
+    """Return a gauge for each row: the values of its labels, and at last its own."""
+    gauges = Gauge(_named(name), help_, labels=labels)
+    for *values, amount in rows:
+        gauges.add_metric(values, amount)
+    return gauges
 
 
 def _gauge(name: str, help_: str, value: float) -> Gauge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -10,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..amqp.clocks import utc_ms
 from ..operate import BeatStatus, Status
 from . import search
-from .database import reading
-from .gauges import Measured
+from .database import CANCELLED, reading
 from .operations import Operations, or_reason
 from .search import Filter, Share
 
@@ -43,39 +43,27 @@ class Overview:
     """Cached answers. An answer lives ten times as long as it took, and at least some seconds."""
 
     def __init__(self, operations: Operations) -> None:
-        self._indexer = operations.indexer
+        self.indexer = operations.indexer
         self._operations = operations
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
         self._orphans: int | None = None  # when the broker was last asked
-        self._orphaned = 0
+        self.orphaned = 0  # since the start, as far as it was seen
 
     def summary(self) -> Summary:
-        return self._remembered("summary", 1, self._summary)
+        return self._found("summary", _summary)
 
     def shares(self, state: int) -> tuple[list[Share], list[Share]]:
         """Return the messages in a state by their tasks, and by their queues."""
 
-        def ask() -> tuple[list[Share], list[Share]]:
-            with reading(self._indexer.path) as db:
-                tasks, queues = (search.shares(db, column, utc_ms(), state) for column in ("task", "queue"))
-                return tasks, queues
-
-        return self._remembered(("shares", state), 1, ask)
+        tasks = self._found(("task", state), lambda db: search.shares(db, "task", utc_ms(), state))
+        return tasks, self._found(("queue", state), lambda db: search.shares(db, "queue", utc_ms(), state))
 
     def bars(self, wanted: Filter, edges: list[int]) -> list[int]:
-        def ask() -> list[int]:
-            with reading(self._indexer.path) as db:
-                return search.bars(db, wanted, utc_ms(), edges)
-
-        return self._remembered((wanted, edges[0], edges[-1]), 1, ask)
+        return self._found((wanted, edges[0], edges[-1]), lambda db: search.bars(db, wanted, utc_ms(), edges))
 
     def count(self, wanted: Filter) -> int:
-        def ask() -> int:
-            with reading(self._indexer.path) as db:
-                return search.count(db, wanted, utc_ms())
-
-        return self._remembered(wanted, 1, ask)
+        return self._found(wanted, lambda db: search.count(db, wanted, utc_ms()))
 
     def status(self) -> Status | str:
         """Return the message counts of the cascade, or the reason why they are unknown."""
@@ -84,18 +72,6 @@ class Overview:
     def beat(self) -> BeatStatus | str | None:
         """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
         return self._remembered("beat", 10, lambda: or_reason(self._operations.beat))
-
-    def measured(self) -> Measured:
-        """Return the values of the metrics."""
-        summary, status, beat = self.summary(), self.status(), self.beat()
-        next_due = None if summary.soonest is None else summary.soonest / 1000
-        known = None if isinstance(status, str) else status
-        active = None if isinstance(beat, str) else beat
-        progress, counts = self._indexer.progress, self._indexer.counts
-        paused = sorted(self._indexer.paused)
-        return Measured(
-            summary.queues, summary.cancelled, next_due, progress, counts, self._orphaned, known, active, paused
-        )
 
     def forget(self) -> None:
         """Expire all cached answers after a change."""
@@ -106,23 +82,19 @@ class Overview:
     def _status(self) -> Status:
         status = self._operations.status()
         if self._orphans is not None and status.orphans is not None:
-            self._orphaned += max(0, status.orphans - self._orphans)
+            self.orphaned += max(0, status.orphans - self._orphans)
         if status.orphans is not None:
             self._orphans = status.orphans
         return status
 
-    def _summary(self) -> Summary:
-        moment = utc_ms()
-        with reading(self._indexer.path) as db:
-            soonest, latest = search.extent(db, moment) or (None, None)
-            queues = search.shares(db, "queue", moment)
-            return Summary(
-                sum(share.amount for share in queues),
-                soonest,
-                latest,
-                search.cancelled(db, moment),
-                queues,
-            )
+    def _found(self, name: Hashable, ask: Callable[[sqlite3.Connection], T]) -> T:
+        """Return an answer of the index."""
+
+        def read() -> T:
+            with reading(self.indexer.path) as db:
+                return ask(db)
+
+        return self._remembered(name, 1, read)
 
     def _remembered(self, name: Hashable, seconds: float, ask: Callable[[], T]) -> T:
         with self._lock:
@@ -141,3 +113,9 @@ class Overview:
                 answer.lock.release()
         value: T = answer.value
         return value
+
+
+def _summary(db: sqlite3.Connection) -> Summary:
+    moment = utc_ms()
+    queues, cancelled = search.shares(db, "queue", moment), search.count(db, Filter(state=CANCELLED), moment)
+    return Summary(sum(share.amount for share in queues), *search.extent(db, moment), cancelled, queues)

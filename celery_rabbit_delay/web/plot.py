@@ -7,6 +7,7 @@ from datetime import timedelta, tzinfo
 from typing import NamedTuple
 
 from ..core import headers
+from ..core.text import span
 
 #: The height of the highest bar, in pixels.
 HEIGHT = 88
@@ -126,22 +127,9 @@ def text(moment: int, zone: tzinfo, format_: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 
 def until(milliseconds: int) -> str:
-    """Return a time span until or since an event as text, in at most two units."""
-    seconds = abs(milliseconds) // 1000
-    parts: list[str] = []
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        amount, seconds = divmod(seconds, size)
-        if amount:
-            parts.append(f"{amount} {unit}")
-        if (parts and not amount) or len(parts) == 2:
-            break
-    words = " ".join(parts) or "0 s"
+    """Return a time span until or since an event as text."""
+    words = span(abs(milliseconds) // 1000 * 1000)
     return f"in {words}" if milliseconds >= 0 else f"{words} ago"
-
-
-def duration(milliseconds: int) -> str:
-    """Return a time span as text, in at most two units."""
-    return f"{milliseconds} ms" if milliseconds < 1000 else until(milliseconds).removeprefix("in ")
 
 
 def _offset(moment: int, zone: tzinfo) -> int:

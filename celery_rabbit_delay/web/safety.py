@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 import re
@@ -72,8 +71,7 @@ def is_known(header: str, listening: str, names: Collection[str]) -> bool:
 
 def same(given: str, expected: str) -> bool:
     """Return whether two secrets are equal, in constant time."""
-    digests = [hashlib.sha256(secret.encode(errors="replace")).digest() for secret in (given, expected)]
-    return hmac.compare_digest(*digests)
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode(errors="replace"))
 
 
 class Passwords:

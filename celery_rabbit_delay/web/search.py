@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..core.changes import WORKFLOW
 from ..core.search import FIELDS, Word, parse
-from .database import CANCELLED, WAITING
+from .database import WAITING
 from .printing import pattern
 
 #: Rows per page; the number of soonest rows to scan before the full-text index is used; the limit for counting the
@@ -241,12 +241,7 @@ def find(db: sqlite3.Connection, numbers: Iterable[int]) -> list[Row]:
     return found
 
 
-def numbers(db: sqlite3.Connection, wanted: Filter, now: int) -> list[int]:
-    """Return the numbers of all matches of a filter, the soonest first; `MOST` + 1 at most."""
-    return [number for _, number in _soonest(db, wanted, now)]
-
-
-def _soonest(db: sqlite3.Connection, wanted: Filter, now: int) -> list[tuple[int, int]]:
+def soonest(db: sqlite3.Connection, wanted: Filter, now: int) -> list[tuple[int, int]]:
     """Return due time and number of all matches of a filter, the soonest first; `MOST` + 1 at most."""
     found: set[tuple[int, int]] = set()
     for rest, values in _sources(db, _Where(wanted, now)):
@@ -265,21 +260,17 @@ def bars(db: sqlite3.Connection, wanted: Filter, now: int, edges: list[int]) -> 
     """Return the number of due messages between each two consecutive times; with a text, `MOST` + 1 in all at most."""
     if wanted.text:
         counts = [0] * (len(edges) - 1)
-        for due, _ in _soonest(db, wanted._replace(since=edges[0], until=edges[-1]), now):
+        for due, _ in soonest(db, wanted._replace(since=edges[0], until=edges[-1]), now):
             counts[bisect_right(edges, due) - 1] += 1
         return counts
     return [count(db, wanted._replace(since=since, until=until), now) for since, until in itertools.pairwise(edges)]
 
 
-def extent(db: sqlite3.Connection, now: int) -> tuple[int, int] | None:
-    """Return the due times of the soonest and the latest waiting message; None if no message waits."""
-    found = [
-        db.execute(
-            f"SELECT due FROM message WHERE state = {WAITING} AND due > ? ORDER BY due {order} LIMIT 1", [now]
-        ).fetchone()
-        for order in ("ASC", "DESC")
-    ]
-    return (found[0][0], found[1][0]) if found[0] and found[1] else None
+def extent(db: sqlite3.Connection, now: int) -> tuple[int | None, int | None]:
+    """Return the due times of the soonest and the latest waiting message."""
+    one = f"(SELECT {{}}(due) FROM message WHERE state = {WAITING} AND due > :now)"  # each by the index
+    soonest, latest = db.execute(f"SELECT {one.format('min')}, {one.format('max')}", {"now": now}).fetchone()
+    return soonest, latest
 
 
 def shares(db: sqlite3.Connection, column: str, now: int, state: int = WAITING) -> list[Share]:
@@ -290,9 +281,3 @@ def shares(db: sqlite3.Connection, column: str, now: int, state: int = WAITING) 
         [now],
     )
     return sorted((Share(*row) for row in rows), key=lambda share: (-share.amount, share.name))
-
-
-def cancelled(db: sqlite3.Connection, now: int) -> int:
-    """Return the number of cancelled messages that are not due yet."""
-    rows = db.execute(f"SELECT count(*) FROM message WHERE state = {CANCELLED} AND due > ?", [now])
-    return int(rows.fetchone()[0])

@@ -60,7 +60,7 @@ def metrics(broker: Broker, index: Path | None) -> bytes:
     """Return the metrics from an up-to-date index. Raises `StreamUnavailable`, `IndexUnusable`, `IndexDamaged`."""
     with indexing(broker, index) as indexer:
         indexed(indexer)
-        return exposition(Overview(Operations(broker, indexer)).measured())
+        return exposition(Overview(Operations(broker, indexer)))
 
 
 @contextmanager

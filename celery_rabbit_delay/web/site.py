@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 from flask import Flask, Response, render_template, request
 
+from .. import operate
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
-from ..core.text import counted
+from ..core.text import counted, span
 from . import forms, plot, search
 from .actions import add_actions
 from .database import IndexDamaged
@@ -40,6 +41,7 @@ def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
     overview = Overview(operations)
     add_guard(site, setting)
     _filters(site)
+    site.jinja_env.filters["who"] = lambda who: printable(operate.within_app(who, broker.app), 255)
     add_views(site, operations, overview)
     add_actions(site, operations, overview)
 
@@ -74,7 +76,7 @@ def _filters(site: Flask) -> None:
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
     site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M:%S")
     site.jinja_env.filters["about"] = lambda url, id_: url.replace("{id}", quote(id_, safe=""))
-    site.jinja_env.filters["duration"] = plot.duration
+    site.jinja_env.filters["duration"] = span
     site.jinja_env.filters["milliseconds"] = headers_.milliseconds
     site.jinja_env.globals["none"] = search.NONE
     site.jinja_env.trim_blocks = site.jinja_env.lstrip_blocks = True

@@ -28,6 +28,9 @@ from .search import Filter, Row, Share
 
 _Link = dict[str, Any] | None
 
+#: The periodic entries on the page at a time, at most.
+_ENTRIES = 100
+
 
 def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
     """Add the pages that change nothing."""
@@ -98,9 +101,20 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
 
     @site.get("/health")
     def health() -> Any:
-        status, beat = overview.status(), overview.beat()
-        more = {"verified": operations.verified, "notes": operations.indexer.notes, "app": operations.broker.app}
-        return render_template("health.html", status=status, beat=beat, **more)
+        beat, asked = overview.beat(), request.args.get("entry", "").strip()
+        known = [] if beat is None or isinstance(beat, str) else beat.entries
+        words = asked.lower().split()
+        return render_template(
+            "health.html",
+            status=overview.status(),
+            beat=beat,
+            asked=asked,
+            entries=[one for one in known if all(word in f"{one.entry} {one.task}".lower() for word in words)],
+            most=_ENTRIES,
+            verified=operations.verified,
+            notes=operations.indexer.notes,
+            app=operations.broker.app,
+        )
 
     @site.get("/periodic")
     def entry() -> Any:
@@ -115,7 +129,7 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
 
     @site.get("/metrics")
     def metrics() -> Response:
-        return Response(exposition(overview.measured()), content_type="text/plain; version=0.0.4")
+        return Response(exposition(overview), content_type="text/plain; version=0.0.4")
 
 
 def _page(db: sqlite3.Connection, wanted: Filter, moment: int, order: str) -> tuple[list[Row], _Link, _Link]:

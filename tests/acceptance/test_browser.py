@@ -537,13 +537,15 @@ def test_a_periodic_entry_is_written_on_a_phone_with_the_keyboard(
     def fits() -> bool:
         return bool(chrome.execute_script("return document.documentElement.scrollWidth <= 390"))
 
-    shop = make_shop(RECORDED, beat_schedule={"hourly": entry("tests.acceptance.shop.note", 3600, "hourly")})
+    hourly = {f"hourly {number}": entry("tests.acceptance.shop.note", 3600, "hourly") for number in range(120)}
+    shop = make_shop(RECORDED, beat_schedule=hourly)
     start_beat(shop).wait_until_active()
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     with looking(chrome, tmp_path, **shop.environment) as site:
         chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
         chrome.get(f"{site.url}/health")
         shows(chrome, "every 3600 s", "#beat")
+        shows(chrome, "100 of 120, the next first", "#beat")
         assert fits()
         click(chrome, "#beat .head a")
         shows(chrome, "Add a periodic entry")
@@ -555,9 +557,13 @@ def test_a_periodic_entry_is_written_on_a_phone_with_the_keyboard(
         shows(chrome, "cannot read the schedule 'daily'", ".entry")
         (tmp_path / "entry.png").write_bytes(chrome.get_screenshot_as_png())
         assert fits()
+        chrome.find_element("css selector", ".entry [name=disabled]").send_keys(Keys.SPACE)
         put("schedule", "crontab 30 4 * * *")
         shows(chrome, "1 periodic entry written", ".messages")
+        chrome.find_element("css selector", "#beat [name=entry]").send_keys("report", Keys.ENTER)
         shows(chrome, "crontab 30 4 * * *", "#beat")
+        shows(chrome, "disabled", "#beat tbody")
+        shows(chrome, "1 of 1 found", "#beat")
         (tmp_path / "beat.png").write_bytes(chrome.get_screenshot_as_png())
         click(chrome, '#beat a[href*="name=report"]')
         shows(chrome, "Change a periodic entry")
@@ -567,7 +573,8 @@ def test_a_periodic_entry_is_written_on_a_phone_with_the_keyboard(
         click(chrome, ".entry .message a")
         lacks(chrome, "was changed by bob")
         put("schedule", "every 90 s")
-        shows(chrome, "every 90 s", "#beat")
-    written = {one.entry: one.definition for one in periodic.entries(shop.app) if one.is_written}
+        shows(chrome, "1 periodic entry written", ".messages")
+    entries = periodic.entries(shop.app)
+    written = {one.entry: one.definition for one in entries if one.is_written and not one.is_enabled}
     sent = {"task": "tests.acceptance.shop.note", "args": ["r"], "kwargs": {}, "options": {}}
     assert written == {"report": {**sent, "schedule": "every 90 s"}}

@@ -225,7 +225,7 @@ def test_a_run_that_was_sent_and_not_noted_has_the_same_id_when_it_is_sent_again
     with scheduling(vhost, schedule) as first, pytest.MonkeyPatch.context() as patch:
         tick_for(first, 0.3)
 
-        def write(lock: Lock, body: bytes) -> None:
+        def add(lock: Lock, body: bytes) -> None:
             if sent:
                 raise TimeoutError("the network is cut")
             original(lock, body)
@@ -235,8 +235,8 @@ def test_a_run_that_was_sent_and_not_noted_has_the_same_id_when_it_is_sent_again
             sent.append(id_)
 
         sent: list[str] = []
-        original, original_send = Lock.write, beat.Scheduler._send
-        patch.setattr(Lock, "write", write)
+        original, original_send = Lock.add, beat.Scheduler._send
+        patch.setattr(Lock, "add", add)
         patch.setattr(beat.Scheduler, "_send", send)
         wait_until(lambda: first.tick() == beat.SLEEP and first._lock is None, "it has sent, and could not note it")
     with scheduling(vhost, schedule) as second:

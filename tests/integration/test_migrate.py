@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import Options, operate
-from celery_rabbit_delay.amqp.receiving import known_to
+from celery_rabbit_delay.amqp.receiving import known_to, learn
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate import Management
 from tests.kit.broker import QUICK, Vhost, lead, publish, take, wait_to_learn
@@ -187,6 +187,23 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
         wait_to_learn(source, lambda: known_to[source].changes.cancels("c"))
         assert list(moving) == []
         assert len(recorded(vhost, prefix="new")) == 1
+
+
+@pytest.mark.own_vhost
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_workflow_that_is_cancelled_stays_cancelled_or_it_is_said(vhost: Vhost, streams: bool) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    with vhost.connection() as connection:
+        publish(connection, 100)
+    assert run(url, "cancel", "--workflow", "flow", "other").code == 0
+    moved = run(url, "migrate", *TO_NEW, *([] if streams else ["--to-no-streams"]))
+    assert (moved.code, moved.out) == (0, "1 moved, 0 left\n")
+    assert ("cancelled here, but not there, without streams: 2 workflows" in moved.err) is not streams
+    if streams:
+        with vhost.connection(**NEW) as connection:
+            learn(connection)
+            assert sorted(known_to[connection].changes.cancelled_workflows) == ["flow", "other"]
 
 
 @pytest.mark.long

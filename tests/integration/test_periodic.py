@@ -16,7 +16,10 @@ from celery.schedules import crontab
 
 from celery_rabbit_delay import DelayError, EntryConflict, InvalidEntry, beat, periodic
 from celery_rabbit_delay.amqp.lock import REPLY_TO, Lock
+from celery_rabbit_delay.core import periodic as periodic_core
+from celery_rabbit_delay.core.periodic import Edit, State, Written
 from celery_rabbit_delay.operate import PeriodicTask
+from celery_rabbit_delay.schedules import definition_of
 from tests.kit.broker import Vhost
 from tests.kit.commands import documented_permissions as documented
 from tests.kit.wait import wait_until
@@ -228,6 +231,44 @@ def test_the_next_beat_knows_all_that_was_written(app: Celery, serve: Serve, vho
     assert len(set(ids)) >= len(ids) - 1
 
 
+def test_among_thousands_a_change_or_a_run_calculates_and_writes_no_other_entry(
+    app: Celery, vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = definition_of("t", "crontab 0 0 29 2 *", [], {}, {}, app)
+    entries = {
+        f"entry {one}": Written(one, "ann", "2026-11-27T12:00:00+00:00", True, definition) for one in range(1, 5001)
+    }
+    with vhost.plain() as connection:
+        before = Lock(connection, QUEUE, "here:1", patience=60)
+        wait_until(lambda: before.wait(0.1), "it is the active consumer")
+        before.write(b"{}\n" + periodic_core.dump(State(5000, "", entries)))
+    with closing(beat.Scheduler(app)) as scheduler:
+        wait_until(lambda: scheduler.tick() and len(scheduler.schedule) == 5000 + len(CODE), "it knows them")
+        calculated: list[Any] = []
+        written: list[int] = []
+        is_due, add = crontab.is_due, Lock.add
+
+        def count(self: crontab, at: datetime) -> Any:
+            calculated.append(self)
+            return is_due(self, at)
+
+        def measure(lock: Lock, body: bytes) -> None:
+            written.append(len(body))
+            add(lock, body)
+
+        monkeypatch.setattr(crontab, "is_due", count)
+        monkeypatch.setattr(Lock, "add", measure)
+        monkeypatch.setattr(beat, "APART", 600)
+        for version, schedule in [(0, "every 0.1 s"), (5001, "crontab 0 0 29 2 *")]:
+            changed = {**definition, "schedule": schedule}
+            edit = Edit(f"id {version}", "often", version, "ann", "2026-11-27T12:00:00+00:00", changed, True)
+            assert scheduler.answer(json.dumps({"edit": edit})) == {"done": True}
+            wait_until(lambda: scheduler.tick() >= 0 and vhost.count("celery"), "it has run")
+        assert len(scheduler.answer(json.dumps({"entry": "often"}))["entries"]) == 1
+        assert len(calculated) < 10
+        assert max(written) < 1000
+
+
 def test_an_edit_that_was_made_and_not_answered_is_answered_by_the_next(
     app: Celery, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,9 +308,9 @@ def test_a_bad_entry_is_an_error_where_it_is_written_and_nothing_is_sent(app: Ce
         (b'{"edit": [1]}', "missing"),
         (b'{"run": []}', "id"),
         (b'{"run": [], "id": ""}', "unhashable"),
-        (b'{"edit": ["i", "a", 0, "ann", "2026-11-27", {"task": "t"}, true, false]}', "missing"),
-        (b'{"edit": ["i", "a", 0, "ann", "2026-11-27", {"task": 0, "schedule": 0, "args": [], "kwargs": {}, '
-         b'"options": {}}, true, false]}', "cannot use the task 0"),
+        (b'{"edit": ["i", "a", 0, "ann", "2026-11-27T12:00+00:00", {"task": "t"}, true, false]}', "missing"),
+        (b'{"edit": ["i", "a", 0, "ann", "2026-11-27T12:00+00:00", {"task": 0, "schedule": 0, "args": [], '
+         b'"kwargs": {}, "options": {}}, true, false]}', "cannot use the task 0"),
     ],
 )  # fmt: skip
 def test_a_question_that_nobody_of_us_asks_is_answered(

@@ -217,7 +217,7 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     assert none.text.startswith("nothing is listed: no task in the journal matches. It has")
     failed = run(url, "list", "--until", "tomorrow")
     assert failed.code == 2
-    assert "Invalid value for '--until': cannot read 'tomorrow': use a time such as 2030-" in failed.err
+    assert "cannot read until 'tomorrow': use an aware datetime, or an ISO 8601 string such as 2030-" in failed.err
 
 
 #: What this package never writes, for each stream.

@@ -36,7 +36,7 @@ VARYING = re.compile(
     rf"(?:{UUID}|{TIME}|celery@\w+|ForkPoolWorker-\d+|\d+\.\d s\b|\d+(?= exchanges and queues deleted))"
 )
 TITLES = re.compile(r" *(?:LEVEL|OUTBOX) +READY +UNSETTLED +(?:QUEUE|FOR)")
-PLACE = re.compile(r" *[\d.]+ \w+ +(\d+) .*(?:\.delay\.\d+|queue '\w+')")
+PLACE = re.compile(r" *\d+ \w+(?: \d+ \w+)? +(\d+) .*(?:\.delay\.\d+|queue '\w+')")
 
 
 def pattern(line: str) -> str:
@@ -44,7 +44,7 @@ def pattern(line: str) -> str:
     if TITLES.fullmatch(line):
         return TITLES.pattern
     if place := PLACE.fullmatch(line):  # a delay that began a little earlier takes other levels, and another outbox
-        return rf" *[\d.]+ \w+ +{place[1]} .*"
+        return rf" *\d+ \w+(?: \d+ \w+)? +{place[1]} .*"
     made, position = "", 0
     for match in VARYING.finditer(line):
         made += re.escape(line[position : match.start()]) + match.re.pattern

@@ -15,6 +15,7 @@ from celery_rabbit_delay import InvalidOption, install
 from celery_rabbit_delay.app import signals
 from celery_rabbit_delay.beat import Scheduler, heartbeat_of, queue_of
 from celery_rabbit_delay.core.beat import Run, dump, load, merge, remember, task_id
+from celery_rabbit_delay.core.streams import Unreadable
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
 BERLIN = timezone(timedelta(hours=1))
@@ -47,7 +48,7 @@ def test_runs_are_read_as_they_were_written(runs: dict[str, Run]) -> None:
     ],
 )
 def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(Unreadable, match=r"."):
         load(body)
 
 

@@ -22,7 +22,7 @@ from kombu.utils import functional
 
 from celery_rabbit_delay import InvalidDelay, Options, operate
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
-from celery_rabbit_delay.cli.output import format_duration, until_interrupted
+from celery_rabbit_delay.cli.output import until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import BeatStatus, Orphan, Recorded, Scheduled, Status
 from celery_rabbit_delay.operate.beat import PeriodicTask
@@ -387,9 +387,9 @@ def test_a_list_is_searched_by_words_and_fields(words: str, is_found: bool, wait
 
 
 def test_a_search_without_words_selects_nothing(waiting: list[Scheduled]) -> None:
-    for command in ("list", "cancel", "run-now"):
+    for command in ("cancel", "run-now"):
         failed = run(command, "--search", " ")
-        assert (failed.exit_code, "it is empty" in failed.stderr) == (2, True)
+        assert (failed.exit_code, "name either ids or" in failed.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
@@ -414,8 +414,8 @@ def test_status_has_headings_and_hints_in_their_places(
             "FIRST DUE                  TASKS  QUEUE                 TASK\n"
             "2030-01-31 12:30:00 CET        1  mail                  shop.review\n"
             + hint
-            + "     LEVEL      READY  UNSETTLED  QUEUE\n"
-            "       1 s          1             level\n"
+            + "      LEVEL      READY  UNSETTLED  QUEUE\n"
+            "        1 s          1             level\n"
             "beat is active on host:1\n"
             "NEXT RUN                  ENTRY                 TASK\n"
             "2030-01-31 12:30:00 CET   hourly                shop.sync\n"
@@ -426,7 +426,7 @@ def test_status_has_headings_and_hints_in_their_places(
             hint,
             "1 wait, 3 recorded, 1 cancelled, 0 are orphans\n"
             "2030-01-31 11:30:00Z       1  mail  shop.review\n"
-            "       1 s          1             level\n"
+            "        1 s          1             level\n"
             "beat is active on host:1\n"
             "2030-01-31 11:30:00Z  hourly  shop.sync\n"
             "unknown  odd  shop.sync\n",
@@ -465,23 +465,16 @@ def test_output_that_cannot_be_written_is_an_error_and_silent_if_nobody_reads_it
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ((), "name the new due time with either --eta or --countdown"),
-        (("--eta", "2030-01-31", "--countdown", "5"), "name the new due time with either --eta or --countdown"),
-        (("--eta", "tom\x1borrow"), r"Invalid value for '--eta': cannot read 'tom\x1borrow': use a time such as 2030-"),
-        (("--countdown", "-1"), "Invalid value for '--countdown': cannot read '-1': use a number of seconds, 0 or"),
+        ((), "give either eta or countdown"),
+        (("--eta", "2030-01-31", "--countdown", "5"), "give either eta or countdown"),
+        (("--eta", "tom\x1borrow"), r"cannot read the eta 'tom\x1borrow': use an aware datetime, or an ISO 8601"),
+        (("--countdown", "-1"), "cannot read the countdown '-1': use a number of seconds, 0 or more"),
     ],
 )
 def test_a_move_without_a_time_that_can_be_read_is_an_error_of_usage(given: tuple[str, ...], says: str) -> None:
     refused = run("reschedule", "an-id", *given)
     assert refused.exit_code == 2
     assert says in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.125, "125 ms"), (86_400, "1 day"), (172_800, "2 days"), (31_536_000, "1 year")]
-)
-def test_a_duration_has_the_number_of_its_unit(seconds: float, text: str) -> None:
-    assert format_duration(int(seconds * 1000)) == text
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import EntryConflict, InvalidEntry
 from celery_rabbit_delay.core import periodic
-from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, without
+from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, merge, part, without
+from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.schedules import Once, definition_of, entry_of, schedule_of, text_of
 
 CODE = {"code"}
@@ -118,6 +119,9 @@ def test_of_editors_who_saw_the_same_version_at_most_one_wins(several: list[Any]
             won.add((name, version))
             seen.append(state)
         assert load(dump(state)) == state
+        assert state.size == sum(len(json.dumps(entry)) for entry in state.entries.items())
+        parts = [part(after, name) for after in seen for name in ("a", "code")]
+        assert merge([state, *parts]) == merge([*parts, seen[-1]]) == state
         assert all(not one.is_enabled or one.definition for one in state.entries.values())
         assert "a" not in state.entries or state.entries["a"].definition
 
@@ -133,15 +137,16 @@ def test_of_editors_who_saw_the_same_version_at_most_one_wins(several: list[Any]
         b'[1, "x", []]',
         b'["1", "x", {}]',
         b'[1, "x", {"a": null}]',
-        b'[1, "x", {"a": [1, "ann", "2026-11-27", "yes", null]}]',
+        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00+00:00", "yes", null]}]',
         b'[1, "x", {"a": [1, "ann", "now", true, null]}]',
-        b'[1, "x", {"a": [1, "ann", "2026-11-27", true, []]}]',
-        b'[1, "x", {"a": [1, 2, "2026-11-27", true, null]}]',
+        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00", true, null]}]',
+        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00+00:00", true, []]}]',
+        b'[1, "x", {"a": [1, 2, "2026-11-27T12:00:00+00:00", true, null]}]',
     ],
 )
 def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
     for written in (body, zlib.compress(body)):
-        with pytest.raises(ValueError, match=r"."):
+        with pytest.raises(Unreadable, match=r"."):
             load(written)
 
 
@@ -150,14 +155,27 @@ def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
 )
 def test_what_is_no_edit_is_an_error(fields: Any) -> None:
     assert load_edit(json.loads(json.dumps(ADDED))) == ADDED
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(Unreadable, match=r"."):
         load_edit(fields)
 
 
 def test_entries_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(periodic, "MOST", 100)
     with pytest.raises(InvalidEntry, match="more than 100 bytes: remove some"):
-        dump(after(ADDED))
+        after(ADDED)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_parts_add_up_to_the_whole_in_any_order_and_however_often_they_come(lost: int) -> None:
+    """Of what a beat has left the last messages may be missing, and the first may come again."""
+    edits = [ADDED, edit("b", definition=DEFINITION), edit("a", 1, removes=True), edit("code", is_enabled=False)]
+    states = list(itertools.accumulate(edits, lambda state, one: apply(state, one, CODE), initial=State()))
+    parts = [part(state, one.name) for one, state in zip(edits, states[1:], strict=True)]
+    kept = parts[: len(parts) - lost]
+    for whole in range(len(kept) + 1):
+        for several in itertools.permutations([states[whole], *kept]):
+            assert merge(map(load, map(dump, [*several, *several[:2]]))) == states[len(kept)]
+    assert merge([]) == State()
 
 
 @pytest.mark.parametrize(

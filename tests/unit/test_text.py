@@ -11,7 +11,7 @@ from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, Resourc
 from celery_rabbit_delay import DelayError, Options
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core import due
-from celery_rabbit_delay.core.text import counted, duration
+from celery_rabbit_delay.core.text import counted, duration, span
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,22 @@ def test_a_duration_is_in_days_if_it_is_long() -> None:
         (365 * 86_400 + 0.001, "365.01 days"),  # never what it is compared with
     ):
         assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0 s"),
+        (125, "125 ms"),
+        (59_999, "59 s"),
+        (60_000, "1 min"),
+        (3_659_000, "1 h"),
+        (90_061_000, "1 d 1 h"),
+        (86_400_000 * 400, "400 d"),
+    ],
+)
+def test_a_span_has_two_units_at_most(milliseconds: int, text: str) -> None:
+    assert span(milliseconds) == text
 
 
 @pytest.mark.parametrize("error", [PreconditionFailed, AccessRefused, ResourceLocked, NotFound])

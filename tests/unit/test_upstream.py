@@ -195,7 +195,13 @@ def test_a_scheduler_runs_an_entry_again_when_it_is_told_to() -> None:
     [event] = scheduler._heap
     assert event[2] is entry
     assert 28 < event[0] - scheduler._when(entry, 0) <= 31
-    upstream.calculate_again(scheduler)
+    going_on = scheduler._heap
+    upstream.unschedule(scheduler, "other")
+    assert scheduler._heap == [event]
+    upstream.unschedule(scheduler, "run")
+    assert scheduler._heap == []
+    assert going_on == [event]
+    upstream.schedule_again(scheduler, entry, 0)
     with pytest.raises(LookupError):
         scheduler.tick()
     assert sent == ["run", "run"]

@@ -71,7 +71,7 @@ def test_what_waits_is_found_the_soonest_first(streams: Streams) -> None:
     assert streams.found(now=NOW + MINUTE) == ["id-3", "id-1"]
     assert streams.found(since=NOW + 2 * MINUTE, until=NOW + 3 * MINUTE) == ["id-3"]
     assert streams.ask(search.extent, NOW) == (NOW + MINUTE, NOW + 3 * MINUTE)
-    assert streams.ask(search.extent, NOW + 9 * MINUTE) is None
+    assert streams.ask(search.extent, NOW + 9 * MINUTE) == (None, None)
     assert streams.ask(search.bars, Filter(), NOW, [NOW, NOW + 2 * MINUTE, NOW + 9 * MINUTE]) == [1, 2]
 
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from datetime import datetime, timezone
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kombu
@@ -30,11 +31,11 @@ from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web.database import IndexDamaged
-from celery_rabbit_delay.web.gauges import Measured, exposition
+from celery_rabbit_delay.web.gauges import exposition
 from celery_rabbit_delay.web.index import Counts, Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.operations import Broker, Done, Operations
-from celery_rabbit_delay.web.overview import Overview
+from celery_rabbit_delay.web.overview import Overview, Summary
 from celery_rabbit_delay.web.search import Row, Share
 from celery_rabbit_delay.web.serve import check, indexing
 from celery_rabbit_delay.web.setting import Setting, check_links
@@ -315,8 +316,18 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     runs = PeriodicTask("hourly", "t", headers.moment(2500), began), PeriodicTask("broken", "t", None, began)
     beat = BeatStatus("web1:7", list(runs))
     progress = Progress(0.5, 7, 9, None)
-    known = Measured([Share('a"\n', 3, 0)], 4, 1.5, progress, Counts(5, 2, 1), 8, status, beat)
-    lines = exposition(known).decode().splitlines()
+
+    def metrics(status: Status | str, beat: BeatStatus | str | None, soonest: int | None = 1500) -> str:
+        overview: Any = SimpleNamespace(
+            indexer=SimpleNamespace(progress=progress, counts=Counts(5, 2, 1), paused={}),
+            orphaned=8,
+            summary=lambda: Summary(3, soonest, soonest, 4, [Share('a"\n', 3, 0)]),
+            status=lambda: status,
+            beat=lambda: beat,
+        )
+        return exposition(overview).decode()
+
+    lines = metrics(status, beat).splitlines()
     for line in (
         'celery_rabbit_delay_waiting{queue="a\\"\\n"} 3.0',
         "celery_rabbit_delay_next_due_timestamp_seconds 1.5",
@@ -337,9 +348,8 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     ):
         assert line in lines
     assert not [line for line in lines if '"l2"' in line]
-    nobody = exposition(known._replace(beat=BeatStatus(None, []))).decode()
-    assert 'celery_rabbit_delay_beat_active{process=""} 0.0' in nobody
-    less = exposition(known._replace(next_due=None, status=status._replace(held_up=None), beat=None)).decode()
+    assert 'celery_rabbit_delay_beat_active{process=""} 0.0' in metrics(status, BeatStatus(None, []))
+    less = metrics(status._replace(held_up=None), None, soonest=None)
     assert "beat" not in less
     assert "next_due" not in less
     assert "blocked" not in less
@@ -356,7 +366,8 @@ def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
     overview = Overview(Operations(broker, indexer))
     counted = []
     for _ in range(5):
-        counted.append(overview.measured().orphaned)
+        overview.status()
+        counted.append(overview.orphaned)
         overview.forget()
     index.close()
     assert counted == [0, 2, 2, 2, 3]
@@ -439,7 +450,15 @@ def test_the_page_says_who_has_changed_what(client: Any, tmp_path: Path) -> None
 
 
 REPORT = PeriodicTask(
-    "report", "t", None, None, "every 30 s", is_written=True, version=7, definition={"args": ["ä"], "kwargs": {}}
+    "report",
+    "t",
+    None,
+    None,
+    "every 30 s",
+    is_enabled=False,
+    is_written=True,
+    version=7,
+    definition={"args": ["ä"], "kwargs": {}},
 )
 TYPED = {
     "name": "report",
@@ -475,6 +494,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any
 def values(page: str) -> dict[str, str]:
     """Return what the fields of the form for an entry hold."""
     inputs = [tag for tag in re.findall("<input[^>]*>", page) if 'name="' in tag]
+    inputs = [tag for tag in inputs if "checkbox" not in tag or " checked" in tag]
     found = [(re.search('name="([^"]*)"', tag), re.search('value="([^"]*)"', tag)) for tag in inputs]
     return {name[1]: unescape(value[1]) for name, value in found if name and value}
 
@@ -488,7 +508,9 @@ def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[
     definition = {"task": "t", "schedule": "every 5 s", "args": [1], "kwargs": {}, "options": {"queue": "q"}}
     answer = client.post("/periodic", data={**hidden, **TYPED})
     assert (answer.status_code, answer.headers["Location"]) == (303, "/health")
-    assert told.pop() == ("add", "report", {**definition, "by": "ada, app shop"})
+    assert told.pop() == ("add", "report", {**definition, "enabled": True, "by": "ada"})
+    client.post("/periodic", data={**hidden, **TYPED, "disabled": "yes"})
+    assert told.pop()[2]["enabled"] is False
     page = text(client.get("/periodic?name=report"))
     shown = values(page)
     assert {name: shown[name] for name in TYPED} == {
@@ -511,11 +533,25 @@ def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[
             "args": ["ä"],
             "kwargs": {},
             "options": {},
-            "by": "ada, app shop",
+            "enabled": False,
+            "by": "ada",
         },
     )
     for name in ("odd", "nothing"):
         assert client.get(f"/periodic?name={name}").status_code == 404
+
+
+def test_of_many_periodic_entries_some_are_shown_and_others_found(
+    asked: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, _ = asked
+    entries = [REPORT._replace(entry=f"Report {number}", definition=None) for number in range(5000)]
+    monkeypatch.setattr(Operations, "beat", lambda _: BeatStatus("host:1", entries))
+    monkeypatch.setattr(Operations, "status", lambda _: away())
+    page = text(client.get("/health"))
+    assert (page.count("<td>Report "), "100 of 5,000" in page) == (100, True)
+    page = text(client.get("/health?entry=report+4321"))
+    assert (page.count("<td>Report "), "1 of 1 found" in page, 'value="report 4321"' in page) == (1, True, True)
 
 
 @pytest.mark.parametrize(
@@ -525,7 +561,7 @@ def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[
         ({"args": "[" * 50_000}, "cannot read positional arguments"),
         ({"kwargs": "<b>"}, "cannot read keyword arguments: use JSON such as {&#34;a&#34;: 1}"),
         ({"options": "queue=mail"}, "cannot read the options of apply_async"),
-        ({"version": "6"}, "was changed by &lt;bob&gt;"),
+        ({"version": "6", "disabled": "yes"}, "was changed by &lt;bob&gt;"),
     ],
 )
 def test_what_was_typed_stays_beside_the_error(asked: tuple[Any, list[Any]], typed: dict[str, str], says: str) -> None:
