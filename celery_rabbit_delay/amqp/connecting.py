@@ -70,11 +70,12 @@ def closing(connection: kombu.Connection) -> Iterator[kombu.Connection]:
 def connected(connection: kombu.Connection, pause: float = 2) -> Iterator[kombu.Connection]:
     """Connect for a block, and close the connection as `closing` does. Raises what `ensure_connection` raises.
 
-    A broker that does not answer for the option `confirm_timeout` is a `TimeoutError`.
+    With our transport, a broker that does not answer for the option `confirm_timeout` is a `TimeoutError`.
     """
     with closing(connection):
         ensure_connection(connection, pause)
-        connection.connection.patience = connection.transport.delay_options.confirm_timeout
+        if options := getattr(connection.transport, "delay_options", None):
+            connection.connection.patience = options.confirm_timeout
         yield connection
 
 
