@@ -38,7 +38,7 @@ def shop(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytes
     with broker.vhost() as vhost:
         shop = Shop(vhost, directory, QUICK | {"max_delay": 26 * 3600}, conf)
         try:
-            worker = shop.worker()
+            worker = shop.worker("-c", "2")
             shop.send("note", "first", countdown=0.1)  # declares the cascade, which takes seconds on a busy machine
             shop.wait_for(1, "first")
             yield shop
