@@ -18,17 +18,6 @@ from .conftest import MakeShop, Shop, signature
 pytestmark = pytest.mark.shared_vhost
 
 
-@pytest.mark.long
-def test_a_revoked_task_is_revoked_in_the_result_backend(make_shop: MakeShop, tmp_path: Path) -> None:
-    shop = make_shop(result_backend=f"file://{tmp_path}")
-    shop.worker()
-    result = signature(shop, "note", "revoked").apply_async(countdown=12)
-    assert result.state == "PENDING"
-    assert shop.app.control.revoke(result.id, reply=True, timeout=60, limit=1)
-    wait_until(lambda: result.state == "REVOKED", "the result backend knows")
-    assert not shop.runs()
-
-
 def test_a_chain_passes_results_with_a_queue_for_the_whole_and_a_chord_is_unlocked_from_another(
     make_shop: MakeShop, tmp_path: Path
 ) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .conftest import MakeShop
+
+pytestmark = pytest.mark.shared_vhost
 
 
 def test_soft_time_limits_end_tasks_that_publish(make_shop: MakeShop) -> None:
