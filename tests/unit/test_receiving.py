@@ -377,7 +377,7 @@ def test_a_worker_learns_that_an_id_was_sent_again() -> None:
     for change in changes.cancelled(["a"], sent):
         known.changes.apply(change)
     for later, dropped in ((-1, True), (1, False)):
-        headers = {"task": "t", "id": "a", X_DELAY_SENT: str(sent._replace(at=sent.at + later))}
+        headers: dict[str, Any] = {"task": "t", "id": "a", X_DELAY_SENT: str(sent._replace(at=sent.at + later))}
         message = received(**headers)
         assert receiving.is_dropped(connection, message) is dropped
     assert again == ["a"]
