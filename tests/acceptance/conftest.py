@@ -37,6 +37,8 @@ class Shop:
         self.directory = directory
         self.ledger = directory / "ledger"
         self.ledger.touch()
+        self._runs: list[dict[str, Any]] = []
+        self._news = ledger.Follower(self.ledger)
         self.processes: list[background.Process] = []
         conf = {
             "broker_url": vhost.url("amqp") if vhost else None,
@@ -63,12 +65,12 @@ class Shop:
         return sent
 
     def worker(self, *arguments: str, name: str = "w", mingle: bool = False) -> Worker:
-        """Start `celery worker -c 2` with these arguments, and wait until it is ready.
+        """Start `celery worker -c 1` with these arguments, and wait until it is ready.
 
         Where it mingles, that takes Celery another second.
         """
         log = self.directory / f"{name}.log"
-        command = ["celery", "-A", "tests.acceptance.shop", "worker", "-c", "2", "-l", "INFO"]
+        command = ["celery", "-A", "tests.acceptance.shop", "worker", "-c", "1", "-l", "INFO"]
         command += ["-n", f"{name}@localhost", *([] if mingle else ["--without-mingle"]), *arguments]
         environment = {**os.environ, **self.environment}
         process: background.Process
@@ -84,7 +86,8 @@ class Shop:
 
     def runs(self, name: Any = None) -> list[dict[str, Any]]:
         """Return the ledger's entries, all or those of one name."""
-        return [entry for entry in ledger.read(self.ledger) if name is None or entry["name"] == name]
+        self._runs += self._news.read()
+        return [entry for entry in self._runs if name is None or entry["name"] == name]
 
     def wait_for(self, amount: int, name: Any = None, timeout: float = 60) -> list[dict[str, Any]]:
         wait_until(lambda: len(self.runs(name)) >= amount, f"{amount} runs of {name or 'any task'}", timeout)

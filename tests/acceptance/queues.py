@@ -17,10 +17,24 @@ def queues(exchange: Exchange | None = None, **options: Any) -> dict[str, Any]:
 
 QUORUM = {"x-queue-type": "quorum"}
 
+ONE_OF_EACH = {
+    "classic": [
+        Queue("celery", routing_key="celery", queue_arguments={"x-queue-type": "classic"}),
+        Queue("direct", Exchange("directly", "direct"), routing_key="direct"),
+        Queue("topic", Exchange("shop", "topic"), routing_key="topic"),
+        Queue("priority", routing_key="priority", max_priority=9),
+        Queue("auto-delete", routing_key="auto-delete", auto_delete=True),
+    ],
+    "quorum": [
+        Queue("celery", routing_key="celery", queue_arguments=QUORUM),
+        Queue("few deliveries", routing_key="few deliveries", queue_arguments={**QUORUM, "x-delivery-limit": 2}),
+        Queue("topic", Exchange("shop", "topic"), routing_key="topic", queue_arguments=QUORUM),
+    ],
+}
+
 KINDS: dict[str, dict[str, Any]] = {
     "made when missing": {},
     "classic": queues(queue_arguments={"x-queue-type": "classic"}),
-    "classic, direct exchange": queues(Exchange("shop", "direct")),
     "classic, topic exchange": queues(Exchange("shop", "topic")),
     "quorum": queues(queue_arguments=QUORUM),
     "quorum, few deliveries": queues(queue_arguments={**QUORUM, "x-delivery-limit": 2}),
@@ -28,9 +42,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "priority": queues(max_priority=9),
     "auto-delete": queues(auto_delete=True),
     # Celery 5.4 knows no task_default_queue_type, and makes classic ones.
-    "quorum by default": {"task_default_queue_type": "quorum"},
     "quorum by default, topic exchange": {"task_default_queue_type": "quorum", "task_default_exchange_type": "topic"},
     "broadcast": {"task_queues": [Queue("celery"), Broadcast("news")]},
+    **{f"each {name}": {"task_queues": of} for name, of in ONE_OF_EACH.items()},
     "exclusive": {"task_queues": [Queue("celery"), Queue("own", Exchange("own"), "own", exclusive=True)]},
 }
 

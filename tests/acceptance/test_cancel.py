@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,7 +21,7 @@ from tests.kit.commands import celery
 from tests.kit.node import Node, dead_letters_again
 from tests.kit.wait import wait_until
 
-from .conftest import MakeShop, Shop
+from .conftest import MakeShop, Shop, signature
 
 pytestmark = pytest.mark.shared_vhost
 
@@ -38,54 +39,70 @@ def cancel_one(shop: Shop, id_: str, how: str) -> None:
     elif how == "celery control terminate":
         command("control", "terminate", "KILL", id_)
     elif how == "celery control revoke_by_stamped_headers":
-        command("control", "revoke_by_stamped_headers", "name=cancelled", "customer=7")
+        command("control", "revoke_by_stamped_headers", f"name={how}", "customer=7")
     elif how == "celery delay cancel":
         assert "1 id cancelled" in command("delay", "cancel", id_).out
     else:
         celery_rabbit_delay.cancel(shop.app, id_)
 
 
-OTHER_WAYS = (
+WAYS = (
+    "control",
+    "cancel",
+    "celery delay cancel",
     "AsyncResult",
     "celery control",
     "celery control terminate",
     "celery control revoke_by_stamped_headers",
 )
-WAYS = ["control", "celery delay cancel", "cancel", *(pytest.param(how, marks=pytest.mark.more) for how in OTHER_WAYS)]
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_a_task_that_is_cancelled_while_no_worker_is_up_does_not_run(make_shop: MakeShop, how: str) -> None:
-    shop = make_shop({**QUICK, "max_delay": 600})
-    dead, _ = (
-        shop.send("note", name, countdown=12, headers={"stamped_headers": ["name"], "stamps": {"name": [name]}})
-        for name in ("cancelled", "stays")
-    )
-    cancel_one(shop, dead, how)
+def test_tasks_that_are_cancelled_in_any_way_while_no_worker_is_up_do_not_run(make_shop: MakeShop) -> None:
+    shop, others = make_shop({**QUICK, "max_delay": 600}, result_backend="cache+memory://"), make_shop(None)
+    dead = {
+        how: shop.send("note", how, countdown=12, headers={"stamped_headers": ["name"], "stamps": {"name": [how]}})
+        for how in WAYS
+    }
+    for how, id_ in dead.items():
+        cancel_one(shop, id_, how)
+    group(signature(shop, "note", "of a group") for _ in range(2)).apply_async(countdown=12).revoke()
+    for name, customer in (("stamped", "7"), ("stays", "8")):
+        (task := signature(shop, "note", name)).stamp(customer=customer)
+        task.apply_async(countdown=12)
+    shop.app.control.revoke_by_stamped_headers({"customer": ["7", "9"]})
+    dead["of others, due before a worker comes"] = others.send("note", "of others", countdown=1)
+    celery_rabbit_delay.cancel(shop.app, dead["of others, due before a worker comes"])
+    for name, countdown, destination in (("not delayed", None, None), ("for some workers", 1, ["somebody@else"])):
+        shop.app.control.revoke(shop.send("note", name, countdown=countdown), destination=destination)
     worker = shop.worker()
-    shop.wait_for(1, "stays")
-    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
-    assert not shop.runs("cancelled")
+    for name in ("stays", "not delayed", "for some workers"):
+        shop.wait_for(1, name)
+
+    with suppress(AssertionError):
+        wait_until(lambda: worker.output().count("Discarding revoked task") == len(dead) + 3, "all are discarded")
+    discarded = re.findall(r"Discarding revoked task: \S+\[(\S+)\]", worker.output())
+    assert [how for how, id_ in dead.items() if id_ not in discarded] == []
+    assert len(discarded) == len(dead) + 3, "with the group's two, and the one with a stamp"
+    assert len(shop.runs()) == 3
 
 
-@pytest.mark.parametrize(
-    ("how", "delays"), [("control", (12, 16)), ("cancel", (16, 12))], ids=["due later", "due sooner"]
-)
-def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(
-    make_shop: MakeShop, how: str, delays: tuple[int, int]
-) -> None:
+def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker(name="one")
-    before, after = delays
-    shop.send("note", "cancelled", countdown=before, task_id="again")
-    cancel_one(shop, "again", how)
-    shop.send("stubborn", 1, 1, "sent again", countdown=after, task_id="again")
-    shop.wait_for(2, "sent again")
-    wait_until(lambda: "Discarding revoked task: tests.acceptance.shop.note[again]" in worker.output(), "discarded")
+    for id_, how, before, after in (("due later", "control", 12, 16), ("due sooner", "cancel", 16, 12)):
+        shop.send("note", "cancelled", countdown=before, task_id=id_)
+        cancel_one(shop, id_, how)
+        shop.send("stubborn", 1, 1, id_, countdown=after, task_id=id_)
+    for id_ in ("due later", "due sooner"):
+        shop.wait_for(2, id_)
+        discarded = f"Discarding revoked task: tests.acceptance.shop.note[{id_}]"
+        wait_until(partial(lambda line: line in worker.output(), discarded), f"{id_} is discarded")
     worker.stop()
-    shop.send("note", "sent once more", countdown=1, task_id="again")
+    for id_ in ("due later", "due sooner"):
+        shop.send("note", f"{id_}, once more", countdown=1, task_id=id_)
     shop.worker(name="two")
-    shop.wait_for(1, "sent once more")
+    for id_ in ("due later", "due sooner"):
+        shop.wait_for(1, f"{id_}, once more")
     assert not shop.runs("cancelled")
 
 
@@ -101,19 +118,6 @@ def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: Make
     shop.wait_for(1, "stays")
     discarded = f"Discarding revoked task: tests.acceptance.shop.note[{dead}]"
     wait_until(lambda: any(discarded in worker.output() for worker in workers), "discarded")
-    assert not shop.runs("cancelled")
-
-
-def test_a_cancelled_task_of_others_that_is_due_before_a_worker_comes_does_not_run(make_shop: MakeShop) -> None:
-    shop, others = make_shop(), make_shop(None)
-    others.send("note", "direct")
-    dead = others.send("note", "cancelled", countdown=2)
-    celery_rabbit_delay.cancel(shop.app, dead)
-    due = time.time() + 2
-    wait_until(lambda: time.time() > due, "it is due")
-    worker = shop.worker()
-    shop.wait_for(1, "direct")
-    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
     assert not shop.runs("cancelled")
 
 
@@ -194,40 +198,6 @@ def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
     wait_until(lambda: all(line in worker.output() for line in discarded), "both are discarded")
     assert len(shop.runs("delayed")) == 1
     assert len(shop.runs("at once")) == runs
-
-
-def test_a_group_and_stamped_tasks_are_cancelled_for_workers_that_start_later(make_shop: MakeShop) -> None:
-    shop = make_shop({**QUICK, "max_delay": 600}, result_backend="cache+memory://")
-    note = shop.app.signature("tests.acceptance.shop.note", ("cancelled",), immutable=True)
-    result = group(note.clone() for _ in range(3)).apply_async(countdown=12)
-    stamped = note.clone()
-    stamped.stamp(customer="7")
-    stamped.apply_async(countdown=12)
-    other = shop.app.signature("tests.acceptance.shop.note", ("stays",), immutable=True)
-    other.stamp(customer="8")
-    other.apply_async(countdown=12)
-    result.revoke()
-    shop.app.control.revoke_by_stamped_headers({"customer": ["7", "9"]})
-    worker = shop.worker()
-    shop.wait_for(1, "stays")
-    wait_until(lambda: worker.output().count("Discarding revoked task") == 4, "all four are discarded")
-    assert not shop.runs("cancelled")
-
-
-def test_revoking_a_task_that_is_not_delayed_behaves_as_in_celery(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    id_ = shop.send("note", "not delayed")
-    shop.app.control.revoke(id_)  # no worker hears it
-    shop.worker()
-    shop.wait_for(1, "not delayed")
-
-
-def test_a_revoke_for_some_workers_is_not_kept(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    id_ = shop.send("note", "runs", countdown=1)
-    shop.app.control.revoke(id_, destination=["somebody@else"])
-    shop.worker()
-    shop.wait_for(1, "runs")
 
 
 def test_a_task_that_is_cancelled_a_second_before_it_is_due_does_not_run(make_shop: MakeShop) -> None:

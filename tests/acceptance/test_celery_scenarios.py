@@ -18,32 +18,12 @@ from .conftest import MakeShop, Shop, signature
 pytestmark = pytest.mark.shared_vhost
 
 
-@pytest.mark.long
-def test_a_revoked_task_is_revoked_in_the_result_backend(make_shop: MakeShop, tmp_path: Path) -> None:
-    shop = make_shop(result_backend=f"file://{tmp_path}")
-    shop.worker()
-    result = signature(shop, "note", "revoked").apply_async(countdown=12)
-    assert result.state == "PENDING"
-    assert shop.app.control.revoke(result.id, reply=True, timeout=60, limit=1)
-    wait_until(lambda: result.state == "REVOKED", "the result backend knows")
-    assert not shop.runs()
-
-
-def test_a_task_25_hours_ahead_is_pending(make_shop: MakeShop, tmp_path: Path) -> None:
-    shop = make_shop(QUICK | {"max_delay": 26 * 3600}, result_backend=f"file://{tmp_path}")
-    shop.worker()
-    far = signature(shop, "note", "far").apply_async(countdown=25 * 3600)
-    near = signature(shop, "note", "near").apply_async(countdown=1)
-    assert near.get(timeout=120) == "near"
-    assert far.state == "PENDING"
-
-
-def test_a_chain_passes_results_with_a_countdown_for_each_link_and_a_queue_for_the_whole(
+def test_a_chain_passes_results_with_a_queue_for_the_whole_and_a_chord_is_unlocked_from_another(
     make_shop: MakeShop, tmp_path: Path
 ) -> None:
     """Where the queue of the whole leads each link is Celery's affair: it must be the same without countdowns."""
-    shop = make_shop(result_backend=f"file://{tmp_path}")
-    shop.worker("-Q", "celery,mail")
+    shop = make_shop(result_backend=f"file://{tmp_path}", task_routes={"celery.chord_unlock": {"queue": "unlock"}})
+    shop.worker("-Q", "celery,mail,unlock")
     went: list[list[str]] = []
     for name, countdown in (("undelayed", {}), ("delayed", {"countdown": 0.5})):
         links = [shop.app.signature("tests.acceptance.shop.note", args, **countdown) for args in ((name,), (), ())]
@@ -53,6 +33,9 @@ def test_a_chain_passes_results_with_a_countdown_for_each_link_and_a_queue_for_t
         for run in runs:
             assert not run["eta"] or run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
     assert went[0] == went[1]
+    parts = [signature(shop, "note", name, countdown=0.5) for name in "ab"]
+    chord(parts, signature(shop, "join", countdown=0.5)).apply_async()
+    shop.wait_for(1, "a+b")
 
 
 def test_a_router_may_name_an_exchange_and_a_routing_key_without_a_queue(make_shop: MakeShop) -> None:
@@ -65,14 +48,6 @@ def test_a_router_may_name_an_exchange_and_a_routing_key_without_a_queue(make_sh
     assert {run["delivery_info"]["routing_key"] for run in shop.wait_for(3, "routed by default")} == {"celery"}
 
 
-def test_chords_are_unlocked_from_another_queue(make_shop: MakeShop, tmp_path: Path) -> None:
-    shop = make_shop(result_backend=f"file://{tmp_path}", task_routes={"celery.chord_unlock": {"queue": "unlock"}})
-    shop.worker("-Q", "celery,unlock")
-    parts = [signature(shop, "note", name, countdown=0.5) for name in "ab"]
-    chord(parts, signature(shop, "join", countdown=0.5)).apply_async()
-    shop.wait_for(1, "a+b")
-
-
 @pytest.mark.long
 def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -> None:
     with own_node(advanced=dead_letters_again(5)) as vhost:
@@ -80,7 +55,7 @@ def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -
         conf = {"queues": "quorum", "worker_cancel_long_running_tasks_on_connection_loss": True}
         shop = Shop(vhost, tmp_path, QUICK, conf)
         try:
-            shop.worker()
+            shop.worker("-c", "2")
             shop.send("sleeps_once", countdown=0.3)
             shop.send("note", "waits", countdown=15)
             shop.wait_for(1, "sleeps once")

@@ -17,7 +17,6 @@ import celery_rabbit_delay
 from celery_rabbit_delay import DelayError
 from celery_rabbit_delay.amqp import create
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
-from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import QUICK, own_node
 from tests.kit.node import dead_letters_again
 from tests.kit.wait import wait_until
@@ -37,19 +36,16 @@ def scheduled(shop: Shop) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "conf", [pytest.param({}, id="classic"), pytest.param({"queues": "quorum"}, id="quorum", marks=pytest.mark.more)]
-)
-@pytest.mark.parametrize(
-    "arguments",
-    ["-P prefork", *(pytest.param(pool, marks=pytest.mark.more) for pool in OTHER_POOLS)],
+    ("arguments", "conf"),
+    [("-P prefork", {"queues": "quorum"}), *(pytest.param(pool, {}, marks=pytest.mark.more) for pool in OTHER_POOLS)],
 )
 def test_tasks_of_others_do_not_hold_up_immediate_ones(
     make_shop: MakeShop, arguments: str, conf: dict[str, Any]
 ) -> None:
-    shop, others = make_shop(**conf), make_shop(None, **conf)
+    shop, others, old = make_shop(**conf), make_shop(None, **conf), make_shop(None, **conf, task_protocol=1)
     worker = shop.worker("-Q", "celery,mail", *arguments.split())
     for n in range(40):
-        others.send("note", "delayed", countdown=40, queue="mail" if n % 2 else "celery")
+        (others if n % 4 < 2 else old).send("note", "delayed", countdown=40, queue="mail" if n % 2 else "celery")
     for n in range(3):
         shop.send("note", f"immediate {n}")
     for n in range(3):
@@ -64,8 +60,9 @@ def test_tasks_of_others_do_not_hold_up_immediate_ones(
     assert "Traceback" not in worker.output()
 
 
-@pytest.mark.parametrize("queues", ["made when missing", "quorum", "classic, topic exchange", "priority"])
-@pytest.mark.parametrize("timezone", ["UTC", pytest.param("Europe/Berlin", marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    ("queues", "timezone"), [("priority", "UTC"), ("classic, topic exchange", "UTC"), ("quorum", "Europe/Berlin")]
+)
 def test_a_task_comes_back_as_it_was_sent(make_shop: MakeShop, queues: str, timezone: str) -> None:
     conf = {"queues": queues, "timezone": timezone}
     shop, others = make_shop(**conf), make_shop(None, **conf)
@@ -89,12 +86,32 @@ def test_a_task_comes_back_as_it_was_sent(make_shop: MakeShop, queues: str, time
     assert handed_on == direct
 
 
-def test_a_task_that_was_handed_on_retries_like_any_other(make_shop: MakeShop) -> None:
-    conf = {"queues": "classic, topic exchange"}
-    shop, others = make_shop(**conf), make_shop(None, **conf)
-    shop.worker("-Q", "celery,mail")
-    others.send("stubborn", 3, 0.2, exchange="shop", routing_key="mail", countdown=2)
-    runs = shop.wait_for(4)
+def test_tasks_that_were_handed_on_are_listed_cancelled_moved_and_retry(make_shop: MakeShop) -> None:
+    shop = make_shop(QUICK | {"journal": 0}, queues="classic, topic exchange")
+    others, old = make_shop(None, queues="classic, topic exchange"), make_shop(None, task_protocol=1)
+    worker = shop.worker("-Q", "celery,mail")
+    mail = {"exchange": "shop", "routing_key": "mail"}
+    moved, cancelled = (others.send("note", name, **mail, countdown=100) for name in ("moved", "cancelled"))
+    stays, revoked = (old.send("note", name, countdown=100) for name in ("stays", "revoked"))
+    wait_until(lambda: waiting(shop.vhost) == 4, "all wait in RabbitMQ")
+    listed = {task.id: task for task in celery_rabbit_delay.scheduled(shop.app)}
+    queues = {id_: task.queue for id_, task in listed.items()}
+    assert queues == {moved: "mail", cancelled: "mail", stays: "celery", revoked: "celery"}
+    assert (listed[moved].exchange, listed[moved].routing_key) == ("shop", "mail")
+    celery_rabbit_delay.cancel(shop.app, cancelled, revoked)
+    assert {task.id for task in celery_rabbit_delay.scheduled(shop.app)} == {moved, stays}
+    with pytest.raises(DelayError, match="its eta is in its body"):  # of protocol 1
+        celery_rabbit_delay.reschedule(shop.app, stays, countdown=0)
+    with shop.vhost.plain() as connection:
+        connection.default_channel.queue_declare("copies", durable=True, auto_delete=False)
+        connection.default_channel.queue_bind("copies", "shop", "#")
+    celery_rabbit_delay.reschedule(shop.app, moved, countdown=0)
+    shop.wait_for(1, "moved")
+    assert [task.id for task in celery_rabbit_delay.scheduled(shop.app)] == [stays]
+    assert shop.vhost.count("copies") == 0, "it returns to its queue alone"
+    assert "WARNING" not in worker.output()
+    others.send("stubborn", 3, 0.2, **mail, countdown=2)
+    runs = shop.wait_for(4, "stubborn")
     assert [run["retries"] for run in runs] == [0, 1, 2, 3]
     for run in runs:
         assert (run["delivery_info"]["exchange"], run["delivery_info"]["routing_key"]) == ("shop", "mail")
@@ -135,15 +152,6 @@ def test_what_came_before_its_delivery_time_is_handed_back_and_runs_when_it_is_d
             assert (run["delivery_info"]["exchange"], run["delivery_info"]["routing_key"]) == ("", "celery")
             assert "x-opt-delivery-time" not in (run["headers"] or {})
     assert len(shop.runs()) == 60
-
-
-def test_task_protocol_1_is_understood(make_shop: MakeShop) -> None:
-    shop, others = make_shop(), make_shop(None, task_protocol=1)
-    shop.worker()
-    for _ in range(20):
-        others.send("note", "delayed", countdown=40)
-    wait_until(lambda: waiting(shop.vhost) == 20, "all wait in RabbitMQ")
-    shop.wait_for(20, "delayed")
 
 
 def test_what_is_due_within_a_moment_stays(make_shop: MakeShop) -> None:
@@ -326,53 +334,6 @@ def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
         finally:
             shop.close()
             others.close()
-
-
-def test_no_header_of_the_package_is_left_in_a_task_that_was_handed_on(make_shop: MakeShop) -> None:
-    shop, others = make_shop(), make_shop(None)
-    shop.worker()
-    others.send("note", "delayed", countdown=2)
-    [run] = shop.wait_for(1, "delayed")
-    assert not {HEADER, "CC", "x-death"} & run["properties"]["application_headers"].keys()
-
-
-@pytest.mark.parametrize("protocol", [1, 2])
-def test_a_task_that_was_handed_on_is_listed_and_cancelled(make_shop: MakeShop, protocol: int) -> None:
-    shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None, task_protocol=protocol)
-    worker = shop.worker()
-    ids = [others.send("note", "delayed", countdown=100) for _ in range(2)]
-    wait_until(lambda: waiting(shop.vhost) == 2, "all wait in RabbitMQ")
-    assert {(task.id, task.queue) for task in celery_rabbit_delay.scheduled(shop.app)} == {(i, "celery") for i in ids}
-    celery_rabbit_delay.cancel(shop.app, ids[0])
-    assert [task.id for task in celery_rabbit_delay.scheduled(shop.app)] == ids[1:]
-    assert "WARNING" not in worker.output()
-
-
-def test_a_task_that_was_handed_on_is_moved_and_returns_only_to_its_queue(make_shop: MakeShop) -> None:
-    conf = {"queues": "classic, topic exchange"}
-    shop, others = make_shop(QUICK | {"journal": 0}, **conf), make_shop(None, **conf)
-    shop.worker("-Q", "celery,mail")
-    id_ = others.send("note", "moved", exchange="shop", routing_key="mail", countdown=100)
-    wait_until(lambda: waiting(shop.vhost) == 1, "it waits in RabbitMQ")
-    [task] = celery_rabbit_delay.scheduled(shop.app)
-    assert (task.id, task.queue, task.exchange, task.routing_key) == (id_, "mail", "shop", "mail")
-    with shop.vhost.plain() as connection:
-        connection.default_channel.queue_declare("copies", durable=True, auto_delete=False)
-        connection.default_channel.queue_bind("copies", "shop", "#")
-    celery_rabbit_delay.reschedule(shop.app, id_, countdown=0)
-    shop.wait_for(1, "moved")
-    assert list(celery_rabbit_delay.scheduled(shop.app)) == []
-    assert shop.vhost.count("copies") == 0
-
-
-def test_a_task_of_protocol_1_that_was_handed_on_cannot_be_moved(make_shop: MakeShop) -> None:
-    shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None, task_protocol=1)
-    shop.worker()
-    id_ = others.send("note", "delayed", countdown=100)
-    wait_until(lambda: waiting(shop.vhost) == 1, "it waits in RabbitMQ")
-    with pytest.raises(DelayError, match="its eta is in its body"):
-        celery_rabbit_delay.reschedule(shop.app, id_, countdown=0)
-    assert [task.id for task in celery_rabbit_delay.scheduled(shop.app)] == [id_]
 
 
 @pytest.mark.long

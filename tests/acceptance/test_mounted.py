@@ -6,7 +6,6 @@ import http.cookiejar
 import os
 import re
 import shutil
-import subprocess
 import sys
 import urllib.error
 import urllib.parse
@@ -25,7 +24,9 @@ from tests.kit.wait import wait_until
 
 pytest.importorskip("django")
 
-MAKE = """
+SERVE = """
+import os
+
 from django.contrib.auth.models import User
 from django.core.management import call_command
 
@@ -35,7 +36,8 @@ User.objects.create_user("eve", password="sesame")
 import shop.celery
 for number in range(3):
     result = shop.celery.app.send_task("shop.tasks.ask_for_review", (4711 + number,), countdown=3600)
-print(result.id)
+print("asks", result.id, flush=True)
+call_command("runserver", os.environ["PORT"], use_reloader=False)
 """
 
 
@@ -69,18 +71,14 @@ def shop(vhost: Vhost, tmp_path: Path) -> Iterator[tuple[Browser, str]]:
     text = settings.read_text().replace("amqp://guest:guest@localhost//", vhost.url("amqp"))
     quick = 'PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]'
     settings.write_text(f"{text}\n{quick}\n")
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings"}
-    command = [sys.executable, "manage.py", "shell", "--command", MAKE]
-    made = subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, text=True)
-    port = free_port()
-    log = tmp_path / "django.log"
-    process = background.start(
-        [sys.executable, "manage.py", "runserver", "--noreload", str(port)], log, directory, environment
-    )
+    port, log = free_port(), tmp_path / "django.log"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings", "PORT": str(port)}
+    process = background.start([sys.executable, "manage.py", "shell", "--command", SERVE], log, directory, environment)
     browser = Browser(port)
     try:
-        wait_until(lambda: browser.ask("/admin/login/")[0] != "", "Django serves")
-        yield browser, made.stdout.split()[-1]
+        wait_until(lambda: browser.ask("/admin/login/")[0] != "" or process.poll() is not None, "Django serves")
+        assert process.poll() is None, log.read_text()
+        yield browser, re.findall(r"^asks (\S+)$", log.read_text(), re.MULTILINE)[0]
     finally:
         background.kill(process)
 

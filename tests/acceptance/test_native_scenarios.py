@@ -38,7 +38,7 @@ def shop(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytes
     with broker.vhost() as vhost:
         shop = Shop(vhost, directory, QUICK | {"max_delay": 26 * 3600}, conf)
         try:
-            worker = shop.worker()
+            worker = shop.worker("-c", "2")
             shop.send("note", "first", countdown=0.1)  # declares the cascade, which takes seconds on a busy machine
             shop.wait_for(1, "first")
             yield shop
@@ -117,7 +117,7 @@ def test_a_revoked_task_does_not_run(shop: Shop, name: str) -> None:
 
 
 def test_a_hundred_tasks_run_at_the_same_time(shop: Shop, name: str) -> None:
-    with ThreadPoolExecutor(10) as pool:
+    with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: shop.send("note", [name, n], countdown=1), range(100)))
     for n in range(100):
         shop.wait_for(1, [name, n])

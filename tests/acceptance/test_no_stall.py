@@ -23,7 +23,7 @@ def send_all(shop: Shop, countdown: float) -> dict[str, float]:
     """Send 200 delayed tasks, start a default worker, send ten immediate tasks; return when each of these was sent."""
     for _ in range(DELAYED):
         shop.send("note", "delayed", countdown=countdown)
-    shop.worker()
+    shop.worker("-c", "2")
     sent = {}
     for n in range(10):
         sent[f"immediate {n}"] = time.time()

@@ -37,11 +37,8 @@ def consumers(shop: Shop) -> int:
         return int(connection.default_channel.queue_declare("mail", passive=True).consumer_count)
 
 
-@pytest.mark.parametrize("queues", ["classic", "quorum"])
-def test_no_worker_takes_what_is_sent_to_a_paused_queue_or_due_until_it_is_resumed(
-    make_shop: MakeShop, queues: str
-) -> None:
-    shop = make_shop(queues=queues)
+def test_no_worker_takes_what_is_sent_to_a_paused_queue_or_due_until_it_is_resumed(make_shop: MakeShop) -> None:
+    shop = make_shop(queues="quorum")
     one = shop.worker("--concurrency=1", name="one")  # it starts before there is any stream, and is idle
     celery_rabbit_delay.pause(shop.app, "mail")
     is_quiet(one)
@@ -114,7 +111,7 @@ def test_what_a_worker_has_taken_still_runs_and_the_rest_stays(make_shop: MakeSh
     shop = make_shop(queues="classic")
     worker = shop.worker("--concurrency=1", "--prefetch-multiplier=2")
     for number in range(40):
-        shop.send("slow", 1, number, queue="mail")
+        shop.send("slow", 0.5, number, queue="mail")
     wait_until(shop.runs, "the first one runs")
     celery_rabbit_delay.pause(shop.app, "mail")
     is_quiet(worker)
@@ -127,7 +124,10 @@ def test_what_a_worker_has_taken_still_runs_and_the_rest_stays(make_shop: MakeSh
     assert not any(run["delivery_info"]["redelivered"] for run in shop.runs())
 
 
-@pytest.mark.parametrize("pool", ["-P solo", "-P threads", pytest.param("-P gevent", marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    "pool",
+    ["-P solo", pytest.param("-P threads", marks=pytest.mark.more), pytest.param("-P gevent", marks=pytest.mark.more)],
+)
 def test_each_pool_pauses_and_resumes(make_shop: MakeShop, pool: str) -> None:
     shop = make_shop(queues="classic")
     worker = shop.worker(*pool.split())
@@ -142,6 +142,7 @@ def test_each_pool_pauses_and_resumes(make_shop: MakeShop, pool: str) -> None:
     assert_nothing_went_wrong(shop, worker)
 
 
+@pytest.mark.long
 def test_it_survives_a_restart_of_the_broker_below_a_worker(make_shop: MakeShop, tmp_path: Any) -> None:
     with own_node() as vhost:
         shop = Shop(vhost, tmp_path, QUICK, {"queues": "quorum"})

@@ -23,12 +23,11 @@ OPTIONS = {**QUICK, "declare": "passive", "journal": 0}
 
 
 def pasted(vhost: Vhost, who: str, queue: str = "celery") -> str:
-    """Return a user of the virtual host to whom `rabbitmqctl` has granted what the page says, and nothing else."""
-    user = vhost.user("^$", "^$", "^$")
-    patterns = [re.sub(r"(?<=[(|])celery(?=[|)])", queue, one) for one in granted_by(PAGE)[who].values()]
-    vhost.broker.node.ctl("set_permissions", "-p", vhost.name, user, *patterns)
-    for tags in re.findall(rf"^\$ rabbitmqctl set_user_tags {who} (.*)$", PAGE, re.MULTILINE):
-        vhost.broker.node.ctl("set_user_tags", user, *shlex.split(tags))
+    """Return a user of the virtual host with the permissions and tags that the page grants, and nothing else."""
+    granted = granted_by(PAGE)[who].items()
+    user = vhost.user(**{kind: re.sub(r"(?<=[(|])celery(?=[|)])", queue, one) for kind, one in granted})
+    tags = re.findall(rf"^\$ rabbitmqctl set_user_tags {who} (.*)$", PAGE, re.MULTILINE)
+    vhost.broker.api("PUT", f"/users/{user}", {"password": user, "tags": ",".join(tags)})
     return user
 
 

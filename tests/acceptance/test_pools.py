@@ -22,7 +22,14 @@ pytestmark = pytest.mark.shared_vhost
 )
 @pytest.mark.parametrize(
     "arguments",
-    ["-P prefork", "-P threads", "-P solo", "-P gevent", "-P eventlet", "--autoscale=4,1", "--prefetch-multiplier=1"],
+    [
+        "-P prefork -c 2",
+        "-P threads",
+        "-P solo",
+        "-P gevent",
+        pytest.param("-P eventlet", marks=pytest.mark.more),
+        "--autoscale=4,1 --prefetch-multiplier=1",
+    ],
 )
 def test_delayed_tasks_and_retries_run(make_shop: MakeShop, arguments: str, conf: dict[str, Any]) -> None:
     shop = make_shop(**conf)
@@ -75,9 +82,8 @@ def test_a_pool_that_grows_and_loses_processes_uses_up_no_deliveries_of_others(m
     assert len(shop.runs()) == 5 * 12
 
 
-@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
-def test_a_delayed_task_whose_worker_is_killed_runs_again(make_shop: MakeShop, conf: dict[str, Any]) -> None:
-    shop = make_shop(**conf)
+def test_a_delayed_task_whose_worker_is_killed_runs_again(make_shop: MakeShop) -> None:
+    shop = make_shop(queues="quorum")
     worker = shop.worker()
     shop.send("sleeps_once", countdown=0.3)
     shop.wait_for(1, "sleeps once")

@@ -17,38 +17,33 @@ from .queues import KINDS, NAMES
 pytestmark = pytest.mark.shared_vhost
 
 
-#: Those that are to RabbitMQ what another one is.
-SAME = ("classic", "quorum by default")
-
-
 @pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.more if kind in SAME else ())
-        for kind in KINDS
-        if kind not in ("broadcast", "exclusive")
-    ],
+    "kind", ["made when missing", "each classic", "each quorum", "quorum by default, topic exchange"]
 )
 def test_tasks_and_retries_stay_on_their_queue(
     make_shop: MakeShop, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop = make_shop(queues=kind)
+    queues = [queue.name for queue in KINDS[kind].get("task_queues", ())] or NAMES
     with caplog.at_level(logging.WARNING):
-        for queue in NAMES:
+        for queue in queues:
             shop.send("note", f"before the worker, {queue}", countdown=0.5, queue=queue)
-        worker = shop.worker("-Q", ",".join(NAMES))
-        for queue in NAMES:
+        worker = shop.worker("-Q", ",".join(queues))
+        for queue in queues:
             shop.send("note", f"immediate, {queue}", queue=queue)
             shop.send("note", f"delayed, {queue}", countdown=0.3, queue=queue)
             shop.send("stubborn", 3, 0.1, queue, queue=queue)
-    shop.wait_for(2 * (3 + 4))
+    shop.wait_for(len(queues) * (3 + 4))
     for run in shop.runs():
         assert run["name"].endswith(run["delivery_info"]["routing_key"])
     assert caplog.records == []
     assert_nothing_went_wrong(shop, worker)
 
 
-def test_a_broadcast_task_runs_once_on_each_worker(make_shop: MakeShop) -> None:
+def test_a_broadcast_task_runs_once_on_each_worker_and_is_dropped_without_any_as_one_without_a_delay(
+    make_shop: MakeShop,
+) -> None:
+    """Celery declares no `Broadcast` before it publishes: only a worker that was up before knows what it is."""
     shop = make_shop(queues="broadcast")
     workers = [shop.worker("-Q", "celery,news", name=name) for name in ("one", "two")]
     before = shop.vhost.bindings()
@@ -59,19 +54,15 @@ def test_a_broadcast_task_runs_once_on_each_worker(make_shop: MakeShop) -> None:
     assert {run["hostname"] for run in shop.runs("news")} == {"one@localhost", "two@localhost"}
     assert_nothing_went_wrong(shop, *workers)
     assert not [target for _, target, *_ in shop.vhost.bindings() - before if target.startswith("bcast")]
-
-
-def test_a_broadcast_that_is_due_while_no_worker_is_up_is_dropped_as_without_a_delay(make_shop: MakeShop) -> None:
-    """Celery declares no `Broadcast` before it publishes: only a worker that was up before knows what it is."""
-    shop = make_shop(queues="broadcast")
-    shop.worker("-Q", "news").stop()
+    for worker in workers:
+        worker.stop()
     for _ in range(40):
         shop.send("note", "nobody", countdown=0.3, queue="news")
     shop.send("note", "ordinary", countdown=0.5)
     wait_until(lambda: shop.vhost.count("celery") == 1, "they are due")
-    worker = shop.worker("-Q", "celery,news", name="two")
-    shop.send("note", "news", countdown=0.3, queue="news")
-    shop.wait_for(1, "news")
+    worker = shop.worker("-Q", "celery,news", name="three")
+    shop.send("note", "more news", countdown=0.3, queue="news")
+    shop.wait_for(1, "more news")
     shop.wait_for(1, "ordinary")
     assert not shop.runs("nobody")
     assert_nothing_went_wrong(shop, worker)

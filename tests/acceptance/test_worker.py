@@ -25,12 +25,9 @@ from .conftest import MakeShop, Shop, Worker, plain_celery_url, signature
 pytestmark = pytest.mark.shared_vhost
 
 
-@pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}, {"queues": "classic, topic exchange"}])
-@pytest.mark.parametrize("timezone", ["UTC", pytest.param("Europe/Berlin", marks=pytest.mark.more)])
-def test_a_delayed_task_looks_like_one_that_was_sent_directly(
-    make_shop: MakeShop, conf: dict[str, Any], timezone: str
-) -> None:
-    shop = make_shop(**conf, timezone=timezone)
+@pytest.mark.parametrize("conf", [{}, {"queues": "quorum, topic exchange", "timezone": "Europe/Berlin"}])
+def test_a_delayed_task_looks_like_one_that_was_sent_directly(make_shop: MakeShop, conf: dict[str, Any]) -> None:
+    shop = make_shop(**conf)
     shop.worker()
     options: dict[str, Any] = {"priority": 3, "headers": {"customer": "42"}}
     if "topic" in conf.get("queues", ""):
@@ -73,32 +70,20 @@ def test_fifty_retries_stay_on_their_queue_and_do_not_grow(make_shop: MakeShop) 
     assert shop.vhost.count("celery-rabbit-delay.v3.10ms.orphans") == 0
 
 
-def test_expires_is_honoured_when_the_task_is_due(make_shop: MakeShop) -> None:
+def test_a_running_worker_honours_expires_and_receives_what_still_waits_for_a_queue_that_is_added(
+    make_shop: MakeShop,
+) -> None:
     shop = make_shop()
     worker = shop.worker()
+    shop.send("note", "patient", countdown=15, queue="later")
+    shop.vhost.delete_queue("later")
+    shop.app.control.add_consumer("later", reply=True)
     shop.send("note", "expires before it is due", countdown=0.6, expires=0.3)
     shop.send("note", "expires after it is due", countdown=3, expires=100)
     shop.wait_for(1, "expires after it is due")
     wait_until(lambda: "Discarding revoked task" in worker.output(), "the worker discards the expired task")
-    assert len(shop.runs()) == 1
-
-
-def test_a_queue_declared_again_receives_what_still_waits_for_it(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    shop.send("note", "patient", countdown=15)
-    shop.vhost.delete_queue("celery")
-    shop.worker()
     shop.wait_for(1, "patient")
-    assert shop.vhost.count("celery-rabbit-delay.v3.10ms.orphans") == 0
-
-
-def test_a_queue_added_to_a_running_worker_receives_what_still_waits_for_it(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    shop.worker()
-    shop.send("note", "patient", countdown=15, queue="later")
-    shop.vhost.delete_queue("later")
-    shop.app.control.add_consumer("later", reply=True)
-    shop.wait_for(1, "patient")
+    assert len(shop.runs()) == 2
 
 
 def test_a_passive_worker_needs_no_more_than_plain_celery(make_shop: MakeShop) -> None:
@@ -128,7 +113,9 @@ def test_an_auto_worker_without_the_permission_says_once_what_to_do_and_works(ma
     assert "grant the permission" not in worker.output()[len(before) :]
 
 
-def test_an_auto_worker_needs_no_more_than_the_documentation_says(make_shop: MakeShop) -> None:
+def test_an_auto_worker_with_the_documented_permissions_brings_a_queue_back_to_what_waits_for_it(
+    make_shop: MakeShop,
+) -> None:
     needed = documented("worker", "(celery)")
     shop = make_shop()
     shop.send("note", "patient", countdown=15)
@@ -136,6 +123,7 @@ def test_an_auto_worker_needs_no_more_than_the_documentation_says(make_shop: Mak
     worker = make_shop(broker_url=plain_celery_url(shop, **needed)).worker()
     assert "This worker may not" not in worker.output()
     shop.wait_for(1, "patient")
+    assert shop.vhost.count("celery-rabbit-delay.v3.10ms.orphans") == 0
 
 
 @pytest.mark.own_vhost
@@ -212,13 +200,8 @@ def mingled(shop: Shop) -> None:
     wait_until(start, "the second worker hears of the first", 150)
 
 
-@pytest.mark.parametrize(
-    "conf", [{}, pytest.param({"queues": "quorum"}, marks=pytest.mark.more)], ids=["classic", "quorum"]
-)
-def test_mingle_gossip_events_and_remote_control_work_between_workers(
-    make_shop: MakeShop, conf: dict[str, Any]
-) -> None:
-    shop = make_shop(worker_send_task_events=True, **conf)
+def test_mingle_gossip_events_and_remote_control_work_between_workers(make_shop: MakeShop) -> None:
+    shop = make_shop(worker_send_task_events=True)
     one = shop.worker(name="one")
     mingled(shop)
     wait_until(lambda: "sync with two@localhost" in one.output(), "gossip tells the first worker of the second")

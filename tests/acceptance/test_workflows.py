@@ -36,7 +36,7 @@ def is_discarded(worker: Worker, id_: str) -> bool:
 def test_the_next_step_of_a_chain_without_any_delay_does_not_run(make_shop: MakeShop, tmp_path: Path) -> None:
     """No stream exists when the worker starts."""
     shop = make_shop()
-    worker = shop.worker()
+    worker = shop.worker("-c", "2")
     go_on = str(tmp_path / "go on")
     chains = {
         name: chain(signature(shop, "wait_for_file", go_on, f"{name} begins"), signature(shop, "note", name))

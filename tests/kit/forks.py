@@ -42,6 +42,7 @@ _context.set_forkserver_preload(
         "celery.worker.heartbeat",
         "celery.worker.loops",
         "celery.worker.pidbox",
+        "celery.worker.strategy",
         "celery_rabbit_delay.app.consumers",
         "celery_rabbit_delay.app.control",
         "celery_rabbit_delay.app.handing_on",

@@ -447,9 +447,13 @@ def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() 
         f"{PROGRAM} --broker {NOWHERE} export",
         *(
             pytest.param(command, marks=pytest.mark.more)
-            for command in (f"{PROGRAM} --help", f"{PROGRAM} orphans list --help", f"{PROGRAM} --version")
+            for command in (
+                f"{PROGRAM} --help",
+                f"{PROGRAM} orphans list --help",
+                f"{PROGRAM} --version",
+                f"{PROGRAM.with_name('celery')} delay --help",
+            )
         ),
-        f"{PROGRAM.with_name('celery')} delay --help",
     ],
     ids=lambda command: " ".join(command.split()[1:]),
 )

@@ -132,22 +132,16 @@ def test_a_tls_url_keeps_tls() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["amqp://a//;amqp://b//", ["amqp://a//", "pyamqp://b//"], ("amqp://a//", "amqp://b//"), "amqp://a//;b", ["a", "b"]],
+    [
+        *("amqp://a//;amqp://b//", ["amqp://a//", "pyamqp://b//"], ("amqp://a//", "amqp://b//"), "amqp://a//;b"),
+        *(["a", "b"], "amqps://a//;amqps://b//", ["amqps://a//", "amqps://b//"], ("amqps://a//", "amqps://b//")),
+    ],
 )
 def test_every_broker_of_a_list_is_reached_through_our_transport(url: Any) -> None:
     app = app_with(broker_url=url)
     install(app)
-    assert transports(app.connection_for_write()) == [Transport, Transport]
-    assert transports(app.connection_for_read()) == [Transport, Transport]
-
-
-@pytest.mark.parametrize(
-    "urls", ["amqps://a//;amqps://b//", ["amqps://a//", "amqps://b//"], ("amqps://a//", "amqps://b//")]
-)
-def test_every_broker_of_a_tls_list_is_reached_through_our_transport(urls: Any) -> None:
-    app = app_with(broker_url=urls)
-    install(app)
-    assert transports(app.connection_for_write()) == [SSLTransport, SSLTransport]
+    expected = 2 * [SSLTransport if "amqps" in str(url) else Transport]
+    assert transports(app.connection_for_write()) == transports(app.connection_for_read()) == expected
 
 
 def test_read_and_write_urls_pools_and_clones_are_covered() -> None:
@@ -166,15 +160,9 @@ def test_read_and_write_urls_pools_and_clones_are_covered() -> None:
         assert type(connection.transport) is Transport
 
 
-def test_no_broker_url_at_all_means_rabbitmq_on_this_machine() -> None:
-    app = app_with()
-    install(app)
-    assert type(app.connection().transport) is Transport
-
-
-@pytest.mark.parametrize("transport", ["amqp", "pyamqp"])
-def test_broker_transport_is_understood(transport: str) -> None:
-    app = app_with(broker_url="rabbit.example", broker_transport=transport)
+@pytest.mark.parametrize("transport", [None, "amqp", "pyamqp"])
+def test_no_url_at_all_means_rabbitmq_on_this_machine_and_broker_transport_is_understood(transport: str | None) -> None:
+    app = app_with(**({"broker_url": "rabbit.example", "broker_transport": transport} if transport else {}))
     install(app)
     assert type(app.connection().transport) is Transport
 

@@ -5,7 +5,6 @@ import itertools
 import json
 import time
 import uuid
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -177,10 +176,12 @@ def test_an_id_that_only_looks_like_a_uuid_is_not_taken_for_it() -> None:
     known = read(*changes.cancelled([id_.upper()], SENT))
     assert known.cancels(id_.upper())
     assert not known.cancels(id_)
+    known = read(*changes.cancelled(["x" * 36], SENT))
+    assert (known.cancels("x" * 36), known.cancels("y" * 36)) == (True, False)
 
 
-def test_a_hundred_thousand_ids_take_sixteen_bytes_each() -> None:
-    assert sum(map(len, changes.cancelled((str(uuid.uuid4()) for _ in range(100_000)), SENT))) == 1_600_170
+def test_many_ids_take_sixteen_bytes_each() -> None:
+    assert sum(map(len, changes.cancelled(invented(0, 20_000), SENT))) == 320_034
 
 
 def test_however_many_ids_are_cancelled_no_message_is_too_large_for_rabbitmq() -> None:
@@ -209,15 +210,15 @@ def test_a_message_that_is_larger_than_any_of_ours_is_not_taken() -> None:
 
 
 def test_of_many_cancelled_ids_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "KEPT", 1000)
+    monkeypatch.setattr(changes, "KEPT", 100)
     known = Changes(time.time)
-    for first in range(0, 10_000, 100):
-        for message in changes.cancelled([*invented(first, 100), *map(str, range(first, first + 100))], SENT):
+    for first in range(0, 1000, 10):
+        for message in changes.cancelled([*invented(first, 10), *map(str, range(first, first + 10))], SENT):
             known.apply(message)
-        assert known.has_forgotten is (first >= 2000)
-        last = range(max(0, first - 899), first + 100)
+        assert known.has_forgotten is (first >= 200)
+        last = range(max(0, first - 89), first + 10)
         assert all(known.cancels(str(number)) and known.cancels(str(uuid.UUID(int=number))) for number in last)
-    assert not any(map(known.cancels, [*invented(0, 7900), *map(str, range(7900))]))
+    assert not any(map(known.cancels, [*invented(0, 790), *map(str, range(790))]))
 
 
 def test_of_many_void_copies_and_keys_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,17 +369,11 @@ def test_what_was_known_before_a_moment_leaves_out_what_was_cancelled_from_then_
     assert [bool(known.cancelled_at(f"id {at}")) for at in (1, 2, 3)] == [True, False, False]
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        changes.cancelled(["id", UUID], SENT),
-        changes.cancelled_workflows(["id"], SENT),
-        [changes.cancelled_stamps({"a": "1"}, SENT)],
-    ],
-)
-def test_it_is_known_whether_anything_was_cancelled(messages: Iterable[bytes]) -> None:
-    assert not read(changes.void(1, SOON)).has_cancelled
-    assert read(*messages).has_cancelled
+def test_it_is_known_whether_anything_was_cancelled() -> None:
+    stamps = [changes.cancelled_stamps({"a": "1"}, SENT)]
+    for messages in (changes.cancelled(["id", UUID], SENT), changes.cancelled_workflows(["id"], SENT), stamps):
+        assert read(*messages).has_cancelled
+    assert read(*stamps).stamps
 
 
 @given(st.integers(0, 2**64 - 1), st.text("0123456789abcdef", max_size=8))
@@ -387,11 +382,11 @@ def test_a_moment_comes_out_of_headers_and_streams_as_it_went_in(at: int, clock:
     assert Sent.read(str(sent)) == sent == Sent.unpack(sent.pack())
 
 
-def test_a_void_copy_is_told_from_others() -> None:
-    known = read(changes.void(17, SOON))
-    assert known.voids(17)
-    assert not known.voids(18)
-    assert not known.voids(None)
+def test_a_void_copy_is_told_from_others_and_is_no_cancellation() -> None:
+    known = read(changes.void(17, SOON), streams.marker())
+    assert [known.voids(number) for number in (17, 18, None)] == [True, False, False]
+    assert not known.has_cancelled
+    assert not known.stamps
 
 
 pauses = st.builds(
@@ -500,22 +495,6 @@ def test_a_record_knows_about_how_large_it_is() -> None:
     record = Record(1, 2, "id", "key", b"properties", b"body")
     message = journal.pack_records([record], 0)
     assert record.size <= len(message) <= record.size + 20
-
-
-def test_another_message_of_the_stream_changes_nothing() -> None:
-    assert Changes(time.time).apply(streams.marker()) == []
-
-
-def test_changes_know_whether_there_are_stamps() -> None:
-    assert not read(changes.void(1, SOON)).stamps
-    assert read(changes.cancelled_stamps({"batch": "red"}, SENT)).stamps
-
-
-def test_an_id_of_36_characters_that_is_no_uuid_is_an_id_too() -> None:
-    odd = "x" * 36
-    known = read(*changes.cancelled([odd], SENT))
-    assert known.cancels(odd)
-    assert not known.cancels("y" * 36)
 
 
 def test_a_topology_may_have_streams_each_led_to_from_ingest() -> None:

@@ -40,6 +40,12 @@ def connected(client: Client) -> Any:
     return SimpleNamespace(client=client, known=receiving.known_to[client], delay_options=options, following=following)
 
 
+def received(properties: Any = None, root: str = "p", number: int | None = None, **headers: Any) -> Any:
+    """Return a message that has waited, with more headers."""
+    ours = {"prefix": root, "exchange": "", "due": 0, **({} if number is None else {"n": number})}
+    return SimpleNamespace(headers={HEADER: ours, **headers}, properties=properties or {})
+
+
 def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -54,20 +60,10 @@ def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_agai
             raise StreamUnavailable("its node is down")
 
     monkeypatch.setattr(receiving.Following, "catch_up", catch_up)
-    messages = [
-        SimpleNamespace(
-            headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": n}, "x-delay-key": "k"}, properties={}
-        )
-        for n in (2, 3)
-    ]
+    messages = [received(number=number, **{"x-delay-key": "k"}) for number in (2, 3)]
     assert [receiving.is_dropped(connection, message) for message in messages] == [False, False]
-    assert (
-        caplog.messages.count(
-            "Messages that were moved, cancelled or replaced may still be delivered, until the next attempt to "
-            "read the changes succeeds: its node is down"
-        )
-        == 1
-    )
+    told = "may still be delivered, until the next attempt to read the changes succeeds: its node is down"
+    assert [f"Messages that were moved, cancelled or replaced {told}"] == caplog.messages
 
 
 def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_later(
@@ -91,10 +87,7 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for seconds in range(1000):
         now = float(seconds)
-        assert not receiving.is_dropped(
-            connection,
-            SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={}),
-        )
+        assert not receiving.is_dropped(connection, received(number=1))
     assert tried == [0, 1, 1 + receiving.MUCH_LATER]
 
 
@@ -113,7 +106,7 @@ def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
 
     monkeypatch.setattr(Follower, "catch_up", catch_up)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={})
+    message = received(number=1)
     while now < 1200:
         assert not receiving.is_dropped(connection, message)
         now += 0.1
@@ -138,9 +131,9 @@ def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(monkeypa
         yield from (StreamMessage(stream.name, 0, body) for body in bodies)
 
     monkeypatch.setattr(Follower, "catch_up", catch_up)
-    headers = {HEADER: {"prefix": Options().cascade.root, "exchange": "", "due": 0, "n": 1}, "x-delay-key": "k"}
+    message = received(root=Options().cascade.root, number=1, **{"x-delay-key": "k"})
     for _ in range(2):
-        assert not receiving.is_dropped(connection, SimpleNamespace(headers=headers, properties={}))
+        assert not receiving.is_dropped(connection, message)
     assert read == ["changes", "keys", "changes"]
     assert known.changes.cancels("a")
 
@@ -166,18 +159,12 @@ def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_n
     monkeypatch.setattr(Follower, "renew", renew)
     monkeypatch.setattr(Follower, "receive", lambda self: None)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": 1}}, properties={})
+    message = received(number=1)
     for seconds in range(3 * receiving.RENEWAL + 1):
         now = float(seconds)
         assert not receiving.is_dropped(connection, message)
-    first, second, third = (number * receiving.RENEWAL for number in (1, 2, 3))
-    assert done == [
-        ("read", 0),
-        ("renewed", first),
-        ("renewed", second),
-        ("renewed", third),
-        ("read", third),
-    ]
+    renewed = [("renewed", number * receiving.RENEWAL) for number in (1, 2, 3)]
+    assert done == [("read", 0), *renewed, ("read", 3 * receiving.RENEWAL)]
 
 
 def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
@@ -204,8 +191,7 @@ def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1000):
         now += 1
         root = Options(prefix=f"p{number}").cascade.root
-        forged = {HEADER: {"prefix": root, "exchange": "", "due": 0, "n": 1}, "x-delay-key": "k"}
-        assert not receiving.is_dropped(connection, SimpleNamespace(headers=forged, properties={}))
+        assert not receiving.is_dropped(connection, received(root=root, number=1, **{"x-delay-key": "k"}))
     assert receiving.known_to[client].keys == {}
     assert len(connection.following.until) <= receiving.MOST_UNKNOWN + 2
 
@@ -237,9 +223,7 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
 def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, properties: Any) -> None:
     client = Client()
     connection = connected(client)
-    message = SimpleNamespace(
-        headers={HEADER: {"prefix": "p", "exchange": "", "due": 0}, **headers}, properties=properties
-    )
+    message = received(properties, **headers)
     assert not receiving.is_dropped(connection, message)
     for id_, dropped in (("b", False), ("a", True)):
         for change in changes.cancelled([id_], sent_now()):
@@ -393,7 +377,7 @@ def test_a_worker_learns_that_an_id_was_sent_again() -> None:
     for change in changes.cancelled(["a"], sent):
         known.changes.apply(change)
     for later, dropped in ((-1, True), (1, False)):
-        headers = {"task": "t", "id": "a", X_DELAY_SENT: str(sent._replace(at=sent.at + later))}
-        message = SimpleNamespace(headers={HEADER: {"prefix": "p", "exchange": "", "due": 0}, **headers}, properties={})
+        headers: dict[str, Any] = {"task": "t", "id": "a", X_DELAY_SENT: str(sent._replace(at=sent.at + later))}
+        message = received(**headers)
         assert receiving.is_dropped(connection, message) is dropped
     assert again == ["a"]
