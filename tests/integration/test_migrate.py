@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -24,14 +23,14 @@ from celery_rabbit_delay.core.topology import Cascade
 from celery_rabbit_delay.operate import Management, Snapshot
 from celery_rabbit_delay.operate.cascades import outbox_named
 from tests.kit.broker import QUICK, Vhost, ensure, lead, publish, take, wait_to_learn
-from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
+from tests.kit.commands import CASCADE, QUICKLY, make_orphans, management, run, running
 from tests.kit.wait import wait_until
 
 pytestmark = [pytest.mark.shared_vhost, pytest.mark.levels]  # nothing takes out what RabbitMQ holds
 
 Q = Destination("", ("q",))
-NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02, "delivery_time": False}
-TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02", "--to-no-delivery-time")
+NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 1, "delivery_time": False}  # few levels
+TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "1", "--to-no-delivery-time")
 
 
 def waiting(vhost: Vhost, *cascades: Cascade) -> int:
@@ -39,7 +38,7 @@ def waiting(vhost: Vhost, *cascades: Cascade) -> int:
     waiting_in = {level.queue for cascade in cascades for level in cascade.levels}
     for cascade in cascades:
         waiting_in |= {name for name in queues if (outbox := outbox_named(cascade, name)) and outbox.delay}
-    return sum(vhost.count(queue) for queue in waiting_in & queues)
+    return vhost.count(*waiting_in & queues)
 
 
 @pytest.mark.long
@@ -95,28 +94,22 @@ def test_what_waits_moves_to_another_broker(vhost: Vhost, named: str, monkeypatc
         wait_until(lambda: waiting(other, CASCADE) == 2, "the others wait, none between two levels")
 
 
-@pytest.mark.parametrize("destination", ["nowhere", "short"])
-def test_a_message_that_cannot_be_moved_stays(vhost: Vhost, destination: str) -> None:
-    vhost.declare("q")
-    vhost.publish("q", 100)
-    with vhost.broker.vhost() as other:
-        where = ["--to-broker", other.url("amqp")]  # without the queue
-        if destination == "short":
-            where = ["--to-prefix", "new", "--to-max-delay", "10"]
-        failed = run(vhost.url("amqp"), "migrate", "--any-queue", *where)
-        assert failed.code == 3
-        assert ("does not exist" if destination == "nowhere" else "more than the option max_delay, 10 s") in failed.out
-        wait_until(lambda: waiting(vhost, CASCADE) == 1, "the message is given back")
-
-
-def test_what_stays_is_left_though_its_queue_does_not_count_it_yet(
+def test_a_message_that_cannot_be_moved_stays_though_its_queue_does_not_count_it_yet(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vhost.declare("q")
     vhost.publish("q", 100)
+    too_short = (*TO_NEW, "--to-max-delay", "10")
+    with vhost.broker.vhost() as other:  # without the queue
+        for where, says in (
+            (("--any-queue", "--to-broker", other.url("amqp")), "does not exist"),
+            (too_short, "more than the option max_delay, 10 s"),
+        ):
+            failed = run(vhost.url("amqp"), "migrate", *where)
+            assert (failed.code, says in failed.out) == (3, True), failed.out
+            wait_until(lambda: waiting(vhost, CASCADE) == 1, "the message is given back")
     monkeypatch.setattr(operate, "status", lambda *args: SimpleNamespace(ready=0, waiting=0))
-    command = ["--broker", vhost.url("amqp"), *QUICKLY, "migrate", "--any-queue", "--to-prefix", "new"]
-    result = CliRunner().invoke(standalone, [*command, "--to-max-delay", "10"])
+    result = CliRunner().invoke(standalone, ["--broker", vhost.url("amqp"), *QUICKLY, "migrate", *too_short])
     assert "0 moved, 1 left\n" in result.output
     assert result.exit_code == 3
 
@@ -136,7 +129,7 @@ def test_what_the_management_api_counts_where_it_no_longer_is_has_not_vanished(
         return found._replace(queues={**found.queues, CASCADE.levels[-1].queue: level})
 
     monkeypatch.setattr(Management, "snapshot", old)
-    command = ["--broker", vhost.url("amqp"), *QUICKLY, "migrate", "--any-queue", "--to-prefix", "new"]
+    command = ["--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
     result = CliRunner().invoke(standalone, [*command, *management(vhost)])
     assert (result.exit_code, result.stdout) == (0, "1 moved, 0 left\n")
 
@@ -162,16 +155,14 @@ def test_without_another_place_nothing_moves(vhost: Vhost) -> None:
 
 def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
     vhost.declare("q")
-    amount = 150
+    amount = 100
     with vhost.connection() as connection:
         for n in range(amount):
             connection.Producer().publish(n, routing_key="q", headers={"x-delay": 100_000})
     old, new = Options(**QUICK).cascade, Options(**NEW).cascade
-    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
-    for moved in (1, 40, 80):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as migration:
+    for moved in (1, 25, 50):
+        with running(vhost.url("amqp"), "migrate", *TO_NEW):  # killed in the end
             wait_until(lambda moved=moved: waiting(vhost, new) >= moved, "some have moved")  # type: ignore[misc]
-            migration.send_signal(signal.SIGKILL)
     wait_until(lambda: waiting(vhost, old, new) + vhost.count("q") >= amount, "the broker has noticed")
     assert run(vhost.url("amqp"), "migrate", *TO_NEW).code == 0
     assert waiting(vhost, old) == 0
@@ -198,19 +189,17 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
 
 def test_a_migration_that_is_interrupted_ends_between_two_messages(vhost: Vhost) -> None:
     vhost.declare("q")
-    amount = 300
+    amount = 200
     with vhost.connection(journal=0) as connection:
         for number in range(amount):
             publish(connection, 100, correlation_id=str(number))
-    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as migration:
-        wait_until(lambda: waiting(vhost, Options(**NEW).cascade) >= 20, "some have moved")
-        migration.send_signal(signal.SIGINT)
-        out, err = migration.communicate(timeout=60)
-    assert migration.returncode == 130
-    assert "Traceback" not in err
-    assert err.endswith("interrupted: run this again to move the others\n")
-    moved, left = map(int, re.findall(r"(\d+) (?:moved|left)", out))
+    with running(vhost.url("amqp"), "migrate", *TO_NEW) as migration:
+        wait_until(lambda: waiting(vhost, Options(**NEW).cascade) >= 5, "some have moved")
+        migration.process.send_signal(signal.SIGINT)
+        interrupted = migration.wait()
+    assert interrupted.code == 130
+    assert interrupted.err.endswith("interrupted: run this again to move the others\n")
+    moved, left = map(int, re.findall(r"(\d+) (?:moved|left)", interrupted.out))
     assert moved + left == amount
     assert left > 0
     with vhost.connection() as connection:  # what has moved is void here
@@ -224,7 +213,7 @@ def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> N
     """Found in one of some ten rounds, when RabbitMQ 3.10 and 4.0 leave such a message standing in its level."""
     vhost.declare("q")
     pause = 0.005  # s; kept at the moment of expiry by what the rounds before it met
-    with vhost.connection(max_delay=QUICK["tick"], outboxes=()) as source, vhost.connection(prefix="new") as target:
+    with vhost.connection(max_delay=QUICK["tick"], outboxes=()) as source, vhost.connection(**NEW) as target:
         lead(source, "q")
         for _ in range(100):
             source.Producer().publish("x", routing_key="q", headers={"x-delay": QUICK["tick"] * 1000})
@@ -236,7 +225,7 @@ def test_what_becomes_due_just_when_it_would_be_moved_arrives(vhost: Vhost) -> N
 
 def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection() as source, vhost.connection(prefix="new") as target:
+    with vhost.connection() as source, vhost.connection(**NEW) as target:
         for id_ in ("a", "b", "c"):
             publish(source, 100, correlation_id=id_)
         moving = operate.migrate(source, target, Allowed(None))
@@ -294,19 +283,22 @@ def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
     assert waiting(vhost, CASCADE) == 1
 
 
-@pytest.mark.parametrize("held", ["waiting", "orphan"])
-def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> None:
-    if held == "waiting":
-        vhost.declare("q")
-        vhost.publish("q", 100)
-    else:
-        make_orphans(vhost, 1)
-    before = vhost.names("queues"), vhost.names("exchanges")
-    for more in ((), management(vhost)):
-        refused = run(vhost.url("amqp"), "teardown", "--yes", *more)
-        assert refused.code == 1
-        assert ("1 messages wait" if held == "waiting" else "1 are orphans") in refused.err
-    assert (vhost.names("queues"), vhost.names("exchanges")) == before
+@pytest.mark.leaves_orphans
+def test_teardown_refuses_while_messages_are_held(vhost: Vhost) -> None:
+    make_orphans(vhost, 1)
+    vhost.declare("q")
+
+    def refuses(says: str) -> None:
+        before = vhost.names("queues"), vhost.names("exchanges")
+        for more in ((), management(vhost)):
+            refused = run(vhost.url("amqp"), "teardown", "--yes", *more)
+            assert (refused.code, says in refused.err) == (1, True), refused.err
+        assert (vhost.names("queues"), vhost.names("exchanges")) == before
+
+    refuses("0 messages wait and 1 are orphans")
+    assert run(vhost.url("amqp"), "orphans", "purge", "--yes", "--any-queue").code == 0
+    vhost.publish("q", 100)
+    refuses("1 messages wait and 0 are orphans")
     assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
@@ -350,16 +342,24 @@ def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> No
 
 
 @pytest.mark.parametrize("known", ["by --queue", "to the management API"])
-def test_what_waits_in_outboxes_moves_too(vhost: Vhost, known: str) -> None:
+def test_what_waits_in_outboxes_stops_a_teardown_and_moves_too(vhost: Vhost, known: str) -> None:
     vhost.declare("q")
+    outbox = CASCADE.outbox_name(Q, 6000)
+    named = ("--queue", "q") if known == "by --queue" else ()
+    asked = () if named else management(vhost)
     with vhost.connection() as connection:
         lead(connection, "q")
-        for delay in (60, 60, 61.5, 100):
+        publish(connection, 60)
+        assert waiting(vhost, CASCADE) == vhost.count(outbox) == 1
+        before = vhost.names("queues"), vhost.names("exchanges")
+        api = Management(management(vhost)[1], vhost.name)
+        wait_until(lambda: outbox in api.queues(), "the management API lists it")
+        refused = run(vhost.url("amqp"), *named, "teardown", "--yes", *asked)
+        assert (refused.code, "1 messages wait" in refused.err) == (1, True)
+        assert (vhost.names("queues"), vhost.names("exchanges")) == before
+        for delay in (60, 61.5, 100):
             publish(connection, delay)
-    more = ("--any-queue", *management(vhost)) if known == "to the management API" else ()
-    options = (*QUICKLY, "--queue", "q") if known == "by --queue" else QUICKLY
-    wait_until(lambda: CASCADE.outbox_name(Q, 6000) in vhost.names("queues"), "the outbox is there")
-    moved = run(vhost.url("amqp"), "migrate", *TO_NEW[1:], *more, options=options)
+    moved = run(vhost.url("amqp"), *named, "migrate", *TO_NEW[1 if named else 0 :], *asked)
     assert (moved.code, moved.out) == (0, "4 moved, 0 left\n"), moved.err
     assert waiting(vhost, CASCADE) == 0
     # One may be on its way from a level to the next one, where nobody counts it.
@@ -368,7 +368,7 @@ def test_what_waits_in_outboxes_moves_too(vhost: Vhost, known: str) -> None:
 
 def test_what_passes_from_a_level_into_an_outbox_while_others_are_moved_moves_too(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection() as source, vhost.connection(prefix="new") as target:
+    with vhost.connection() as source, vhost.connection(**NEW) as target:
         lead(source, "q")
         ensure(source, Q, 1500)
         for _ in range(5):
@@ -379,23 +379,6 @@ def test_what_passes_from_a_level_into_an_outbox_while_others_are_moved_moves_to
         wait_until(lambda: vhost.count(CASCADE.outbox_name(Q, 1500)) == 5, "the others are in the outbox")
         assert len(list(moving)) == 5
         assert waiting(vhost, CASCADE) == 0
-
-
-@pytest.mark.parametrize("known", ["by --queue", "to the management API"])
-def test_teardown_refuses_while_a_message_waits_in_an_outbox(vhost: Vhost, known: str) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        lead(connection, "q")
-        publish(connection, 60)
-    assert waiting(vhost, CASCADE) == vhost.count(CASCADE.outbox_name(Q, 6000)) == 1
-    before = vhost.names("queues"), vhost.names("exchanges")
-    named = ("--queue", "q") if known == "by --queue" else ()
-    asked = () if named else management(vhost)
-    outbox = CASCADE.outbox_name(Q, 6000)
-    wait_until(lambda: outbox in Management(management(vhost)[1], vhost.name).queues(), "the management API lists it")
-    refused = run(vhost.url("amqp"), *named, "teardown", "--yes", *asked)
-    assert (refused.code, "1 messages wait" in refused.err) == (1, True)
-    assert (vhost.names("queues"), vhost.names("exchanges")) == before
 
 
 @pytest.mark.more
