@@ -2,7 +2,7 @@
 
 Celery's native delayed delivery also sends retries to the default queue (`test_fifty_retries_stay_on_their_queue…`), is
 frozen by 32 messages that nobody can receive (`test_orphans_block_no_other_message`), knows no prefix
-(`test_everything_we_create_carries_the_prefix`) and lets a worker without permissions look ready
+(`…_all_that_we_create_carries_the_prefix`) and lets a worker without permissions look ready
 (`test_an_auto_worker_without_the_permission_says_what_to_do_and_works`).
 """
 
