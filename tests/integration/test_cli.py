@@ -470,18 +470,10 @@ def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
         assert arguments == topology.queues[queue["name"].replace("$${", "${")].arguments
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("redis://localhost", "use a broker_url that begins with amqp://"),
-        ("amqp://guest:guest@127.0.0.1:1//", "refused"),
-    ],
-)
-@pytest.mark.parametrize("command", ["plan", "setup", "verify", "status"])
-def test_a_broker_that_cannot_be_used_is_an_error(url: str, words: str, command: str) -> None:
-    failed = run(url, command)
-    assert failed.code == 1
-    assert words in failed.err
+def test_a_broker_that_cannot_be_reached_is_an_error() -> None:
+    for command in ("plan", "setup", "verify", "status"):
+        failed = run("amqp://guest:guest@127.0.0.1:1//", command)
+        assert (failed.code, "refused" in failed.err) == (1, True), command
 
 
 @pytest.mark.own_vhost

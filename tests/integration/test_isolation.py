@@ -287,17 +287,6 @@ def test_short_lived_queues_leave_no_outboxes_and_no_bindings(vhost: Vhost, exch
         assert (vhost.bindings(), vhost.names("queues")) == before
 
 
-def test_a_refusal_that_is_about_the_message_is_told_as_it_is(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        producer = connection.Producer()
-        producer.publish("x", routing_key="q", headers=SOON)
-        with pytest.raises(MessageRefused, match="user_id"):
-            producer.publish("x", routing_key="q", headers=SOON, user_id="somebody else")
-        producer.publish("y", routing_key="q", headers=SOON)
-        assert len(take(connection, "q", 2)) == 2
-
-
 def test_a_message_that_is_too_large_for_rabbitmq_is_told_so(vhost: Vhost) -> None:
     if not vhost.broker.has(Ability.LIMITS_MESSAGES_TO_16_MB):
         pytest.skip("this RabbitMQ takes up to 128 MiB")
@@ -342,19 +331,12 @@ def test_what_amqp_cannot_carry_is_an_error_and_the_connection_stays_usable(
         assert len(take(connection, "q", 5)) == 5
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["declaring", "confirming"])
-def test_a_silent_broker_raises_a_timeout(vhost: Vhost, first: bool) -> None:
+def test_a_silent_broker_raises_a_timeout(vhost: Vhost) -> None:
     vhost.declare("q")
     with proxy(vhost.broker.node.port) as between:
-        if not first:  # a busy machine may take longer than a second to declare everything
-            with vhost.connection() as unhurried:
-                lead(unhurried, "q")
         options = {"rabbit_delay": QUICK | {"confirm_timeout": 1}}
-        url = between.url(vhost.url())
-        with kombu.Connection(url, transport_options=options) as connection:
+        with kombu.Connection(between.url(vhost.url()), transport_options=options) as connection:
             connection.default_channel  # noqa: B018  opened as without a delay
-            if not first:
-                connection.Producer().publish("x", routing_key="q", headers=SOON)
             channels = len(connection.connection.channels)
             between.flowing.clear()
             with pytest.raises(TimeoutError, match="has not answered in time"):
@@ -368,6 +350,5 @@ def test_a_silent_broker_raises_a_timeout(vhost: Vhost, first: bool) -> None:
                 return False
 
             wait_until(published, "the same connection publishes again")
-            payloads = {message.payload for message in take(connection, "q", 1 if first else 2)}
-            assert payloads <= {"x", "y", "z"}
+            assert {message.payload for message in take(connection, "q", 1)} <= {"y", "z"}
             assert len(connection.connection.channels) <= channels + 1, "no channel is leaked"

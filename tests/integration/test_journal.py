@@ -31,27 +31,23 @@ def records(vhost: Vhost) -> list[Record]:
 
 
 @pytest.mark.own_vhost
-def test_by_default_a_delay_of_a_minute_is_recorded_and_without_the_option_none(vhost: Vhost) -> None:
+def test_what_is_delayed_for_long_enough_is_recorded_by_default_a_minute_and_without_the_option_nothing(
+    vhost: Vhost,
+) -> None:
     vhost.declare("q")
     with vhost.connection(journal=None) as connection:
         publish(connection, 60)
     assert not [name for name in vhost.names("queues") if "journal" in name]
     assert records(vhost) == []
-    with vhost.connection() as connection:
-        publish(connection, 59)
-        publish(connection, 60)
-    assert len(records(vhost)) == 1
-
-
-@pytest.mark.own_vhost
-def test_what_is_delayed_for_long_enough_is_recorded(vhost: Vhost) -> None:
-    vhost.declare("q")
     with vhost.connection(journal=10) as connection:
         publish(connection, 9)
         assert JOURNAL not in vhost.names("queues")
         publish(connection, 10, correlation_id="first")
         publish(connection, 60, correlation_id="second", priority=9)
-    assert [record.id for record in records(vhost)] == ["first", "second"]
+    with vhost.connection() as connection:
+        publish(connection, 59)
+        publish(connection, 60, correlation_id="by default")
+    assert [record.id for record in records(vhost)] == ["first", "second", "by default"]
 
 
 def retried(app: Celery, **request: Any) -> None:

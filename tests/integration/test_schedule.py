@@ -837,8 +837,10 @@ def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="stays")
         operate.cancel(connection, ["nobody"])  # the stream exists
-        with pytest.raises(MessageRefused):
+        with pytest.raises(MessageRefused, match="user_id"):
             publish(connection, 60, correlation_id="refused", user_id="somebody else")
+        publish(connection, 0.1, correlation_id="sent as usual")
+        assert len(take(connection, "q", 1)) == 1
         wait_until(lambda: ids(vhost) == ["stays"], "the record of the refused one is void")
 
 
