@@ -43,24 +43,20 @@ class SharedVhost:
             api("DELETE", f"/policies/{vhost.name}/{policy['name']}")
         while vhost.users:
             api("DELETE", f"/users/{vhost.users.pop()}")
-        found = self._describe()
-        more = {kind: found[kind] - first[kind] for kind in ("queues", "exchanges")}
+        queues, exchanges = (set(vhost.names(kind)) for kind in ("queues", "exchanges"))
         try:
             with vhost.plain() as connection:
                 channel = connection.default_channel
                 if not leaves_orphans:
-                    assert_no_orphans(found["queues"], lambda name: self._count(channel, name))
-                if any(first[kind] - found[kind] for kind in first):
+                    assert_no_orphans(queues, lambda name: self._count(channel, name))
+                if not (first["queues"] <= queues and first["exchanges"] <= exchanges):
                     return False
-                for source, destination, kind, _ in found["bindings"] - first["bindings"]:
-                    if source not in more["exchanges"] and destination not in more[f"{kind}s"]:  # with which it goes
-                        return False
-                purged = self._purge(channel)  # before the outboxes go, or what is on its way there becomes an orphan
-                for queue in more["queues"]:
+                self._purge(channel)  # before the outboxes go: what is on the way to one that is gone becomes an orphan
+                for queue in queues - first["queues"]:
                     channel.queue_delete(queue)
-                for exchange in more["exchanges"]:
+                for exchange in exchanges - first["exchanges"]:
                     channel.exchange_delete(exchange)
-                return not (purged or more["queues"]) or self._purge(channel) == 0
+                return vhost.bindings() == first["bindings"] and self._purge(channel) == 0
         except AMQPError:  # such as for an exclusive queue, whose connection is just being closed
             return False
 
