@@ -14,7 +14,7 @@ from celery_rabbit_delay.amqp import declare, routes
 from tests.kit.broker import QUICK, Broker, Vhost
 from tests.kit.quiet import taking_turns
 from tests.kit.shared_node import shared_node
-from tests.kit.shared_vhost import SharedVhost
+from tests.kit.shared_vhost import SharedVhost, assert_no_orphans
 from tests.kit.wait import wait_until
 
 # A test must not fail because the machine is busy.
@@ -80,12 +80,6 @@ def assert_no_connections(vhost: Vhost) -> None:
         raise AssertionError(f"{exc}: {left()}") from exc
 
 
-def assert_no_orphans(vhost: Vhost) -> None:
-    """Assert that no due message of a test has missed its destination without the test's expecting it."""
-    left = {name for name in vhost.names("queues") if name.endswith(".orphans") and vhost.count(name)}
-    assert not left, f"due messages are left in {left}: a fault, or mark the test with `leaves_orphans`"
-
-
 @pytest.fixture(scope="session")
 def shared_vhosts(broker: Broker) -> Iterator[list[SharedVhost]]:
     """Yield the virtual hosts that wait for the next test with `@pytest.mark.shared_vhost`: none or one."""
@@ -110,11 +104,12 @@ def vhost(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Vhost]:
             vhost = stack.enter_context(broker.vhost())
         yield vhost
         assert_no_connections(vhost)
-        if not marked("leaves_orphans"):
-            assert_no_orphans(vhost)
-        if is_shared and one.reset():
+        leaves_orphans = marked("leaves_orphans") is not None
+        if is_shared and one.reset(leaves_orphans):
             stack.pop_all()
             shared.append(one)
+        elif not is_shared and not leaves_orphans:
+            assert_no_orphans(vhost.names("queues"), vhost.count)
 
 
 def rank(item: pytest.Item) -> int:

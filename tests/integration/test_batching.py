@@ -171,9 +171,9 @@ def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_a
         cuts = iter([True])
         between.cut_after = lambda data: b"celery" in data and next(cuts, False)
         with celery_rabbit_delay.batch(app) as producer:
-            for n in range(500):
+            for n in range(200):
                 app.send_task("t", (n,), countdown=2, producer=producer)
-    missing = set(range(-1, 500))
+    missing = set(range(-1, 200))
     while missing:  # some may come twice
         missing -= set(names(vhost.take("celery", len(missing))))
 
@@ -182,7 +182,7 @@ def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_a
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
     def take_all() -> None:
         """Take each task, some twice: RabbitMQ may close the channel before it has confirmed what it has stored."""
-        missing = set(range(30))
+        missing = set(range(15))
         while missing:
             missing -= set(names(vhost.take("celery", 1)))
 
@@ -192,13 +192,13 @@ def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app
     for level in vhost.cascade.levels:
         vhost.delete_queue(level.queue)
     with celery_rabbit_delay.batch(app) as producer:
-        for n in range(30):
+        for n in range(15):
             app.send_task("t", (n,), countdown=1 + n % 2 / 3, producer=producer)  # through levels, and past them
     take_all()
     for exchange in (vhost.cascade.ingest, vhost.cascade.outbox_ingest):
         vhost.delete_exchange(exchange)
         with celery_rabbit_delay.batch(app) as producer:
-            for n in range(30):
+            for n in range(15):
                 app.send_task("t", (n,), countdown=1 + n % 2 / 3, producer=producer)
         take_all()
 

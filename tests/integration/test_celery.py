@@ -52,39 +52,42 @@ def due(message: Any) -> datetime:
 NOW = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
 
 
+#: What all mean a hundred seconds from then on.
+ETAS: list[tuple[dict[str, Any], Any]] = [
+    ({}, NOW + timedelta(seconds=100)),
+    ({}, NOW.astimezone(ZoneInfo("Asia/Tokyo")) + timedelta(seconds=100)),
+    ({}, "2030-07-01T12:01:40+00:00"),
+    ({}, "2030-07-01T12:01:40Z"),
+    ({}, "2030-07-01T12:01:40"),
+    ({}, datetime(2030, 7, 1, 12, 1, 40)),  # noqa: DTZ001
+    ({"timezone": "Europe/Berlin"}, datetime(2030, 7, 1, 14, 1, 40)),  # noqa: DTZ001
+    ({"timezone": "Europe/Berlin", "enable_utc": False}, datetime(2030, 7, 1, 14, 1, 40)),  # noqa: DTZ001
+    ({"timezone": "America/New_York"}, "2030-07-01T08:01:40"),
+    ({"timezone": "America/New_York", "enable_utc": False}, NOW + timedelta(seconds=100)),
+]
+
+
 @pytest.mark.levels
-@pytest.mark.parametrize(
-    ("conf", "eta", "seconds"),
-    [
-        ({}, NOW + timedelta(seconds=100), 100),
-        ({}, NOW.astimezone(ZoneInfo("Asia/Tokyo")) + timedelta(seconds=100), 100),
-        ({}, "2030-07-01T12:01:40+00:00", 100),
-        ({}, "2030-07-01T12:01:40Z", 100),
-        ({}, "2030-07-01T12:01:40", 100),
-        ({}, datetime(2030, 7, 1, 12, 1, 40), 100),  # noqa: DTZ001
-        ({"timezone": "Europe/Berlin"}, datetime(2030, 7, 1, 14, 1, 40), 100),  # noqa: DTZ001
-        ({"timezone": "Europe/Berlin", "enable_utc": False}, datetime(2030, 7, 1, 14, 1, 40), 100),  # noqa: DTZ001
-        ({"timezone": "America/New_York"}, "2030-07-01T08:01:40", 100),
-        ({"timezone": "America/New_York", "enable_utc": False}, NOW + timedelta(seconds=100), 100),
-    ],
-)
 def test_an_eta_of_any_kind_means_the_same_moment(
-    vhost: Vhost, make_app: MakeApp, conf: Any, eta: Any, seconds: int, caplog: pytest.LogCaptureFixture
+    vhost: Vhost, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = make_app(**conf)
-    with app.connection_for_write() as connection:
-        connection.connect()
-        with freeze_time(NOW):
-            for _ in range(2):
-                app.send_task(f"t {conf} {eta!r}", eta=eta, connection=connection)
-    message, _ = waiting(vhost, 2)
-    told = [one.getMessage() for one in caplog.records if "naive" in one.getMessage()]
-    is_aware = getattr(eta, "tzinfo", str(eta).endswith(("Z", "+00:00")))
-    assert len(told) == (1 if "timezone" in conf and not is_aware else 0)
-    assert due(message) == NOW + timedelta(seconds=seconds)
-    # What the worker reads, which takes a naive eta for UTC, is the same moment.
-    assert datetime.fromisoformat(message.headers["eta"].replace("Z", "+00:00")) == NOW + timedelta(seconds=seconds)
-    assert message.delivery_info["routing_key"].startswith("@.")
+    for conf, eta in ETAS:
+        app = make_app(**conf)
+        caplog.clear()
+        with app.connection_for_write() as connection:
+            connection.connect()
+            with freeze_time(NOW):
+                for _ in range(2):
+                    app.send_task(f"t {conf} {eta!r}", eta=eta, connection=connection)
+        message, _ = waiting(vhost, 2)
+        told = [one.getMessage() for one in caplog.records if "naive" in one.getMessage()]
+        is_aware = getattr(eta, "tzinfo", str(eta).endswith(("Z", "+00:00")))
+        assert len(told) == (1 if "timezone" in conf and not is_aware else 0), (conf, eta)
+        assert due(message) == NOW + timedelta(seconds=100), (conf, eta)
+        # What the worker reads, which takes a naive eta for UTC, is the same moment.
+        read = datetime.fromisoformat(message.headers["eta"].replace("Z", "+00:00"))
+        assert read == NOW + timedelta(seconds=100), (conf, eta)
+        assert message.delivery_info["routing_key"].startswith("@.")
 
 
 def ticks_of(message: Any) -> int:
@@ -97,46 +100,41 @@ def ticks_of(message: Any) -> int:
 
 @pytest.mark.levels
 @pytest.mark.parametrize("conf", [{}, {"timezone": "Europe/Berlin"}, {"enable_utc": False}])
-@pytest.mark.parametrize("countdown", [0.05, 0.5, 1, 99.9])
-def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf: Any, countdown: float) -> None:
+def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf: Any) -> None:
     app = make_app(**conf)
     with app.connection_for_write() as connection:
         connection.connect()
         app.amqp.queues["celery"](connection.default_channel).declare()
-        lead(connection, "celery", delays=[countdown])
-        with freeze_time(NOW):
-            app.tasks["t"].apply_async(countdown=countdown, connection=connection)
-    [message] = waiting(vhost, 1, "celery")
-    wanted = countdown * 100  # ticks of 10 ms
-    assert wanted <= ticks_of(message) <= wanted + 1 + wanted * 0.001
-    if countdown == 1:
-        assert message.delivery_info["routing_key"] == "@.1s.+celery"
+        for countdown in (0.05, 0.5, 1, 99.9):
+            lead(connection, "celery", delays=[countdown])
+            with freeze_time(NOW):
+                app.tasks["t"].apply_async(countdown=countdown, connection=connection)
+            [message] = waiting(vhost, 1, "celery")
+            wanted = countdown * 100  # ticks of 10 ms
+            assert wanted <= ticks_of(message) <= wanted + 1 + wanted * 0.001, countdown
+            if countdown == 1:
+                assert message.delivery_info["routing_key"] == "@.1s.+celery"
 
 
 @pytest.mark.own_vhost
-@pytest.mark.parametrize(("countdown", "eta"), [(0, None), (-5, None), (None, NOW - timedelta(days=9999))])
-def test_nothing_to_wait_for_goes_straight_through(vhost: Vhost, make_app: MakeApp, countdown: Any, eta: Any) -> None:
-    make_app().tasks["t"].apply_async(countdown=countdown, eta=eta)
-    assert len(vhost.take("celery", 1)) == 1
-    assert vhost.names("queues") == ["celery"]
+def test_nothing_to_wait_for_goes_straight_through(vhost: Vhost, make_app: MakeApp) -> None:
+    task = make_app().tasks["t"]
+    for when in ({"countdown": 0}, {"countdown": -5}, {"eta": NOW - timedelta(days=9999)}):
+        task.apply_async(**when)
+        assert len(vhost.take("celery", 1)) == 1
+        assert vhost.names("queues") == ["celery"]
 
 
-@pytest.mark.parametrize("eta", ["tomorrow", "2030-13-01T00:00:00"])
-def test_an_eta_that_cannot_be_read_is_an_error_where_the_user_sees_it(
-    vhost: Vhost, make_app: MakeApp, eta: str
+def test_a_delay_or_destination_that_cannot_be_is_an_error_where_the_user_sees_it(
+    vhost: Vhost, make_app: MakeApp
 ) -> None:
-    with pytest.raises(InvalidDelay, match="cannot read the eta"):
-        make_app().send_task("t", eta=eta)
-    assert vhost.count("celery") == 0
-
-
-def test_beyond_the_maximum_is_an_error_where_the_user_sees_it(make_app: MakeApp) -> None:
-    with pytest.raises(InvalidDelay, match="max_delay, 120 s"):
-        make_app().send_task("t", countdown=121)
-
-
-def test_a_task_for_an_exchange_that_does_not_exist_is_an_error(make_app: MakeApp) -> None:
     app = make_app()
+    for eta in ("tomorrow", "2030-13-01T00:00:00"):
+        with pytest.raises(InvalidDelay, match="cannot read the eta"):
+            app.send_task("t", eta=eta)
+    with pytest.raises(InvalidDelay, match="max_delay, 120 s"):
+        app.send_task("t", countdown=121)
+    assert vhost.count("celery") == 0
     with pytest.raises(DestinationNotFound, match="declare it before you publish"):
         app.send_task("t", exchange="nowhere", routing_key="x", countdown=1)
     app.send_task("t", countdown=1)
@@ -199,8 +197,7 @@ def test_native_delayed_delivery_stays_out_of_the_way_without_a_warning(
     assert not [name for name in vhost.names("exchanges") if name.startswith("celery_delayed")]
 
 
-@pytest.mark.parametrize("confirm_publish", [False, True])
-@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize(("confirm_publish", "as_list"), [(False, False), (True, True)])
 def test_failover_to_the_next_broker_keeps_the_transport(
     vhost: Vhost, make_app: MakeApp, confirm_publish: bool, as_list: bool
 ) -> None:

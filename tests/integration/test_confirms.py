@@ -14,6 +14,8 @@ from tests.kit.broker import QUICK, Vhost, lead, publishing, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.shared_vhost
+
 DELAY = {"x-delay": 30}
 LONG_DELAY = {"x-delay": 20_000}  # what still waits when the next is published
 

@@ -49,14 +49,14 @@ def test_a_consumer_may_publish_delayed_messages_on_its_own_connection(vhost: Vh
             received.append(message.payload)
             depth[0] -= 1
 
-        for n in range(300):
+        for n in range(100):
             producer.publish(n, routing_key="in")
         with kombu.Consumer(connection.channel(), [kombu.Queue("in", no_declare=True)], on_message=on_message):
             producer.publish(-1, routing_key="out", headers=DELAY)
-            while len(received) < 300:
+            while len(received) < 100:
                 connection.drain_events(timeout=60)
-        assert received == list(range(300))
-        assert len(take(connection, "out", 301)) == 301
+        assert received == list(range(100))
+        assert len(take(connection, "out", 101)) == 101
 
 
 def test_what_comes_behind_a_message_with_which_a_consumer_fails_is_not_lost(vhost: Vhost) -> None:
@@ -102,8 +102,8 @@ def test_a_connection_of_a_pool_drops_what_must_not_be_delivered(vhost: Vhost) -
 
 def test_a_connection_is_closed_although_messages_come_in_meanwhile(vhost: Vhost) -> None:
     vhost.declare("q")
-    vhost.publish("q", *[0.05] * 200)
-    wait_until(lambda: vhost.count("q") == 200, "all are due")
+    vhost.publish("q", *[0.05] * 60)
+    wait_until(lambda: vhost.count("q") == 60, "all are due")
     connection = vhost.connection()
     consumer = kombu.Consumer(
         connection.channel(), [kombu.Queue("q", no_declare=True)], on_message=lambda message: None
@@ -111,7 +111,7 @@ def test_a_connection_is_closed_although_messages_come_in_meanwhile(vhost: Vhost
     consumer.consume()
     connection.release()
     assert not connection.connected
-    assert len(vhost.take("q", 200)) == 200
+    assert len(vhost.take("q", 60)) == 60
 
 
 @pytest.mark.leaves_orphans
@@ -194,22 +194,22 @@ def test_a_consumer_that_changes_its_prefetch_count_receives_all_once_and_in_ord
 
     queue = kombu.Queue("in", queue_arguments={"x-queue-type": kind})
     with vhost.plain() as connection:
-        for n in range(300):
+        for n in range(100):
             connection.Producer().publish(n, routing_key="in", declare=[queue])
     with vhost.connection() as connection:
         connection.default_channel.basic_qos(0, 4, False)
         with DelayedConsumer(connection.default_channel, [queue], on_message=on_message) as consumer:
             consumer.fetches = 4
             for n in range(10):
-                while len(received) < 30 * n:
+                while len(received) < 8 * n:
                     connection.drain_events(timeout=60)
                 consumer.set_prefetch_count(4 + n // 2 - n % 2)
-            while len(received) < 300:
+            while len(received) < 100:
                 connection.drain_events(timeout=60)
             wait_until(lambda: vhost.consumers("in") == [1, 1, 1, 1, 4], "it fetches four and so many more")
             consumer.cancel_by_queue("in")
             wait_until(lambda: vhost.consumers("in") == [], "nothing consumes")
-    assert received == list(range(300))
+    assert received == list(range(100))
 
 
 def test_a_stream_is_consumed_once_whatever_the_prefetch_count(vhost: Vhost) -> None:

@@ -13,11 +13,12 @@ from tests.kit.frames import routing_keys
 from tests.kit.node import Node, dead_letters_again
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.long
+
 AMOUNT = 200
 DELAY = 8  # seconds, one level
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("outboxes", [(), (DELAY,)], ids=["in a level", "in an outbox"])
 def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early(outboxes: tuple[float, ...]) -> None:
     with Node(advanced=dead_letters_again(10)) as node:  # for what is due before the bindings are back
@@ -53,7 +54,6 @@ def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early(outbo
                 payloads += [message.payload for message in take(connection, "q", 1, timeout=120)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("is_set_up", [False, True], ids=["with the cascade", "with its outbox"])
 def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(is_set_up: bool) -> None:
     with own_node() as vhost:
@@ -79,7 +79,6 @@ def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(is_
         )
 
 
-@pytest.mark.long
 def test_what_is_sent_where_another_has_just_created_an_outbox_survives_a_kill() -> None:
     with own_node() as vhost:
         node = vhost.broker.node

@@ -49,12 +49,7 @@ def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> N
     assert vhost.bindings() == declared | led
 
 
-def test_everything_we_create_carries_the_prefix(vhost: Vhost, q: str) -> None:
-    vhost.publish_one(prefix="shop.delays")
-    created = vhost.names("queues") + vhost.names("exchanges")
-    assert [name for name in created if not name.startswith("shop.delays.")] == ["q"]
-
-
+@pytest.mark.shared_vhost
 def test_an_existing_cascade_costs_one_round_trip_besides_the_channels(vhost: Vhost, q: str) -> None:
     vhost.publish_one()
     with vhost.connection() as connection:
@@ -67,6 +62,7 @@ def test_an_existing_cascade_costs_one_round_trip_besides_the_channels(vhost: Vh
     assert received == [(20, 11), (50, 21), (20, 11), (60, 80)]
 
 
+@pytest.mark.shared_vhost
 def test_a_second_message_costs_nothing_but_itself(vhost: Vhost, q: str) -> None:
     with vhost.connection() as connection:
         producer = connection.Producer()
@@ -167,50 +163,27 @@ def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(monkeypatch: pytest.Mo
         assert len(vhost.take("q", 2)) == 2
 
 
-@pytest.mark.parametrize("other", [{"tick": 0.02}, {"max_delay": 5}])
-def test_cascades_with_other_options_stand_side_by_side(vhost: Vhost, q: str, other: dict[str, Any]) -> None:
+def test_cascades_with_other_options_stand_side_by_side(vhost: Vhost, q: str) -> None:
     vhost.publish_one()
-    before = vhost.bindings()
-    vhost.publish_one(**other)
-    assert before <= vhost.bindings()
+    for other in ({"tick": 0.02}, {"max_delay": 5}):
+        before = vhost.bindings()
+        vhost.publish_one(**other)
+        assert before <= vhost.bindings()
     vhost.publish_one()
-    assert len(vhost.take("q", 3)) == 3
+    assert len(vhost.take("q", 4)) == 4
 
 
-def test_something_else_with_a_name_of_ours_is_an_error(vhost: Vhost, q: str) -> None:
+def test_something_else_with_a_name_of_ours_is_an_error_and_all_that_we_create_carries_the_prefix(
+    vhost: Vhost, q: str
+) -> None:
+    alien = vhost.cascade.ingest
     with vhost.plain() as connection:
-        connection.default_channel.exchange_declare(vhost.cascade.ingest, "direct", durable=True, auto_delete=False)
+        connection.default_channel.exchange_declare(alien, "direct", durable=True, auto_delete=False)
     with pytest.raises(CascadeConflict, match=r"something else has the name .*use another prefix"):
         vhost.publish_one()
-    vhost.publish_one(prefix="other")
-
-
-def test_passive_creates_nothing_and_says_what_is_missing_and_what_to_do(vhost: Vhost, q: str) -> None:
-    with pytest.raises(
-        CascadeMissing, match=r"lacks celery-rabbit-delay\.v3\.10ms\.ingest, .* more: run `celery -A APP delay setup`"
-    ):
-        vhost.publish_one(declare="passive")
-    assert vhost.names("queues") == ["q"]
-    assert vhost.names("exchanges") == []
-
-
-def test_passive_uses_what_is_there(vhost: Vhost, q: str) -> None:
-    vhost.publish_one()
-    before = vhost.bindings()
-    vhost.publish_one(declare="passive")
-    assert vhost.bindings() == before
-    assert len(vhost.take("q", 2)) == 2
-
-
-def test_passive_names_the_one_part_that_is_missing(vhost: Vhost, q: str) -> None:
-    vhost.publish_one()
-    vhost.delete_queue(vhost.cascade.levels[4].queue)
-    vhost.delete_exchange(vhost.cascade.marker)
-    with pytest.raises(
-        CascadeMissing,
-        match=r"lacks celery-rabbit-delay\.v3\.10ms\.ingest\.14, celery-rabbit-delay\.v3\.10ms\.delay\.160",
-    ):
-        vhost.publish_one(declare="passive")
+    vhost.publish_one(prefix="shop.delays")
+    created = vhost.names("queues") + vhost.names("exchanges")
+    assert {name for name in created if not name.startswith("shop.delays.")} == {"q", alien}
 
 
 def test_no_permission_to_create_is_an_error_that_says_so(vhost: Vhost, q: str) -> None:
@@ -221,18 +194,25 @@ def test_no_permission_to_create_is_an_error_that_says_so(vhost: Vhost, q: str) 
         vhost.publish_one(user=user)
 
 
-def test_a_passive_publisher_needs_only_to_write_to_ingest(vhost: Vhost, q: str) -> None:
+def test_passive_creates_nothing_uses_what_is_there_and_says_what_is_missing_and_what_to_do(
+    vhost: Vhost, q: str
+) -> None:
+    root = r"celery-rabbit-delay\.v3\.10ms"
+    with pytest.raises(CascadeMissing, match=rf"lacks {root}\.ingest, .* more: run `celery -A APP delay setup`"):
+        vhost.publish_one(declare="passive")
+    assert (vhost.names("queues"), vhost.names("exchanges")) == (["q"], [])
     vhost.publish_one()
-    user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.v3\.10ms\.(ingest|out\.)", read="^$")
+    before = vhost.bindings()
+    vhost.publish_one(declare="passive")
+    user = vhost.user(configure="^$", write=rf"^{root}\.(ingest|out\.)", read="^$")  # needs only to write to ingest
     vhost.publish_one(user=user, declare="passive")
-    assert len(vhost.take("q", 2)) == 2
-
-
-def test_a_passive_publisher_that_may_see_no_more_than_ingest_is_told_what_is_missing(vhost: Vhost, q: str) -> None:
-    vhost.publish_one()
+    assert vhost.bindings() == before
+    assert len(vhost.take("q", 3)) == 3
+    vhost.delete_queue(vhost.cascade.levels[4].queue)
     vhost.delete_exchange(vhost.cascade.marker)
-    user = vhost.user(configure="^$", write=r"^celery-rabbit-delay\.v3\.10ms\.(ingest|out\.)", read="^$")
-    with pytest.raises(CascadeMissing, match=r"lacks .*celery-rabbit-delay\.v3\.10ms\.ingest\.14"):
+    with pytest.raises(CascadeMissing, match=rf"lacks {root}\.ingest\.14, {root}\.delay\.160"):
+        vhost.publish_one(declare="passive")
+    with pytest.raises(CascadeMissing, match=rf"lacks .*{root}\.ingest\.14"):  # it may see no more than ingest
         vhost.publish_one(user=user, declare="passive")
 
 
@@ -263,6 +243,7 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
                 take(connection, "q", 1)
 
 
+@pytest.mark.shared_vhost
 def test_a_queue_whose_leader_is_slow_to_answer_does_not_count_as_empty(vhost: Vhost) -> None:
     """RabbitMQ says after 250 ms that such a queue has no messages, and who asks may delete it then."""
     arguments = {"x-queue-type": "quorum"}
@@ -326,17 +307,14 @@ def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_th
 
 
 @pytest.mark.leaves_orphans
-@pytest.mark.parametrize("source", ["ingest", "behind_ingest", "done", "the longest level"])
-def test_the_probe_finds_a_binding_that_is_gone(vhost: Vhost, source: str) -> None:
+def test_the_probe_finds_a_binding_that_is_gone(vhost: Vhost) -> None:
     with vhost.connection() as connection:
-        cascade = operate.cascades(connection)[0]
-        operate.setup(connection, [cascade], [])
-        tried = [level for level in cascade.levels if level.ttl <= 2000]
-        name = tried[-1].done if source == "the longest level" else getattr(cascade, source)
-        binding = next(one for one in cascade.bindings() if one.source == name)
         channel = connection.default_channel
-        if binding.destination_type == "queue":
-            channel.queue_unbind(binding.destination, binding.source, binding.routing_key)
-        else:
-            channel.exchange_unbind(binding.destination, binding.source, binding.routing_key)
-        assert list(probe(connection, cascade, patience=1))
+        cascade = operate.cascades(connection)[0]
+        longest = [level for level in cascade.levels if level.ttl <= 2000][-1]
+        for name in (cascade.ingest, cascade.behind_ingest, cascade.done, longest.done):
+            operate.setup(connection, [cascade], [])  # also again what is gone
+            binding = next(one for one in cascade.bindings() if one.source == name)
+            unbind = channel.queue_unbind if binding.destination_type == "queue" else channel.exchange_unbind
+            unbind(binding.destination, binding.source, binding.routing_key)
+            assert list(probe(connection, cascade, patience=1)), name

@@ -20,23 +20,29 @@ def exchange_of(kind: str, name: str = "mails") -> kombu.Exchange:
     return kombu.Exchange(name, type="x-delayed-message", arguments={"x-delayed-type": kind})
 
 
-@pytest.mark.parametrize("kind", ["direct", "topic", "fanout", "headers"])
-def test_an_exchange_of_the_plug_in_is_one_of_the_type_within(vhost: Vhost, kind: str) -> None:
-    matching = {"binding_arguments": {"to": "ada", "x-match": "any"}} if kind == "headers" else {}
-    queue = kombu.Queue("q", exchange_of(kind), "new", **matching)
+def test_an_exchange_of_the_plug_in_is_one_of_the_type_within(vhost: Vhost) -> None:
+    kinds = ("direct", "topic", "fanout", "headers")
+    matching = {"binding_arguments": {"to": "ada", "x-match": "any"}}
+    queues = {
+        kind: kombu.Queue(kind, exchange_of(kind, f"mails {kind}"), "new", **(matching if kind == "headers" else {}))
+        for kind in kinds
+    }
     with vhost.connection() as connection:
-        producer = connection.Producer(exchange=queue.exchange)
         started = time.monotonic()
-        for n in range(3):
-            producer.publish(n, routing_key="new", declare=[queue], headers={"x-delay": 8000, "to": "ada"})
-        producer.publish("at once", routing_key="new", headers={"to": "ada"})
-        assert [message.payload for message in take(connection, "q", 1)] == ["at once"]
-        found = take(connection, "q", 3)
-    assert time.monotonic() - started >= 8
-    assert sorted(message.payload for message in found) == [0, 1, 2]
-    assert {message.delivery_info["exchange"] for message in found} == {"mails"}
-    [row] = [row for row in vhost.broker.api("GET", f"/exchanges/{vhost.name}") if row["name"] == "mails"]
-    assert (row["type"], row["arguments"]) == (kind, {})
+        for queue in queues.values():
+            producer = connection.Producer(exchange=queue.exchange)
+            for n in range(3):
+                producer.publish(n, routing_key="new", declare=[queue], headers={"x-delay": 8000, "to": "ada"})
+            producer.publish("at once", routing_key="new", headers={"to": "ada"})
+            assert [message.payload for message in take(connection, queue.name, 1)] == ["at once"]
+        for kind in kinds:
+            found = take(connection, kind, 3)
+            assert time.monotonic() - started >= 8
+            assert sorted(message.payload for message in found) == [0, 1, 2]
+            assert {message.delivery_info["exchange"] for message in found} == {f"mails {kind}"}
+    rows = {row["name"]: row for row in vhost.broker.api("GET", f"/exchanges/{vhost.name}")}
+    for kind in kinds:
+        assert (rows[f"mails {kind}"]["type"], rows[f"mails {kind}"]["arguments"]) == (kind, {})
 
 
 def test_what_the_plug_in_has_delayed_is_not_delayed_again(vhost: Vhost) -> None:

@@ -27,8 +27,10 @@ from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 
+pytestmark = pytest.mark.shared_vhost
+
 #: How many places of each action are interrupted; `INTERRUPTS=100000` interrupts all of them.
-PLACES = int(os.environ.get("INTERRUPTS", 40))
+PLACES = int(os.environ.get("INTERRUPTS", 20))
 
 #: Seconds after which a call has hung. No interrupt justifies a wait for the broker, which is up.
 HANGS = 8

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -18,27 +15,20 @@ from celery_rabbit_delay.amqp.receiving import known_to, learn
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate import Management
 from tests.kit.broker import QUICK, Vhost, lead, publish, take, wait_to_learn
-from tests.kit.commands import CASCADE, PROGRAM, QUICKLY, make_orphans, management, run
+from tests.kit.commands import CASCADE, make_orphans, management, run, running
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 
 Q = Destination("", ("q",))
-NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 0.02}
-TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "0.02")
+NEW: dict[str, Any] = QUICK | {"prefix": "new", "tick": 1}  # few levels
+TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "1")
 
 
 def recorded(vhost: Vhost, **options: Any) -> list[str]:
     """Return the ids of what waits with a record, the soonest first; none if nothing was ever recorded."""
     with vhost.connection(**options) as connection:
         return [one.id for one in operate.scheduled(connection)]
-
-
-@contextmanager
-def migrating(vhost: Vhost) -> Iterator[subprocess.Popen[str]]:
-    command = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as migration:
-        yield migration
 
 
 @pytest.mark.long
@@ -141,14 +131,13 @@ def test_without_another_place_nothing_moves(vhost: Vhost) -> None:
 @pytest.mark.long
 def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
     vhost.declare("q")
-    amount = 150
+    amount = 100
     with vhost.connection() as connection:
         for number in range(amount):
             publish(connection, 100, correlation_id=str(number))
-    for least in (1, 40, 80):
-        with migrating(vhost) as migration:
+    for least in (1, 25, 50):
+        with running(vhost.url("amqp"), "migrate", *TO_NEW):  # killed in the end
             wait_until(lambda least=least: len(recorded(vhost, **NEW)) >= least, "some have moved")  # type: ignore[misc]
-            migration.send_signal(signal.SIGKILL)
     assert run(vhost.url("amqp"), "migrate", *TO_NEW).code == 0
     found = recorded(vhost, **NEW)
     assert (recorded(vhost), set(found)) == ([], set(map(str, range(amount))))
@@ -157,18 +146,17 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
 
 def test_a_migration_that_is_interrupted_ends_between_two_messages(vhost: Vhost) -> None:
     vhost.declare("q")
-    amount = 300
+    amount = 200
     with vhost.connection() as connection:
         for number in range(amount):
             publish(connection, 100, correlation_id=str(number))
-    with migrating(vhost) as migration:
-        wait_until(lambda: len(recorded(vhost, **NEW)) >= 20, "some have moved")
-        migration.send_signal(signal.SIGINT)
-        out, err = migration.communicate(timeout=60)
-    assert migration.returncode == 130
-    assert "Traceback" not in err
-    assert err.endswith("interrupted: run this again to move the others\n")
-    moved = int(out.split()[0])
+    with running(vhost.url("amqp"), "migrate", *TO_NEW) as migration:
+        wait_until(lambda: len(recorded(vhost, **NEW)) >= 5, "some have moved")
+        migration.process.send_signal(signal.SIGINT)
+        interrupted = migration.wait()
+    assert interrupted.code == 130
+    assert interrupted.err.endswith("interrupted: run this again to move the others\n")
+    moved = int(interrupted.out.split()[0])
     assert 0 < moved < amount
     assert len(recorded(vhost)) == amount - moved
     assert run(vhost.url("amqp"), "migrate", *TO_NEW).out == f"{amount - moved} moved, 0 left\n"
@@ -177,7 +165,7 @@ def test_a_migration_that_is_interrupted_ends_between_two_messages(vhost: Vhost)
 
 def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) -> None:
     vhost.declare("q")
-    with vhost.connection() as source, vhost.connection(prefix="new") as target:
+    with vhost.connection() as source, vhost.connection(**NEW) as target:
         for id_ in ("a", "b", "c"):
             publish(source, 100, correlation_id=id_)
         moving = operate.migrate(source, target)
@@ -254,19 +242,22 @@ def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
 
 
 @pytest.mark.levels
-@pytest.mark.parametrize("held", ["waiting", "orphan"])
-def test_teardown_refuses_while_messages_are_held(vhost: Vhost, held: str) -> None:
-    if held == "waiting":
-        vhost.declare("q")
-        vhost.publish("q", 100)
-    else:
-        make_orphans(vhost, 1)
-    before = vhost.names("queues"), vhost.names("exchanges")
-    for more in ((), management(vhost)):
-        refused = run(vhost.url("amqp"), "teardown", "--yes", *more)
-        assert refused.code == 1
-        assert ("1 messages wait" if held == "waiting" else "1 are orphans") in refused.err
-    assert (vhost.names("queues"), vhost.names("exchanges")) == before
+@pytest.mark.leaves_orphans
+def test_teardown_refuses_while_messages_are_held(vhost: Vhost) -> None:
+    make_orphans(vhost, 1)
+    vhost.declare("q")
+
+    def refuses(says: str) -> None:
+        before = vhost.names("queues"), vhost.names("exchanges")
+        for more in ((), management(vhost)):
+            refused = run(vhost.url("amqp"), "teardown", "--yes", *more)
+            assert (refused.code, says in refused.err) == (1, True), refused.err
+        assert (vhost.names("queues"), vhost.names("exchanges")) == before
+
+    refuses("0 messages wait and 1 are orphans")
+    assert run(vhost.url("amqp"), "orphans", "purge", "--yes", "--any-queue").code == 0
+    vhost.publish("q", 100)
+    refuses("1 messages wait and 0 are orphans")
     assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 

@@ -1,9 +1,19 @@
 """Known defects of other ways to delay messages in RabbitMQ do not occur here.
 
-Celery's native delayed delivery also sends retries to the default queue (`test_fifty_retries_stay_on_their_queue…`), is
-frozen by 32 messages that nobody can receive (`test_orphans_block_no_other_message`), knows no prefix
-(`test_everything_we_create_carries_the_prefix`) and lets a worker without permissions look ready
-(`test_an_auto_worker_without_the_permission_says_what_to_do_and_works`).
+Celery's native delayed delivery also
+
+- sends retries to the default queue (`test_fifty_retries_stay_on_their_queue…`);
+- is frozen by 32 messages that nobody can receive (`test_orphans_block_no_other_message`);
+- ignores an explicit exchange and routing key (`test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to`);
+- runs a task twice whose routing key is bound to two exchanges (`test_exchanges_with_the_same_routing_key_do_not_mix`);
+- takes the key a.b for b (`test_a_message_reaches_its_queue_through_the_default_exchange`);
+- refuses fractions of a second (`test_a_countdown_of_any_size_is_exact`);
+- loses the first task if no worker ran before (`test_forked_children_publish_beside_their_parent`);
+- knows no prefix (`…_all_that_we_create_carries_the_prefix`);
+- lets a worker without permissions look ready (`test_an_auto_worker_without_the_permission_says_what_to_do_and_works`).
+
+A TTL for each message holds short delays up behind long ones (`test_order_follows_the_delays_and_not_the_sending`), and
+queues that expire lose what is in them (tests/unit/layout.json has the arguments of ours).
 """
 
 from __future__ import annotations
@@ -16,7 +26,7 @@ import pytest
 from kombu.common import Broadcast
 
 from celery_rabbit_delay import Options
-from tests.kit.broker import Vhost, lead, take
+from tests.kit.broker import Vhost, lead
 from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
@@ -39,42 +49,12 @@ def arrived(vhost: Vhost, queue: str) -> int:
     return vhost.count(queue)
 
 
-def test_native_ignores_an_explicit_exchange_and_routing_key(vhost: Vhost, make_app: MakeApp) -> None:
-    declared(vhost, kombu.Queue("mail", kombu.Exchange("mails", "topic"), "mail.*"))
-    app = make_app(task_default_queue_type="quorum", task_default_exchange_type="topic")
-    app.send_task("t", countdown=0.1, exchange="mails", routing_key="mail.urgent")
-    assert arrived(vhost, "mail") == 1
-
-
-def test_native_runs_a_task_twice_whose_routing_key_is_bound_to_two_exchanges(vhost: Vhost, make_app: MakeApp) -> None:
-    one, two = (kombu.Queue(name, kombu.Exchange(f"{name}s", "topic"), "key") for name in ("one", "two"))
-    declared(vhost, one, two)
-    make_app(task_queues=[one, two]).send_task("t", countdown=0.1, queue="one")
-    assert arrived(vhost, "one") == 1
-    assert vhost.count("two") == 0
-
-
-def test_native_takes_the_key_a_b_for_b(vhost: Vhost, make_app: MakeApp) -> None:
-    queues = [kombu.Queue(name, kombu.Exchange("shop", "topic"), name) for name in ("b", "a.b")]
-    declared(vhost, *queues)
-    app = make_app(task_queues=queues)
-    app.send_task("t", countdown=0.1, queue="a.b")
-    assert arrived(vhost, "a.b") == 1
-    app.send_task("t", countdown=0.1, queue="b")
-    assert (arrived(vhost, "b"), vhost.count("a.b")) == (1, 1)
-
-
 def test_native_runs_every_delayed_task_twice_beside_a_fanout_queue(vhost: Vhost, make_app: MakeApp) -> None:
     queues = [kombu.Queue("celery", queue_arguments=QUORUM), Broadcast("news", queue="news.one", auto_delete=False)]
     declared(vhost, *queues)
     make_app(task_queues=queues).send_task("t", countdown=0.1, queue="celery")
     assert arrived(vhost, "celery") == 1
     assert vhost.count("news.one") == 0
-
-
-def test_native_refuses_fractions_of_a_second(vhost: Vhost, make_app: MakeApp) -> None:
-    make_app(task_default_queue_type="quorum", task_default_exchange_type="topic").send_task("t", countdown=0.5)
-    assert arrived(vhost, "celery") == 1
 
 
 @pytest.mark.parametrize(
@@ -98,12 +78,6 @@ def test_long_delays_are_as_long_as_they_say(vhost: Vhost, delay: timedelta) -> 
     assert message.headers["x-celery-rabbit-delay"]["due"] >= (now + delay).timestamp() * 1000 - 1
 
 
-@pytest.mark.own_vhost
-def test_native_loses_the_first_task_if_no_worker_ran_before(vhost: Vhost, make_app: MakeApp) -> None:
-    make_app().send_task("t", countdown=0.05, queue="never-heard-of")
-    assert len(vhost.take("never-heard-of", 1)) == 1
-
-
 def test_native_fails_in_the_configuration_of_its_own_documentation(vhost: Vhost, make_app: MakeApp) -> None:
     queue = kombu.Queue("my-queue", queue_arguments=QUORUM)
     app = make_app(
@@ -114,17 +88,3 @@ def test_native_fails_in_the_configuration_of_its_own_documentation(vhost: Vhost
     )
     app.send_task("t", countdown=0.1, queue="my-queue")
     assert arrived(vhost, "my-queue") == 1
-
-
-def test_a_ttl_for_each_message_holds_short_delays_up_behind_long_ones(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        producer = connection.Producer()
-        for delay in (60_000, 45_000, 300, 100):
-            producer.publish(delay, routing_key="q", headers={"x-delay": delay})
-        assert [message.payload for message in take(connection, "q", 2)] == [100, 300]
-
-
-def test_queues_that_expire_lose_what_is_in_them() -> None:
-    for queue in Options().cascade.queues():
-        assert not queue.arguments.keys() & {"x-expires", "x-max-length", "x-max-length-bytes"}

@@ -37,7 +37,7 @@ from celery_rabbit_delay.amqp.schedule import read_changes, waiting, write_chang
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
-from tests.kit.broker import Vhost, publish, take
+from tests.kit.broker import Vhost, lead, publish, take
 from tests.kit.commands import management, run
 from tests.kit.frames import frames
 from tests.kit.wait import wait_until
@@ -147,18 +147,6 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
             [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
         connection.connection.sender.write(stream, [journal.pack_records([record], 0)])
     assert ids(vhost) == ids(vhost, limit=5) == ["a"]
-
-
-def test_a_reader_without_permission_is_told(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        publish(connection, 60)
-    user = vhost.user("^$", ".*", "^$")
-    with (
-        vhost.connection(user) as connection,
-        pytest.raises(celery_rabbit_delay.NotPermitted, match=r"access to queue 'celery-rabbit-delay"),
-    ):
-        list(operate.scheduled(connection))
 
 
 def test_the_schedule_of_an_app_without_install_is_an_error(vhost: Vhost) -> None:
@@ -754,10 +742,12 @@ STREAMS = {f"celery-rabbit-delay.v3.{name}" for name in ("changes", "keys", "jou
 def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_them(vhost: Vhost) -> None:
     vhost.declare("q")
     url = vhost.url("amqp")
-    command = ("--journal", "0", "--queue", "q")
+    command = ("--journal", "0")
     assert run(url, *command, "setup").code == 0
     assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
     assert run(url, *command, "plan").code == run(url, *command, "verify", *management(vhost)).code == 0
+    with vhost.connection() as connection:
+        lead(connection, "q")
     with vhost.connection(**RECORDED, declare="passive") as connection:
         publish(connection, 60, correlation_id="a")
         publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
@@ -768,7 +758,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
     assert found.keys() == STREAMS
     other = ("--tick", "0.5")  # has the same streams
     assert run(url, "setup", options=other).code == 0
-    done = run(url, *command, "teardown", "--yes", "--delete-messages")
+    done = run(url, *command, "--queue", "q", "teardown", "--yes", "--delete-messages")
     assert "streams stay, for there is another cascade of this prefix" in done.out
     assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
     assert "streams stay" not in run(url, "teardown", "--yes", "--delete-messages", options=other).out
@@ -846,8 +836,10 @@ def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="stays")
         operate.cancel(connection, ["nobody"])  # the stream exists
-        with pytest.raises(MessageRefused):
+        with pytest.raises(MessageRefused, match="user_id"):
             publish(connection, 60, correlation_id="refused", user_id="somebody else")
+        publish(connection, 0.1, correlation_id="sent as usual")
+        assert len(take(connection, "q", 1)) == 1
         wait_until(lambda: ids(vhost) == ["stays"], "the record of the refused one is void")
 
 

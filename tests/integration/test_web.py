@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 from amqp import Message
 
-from celery_rabbit_delay import operate
+from celery_rabbit_delay import batch, operate
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.core import journal, streams
 from tests.kit.broker import Vhost, take
-from tests.kit.commands import CASCADE, QUICKLY, make_orphans, management, run
+from tests.kit.commands import CASCADE, QUICKLY, celery, make_orphans, management, run
 from tests.kit.site import Site, serving
 from tests.kit.wait import wait_until
 
@@ -120,10 +120,10 @@ def test_the_page_follows_the_journal_and_goes_on_where_it_stopped(
 
 def test_what_is_due_is_no_longer_shown_and_levels_are_left_alone(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
-    site = serve()
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "id-later")
         publish(connection, 15, "id-soon")
+        site = serve()
         shows(site, "id-later", "id-soon")
         [message] = take(connection, "q", 1)
         assert not message.delivery_info["redelivered"]
@@ -212,9 +212,9 @@ def test_a_message_without_an_id_is_cancelled(vhost: Vhost, serve: Serve) -> Non
 
 def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
-    site = serve()
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "mine")
+        site = serve()
         number = number_of(site, "mine")
         token = site.token()
         operate.reschedule(connection, "mine", datetime.now(timezone.utc) + timedelta(seconds=90))
@@ -252,9 +252,9 @@ def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -
 
 def test_a_task_replaced_by_a_later_one_of_its_key_is_not_shown(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
-    site = serve()
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "id-first", headers={"x-delay-key": "report"})
+        site = serve()
         shows(site, "id-first")
         publish(connection, 70, "id-second", headers={"x-delay-key": "report"})
         shows(site, "id-second", "report")
@@ -263,9 +263,9 @@ def test_a_task_replaced_by_a_later_one_of_its_key_is_not_shown(vhost: Vhost, se
 
 def test_the_index_begins_anew_when_somebody_deletes_a_stream(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
-    site = serve()
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "id-before")
+        site = serve()
         shows(site, "id-before")
         vhost.delete_queue(streams.journal_for(CASCADE, 60).name)
         publish(connection, 60, "id-after")
@@ -479,10 +479,10 @@ def test_a_damaged_index_ends_the_page_and_is_built_again_by_the_next_start(
 ) -> None:
     vhost.declare("q")
     index = tmp_path / "index.sqlite"
-    site = serve("--index", str(index))
-    with vhost.connection(**RECORDED) as connection:
+    with vhost.connection(**RECORDED) as connection, batch(connection.Producer()) as producer:
         for number in range(200):
-            publish(connection, 100, f"mine-{number}")
+            producer.publish("x", routing_key="q", headers={"x-delay": 100_000}, correlation_id=f"mine-{number}")
+    site = serve("--index", str(index))
     counted = 'celery_rabbit_delay_waiting{queue="q"} 200.0\n'
     wait_until(lambda: counted in site.ask("/metrics").text, "all are indexed")
 
@@ -540,14 +540,16 @@ def test_metrics_are_printed_once(vhost: Vhost) -> None:
 
 
 def test_without_the_extra_an_error_names_it(vhost: Vhost) -> None:
-    hidden = "import sys; sys.modules.update(flask=None, prometheus_client=None)"
-    hidden += "; import celery_rabbit_delay.cli as c; c.main()"
-    for command in ("web", "metrics"):
-        done = subprocess.run(
-            [sys.executable, "-c", hidden, "--broker", vhost.url("amqp"), command], capture_output=True, text=True
-        )
-        assert done.returncode == 1
-        assert "pip install 'celery-rabbit-delay[web]'" in done.stderr
+    hidden = """
+import sys
+sys.modules.update(flask=None, prometheus_client=None)
+from click.testing import CliRunner
+from celery_rabbit_delay.cli.groups import standalone
+for command in ("web", "metrics"):
+    done = CliRunner().invoke(standalone, [*sys.argv[1:], command])
+    assert (done.exit_code, "pip install 'celery-rabbit-delay[web]'" in done.output) == (1, True), done.output
+"""
+    subprocess.run([sys.executable, "-c", hidden, "--broker", vhost.url("amqp")], check=True)
 
 
 def test_a_broker_that_is_away_is_shown_and_found_again(vhost: Vhost, serve: Serve, tmp_path: Path) -> None:
@@ -578,8 +580,8 @@ def test_the_commands_in_the_documentation_of_the_page_work(vhost: Vhost, tmp_pa
         given = dict(word.split("=", 1) for word in words if word.startswith("CELERY_"))
         command = [word for word in words if not word.startswith("CELERY_")]
         if command[-1] == "metrics":
-            done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
-            assert "celery_rabbit_delay_broker_up 1.0" in done.stdout, done.stderr
+            done = celery(*command[1:], directory=None, **environment)
+            assert "celery_rabbit_delay_broker_up 1.0" in done.out, done.err
         else:
             with serving(command, tmp_path, **environment, **given) as site:
                 assert site.ask("/").status == (303 if given else 200)

@@ -199,12 +199,16 @@ class Vhost:
         rows = self.broker.api("GET", f"/consumers/{self.name}")
         return sorted(row["prefetch_count"] for row in rows if row["queue"]["name"] == queue)
 
-    def count(self, queue: str) -> int:
-        """Return how many messages are ready in a queue."""
+    def count(self, *queues: str) -> int:
+        """Return how many messages are ready in some queues."""
+
+        def count(queue: str) -> int:  # RabbitMQ says 0, too, when a leader takes long to answer
+            counts = (int(channel.queue_declare(queue, passive=True).message_count) for _ in range(3))
+            return next(filter(None, counts), 0)
+
         with self.plain() as connection:
             channel = connection.default_channel
-            counts = (int(channel.queue_declare(queue, passive=True).message_count) for _ in range(3))
-            return next(filter(None, counts), 0)  # RabbitMQ says 0, too, when a leader takes long to answer
+            return sum(map(count, queues))
 
     def levels_and_outboxes(self) -> list[str]:
         return [name for name in self.names("queues") if ".delay." in name or ".out." in name]

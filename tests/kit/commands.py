@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from celery_rabbit_delay import Options
@@ -30,21 +31,49 @@ class Result:
         assert "Traceback" not in self.err
 
 
-def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result:
+@dataclass
+class Running:
+    """A command that has been started."""
+
+    process: forks.Fork
+    _out: Path
+    _err: Path
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    def wait(self) -> Result:
+        return Result(self.process.wait(120), self.out, self._err.read_text())
+
+
+@contextmanager
+def running(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Iterator[Running]:
+    """Start a command, and kill it in the end."""
     of_levels = ["--no-delivery-time"] if QUICK.get("delivery_time") is False else []
-    return _finished(["celery-rabbit-delay", "--broker", url, *options, *of_levels, *arguments], None, os.environ)
+    with _started(["celery-rabbit-delay", "--broker", url, *options, *of_levels, *arguments]) as command:
+        yield command
+
+
+def run(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Result:
+    with running(url, *arguments, options=options) as command:
+        return command.wait()
 
 
 def celery(*arguments: str, directory: Path | None = None, **environment: str) -> Result:
-    return _finished(["celery", *arguments], directory, {**os.environ, **environment})
+    with _started(["celery", *arguments], directory, environment) as command:
+        return command.wait()
 
 
-def _finished(command: Sequence[str], directory: Path | None, environment: Mapping[str, str]) -> Result:
+@contextmanager
+def _started(
+    command: Sequence[str], directory: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as outputs:
         out, err = Path(outputs, "out"), Path(outputs, "err")
-        process = forks.start(command, out, err, directory, environment)
+        process = forks.start(command, out, err, directory, {**os.environ, **(environment or {})})
         try:
-            return Result(process.wait(120), out.read_text(), err.read_text())
+            yield Running(process, out, err)
         finally:
             background.kill(process)
 
