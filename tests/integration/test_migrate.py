@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.amqp.receiving import known_to, learn
+from celery_rabbit_delay.amqp.reschedule import move
+from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate import Management
 from tests.kit.broker import QUICK, Vhost, lead, publish, take, wait_to_learn
-from tests.kit.commands import CASCADE, make_orphans, management, run, running
+from tests.kit.commands import CASCADE, QUICKLY, make_orphans, management, run, running
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
@@ -144,23 +149,31 @@ def test_a_migration_killed_again_and_again_loses_nothing(vhost: Vhost) -> None:
     assert len(found) <= amount + 3
 
 
-def test_a_migration_that_is_interrupted_ends_between_two_messages(vhost: Vhost) -> None:
+def test_a_migration_that_is_interrupted_ends_between_two_messages(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vhost.declare("q")
-    amount = 200
     with vhost.connection() as connection:
-        for number in range(amount):
+        for number in range(12):
             publish(connection, 100, correlation_id=str(number))
-    with running(vhost.url("amqp"), "migrate", *TO_NEW) as migration:
-        wait_until(lambda: len(recorded(vhost, **NEW)) >= 5, "some have moved")
-        migration.process.send_signal(signal.SIGINT)
-        interrupted = migration.wait()
-    assert interrupted.code == 130
-    assert interrupted.err.endswith("interrupted: run this again to move the others\n")
-    moved = int(interrupted.out.split()[0])
-    assert 0 < moved < amount
-    assert len(recorded(vhost)) == amount - moved
-    assert run(vhost.url("amqp"), "migrate", *TO_NEW).out == f"{amount - moved} moved, 0 left\n"
-    assert len(recorded(vhost, **NEW)) == amount
+    moves: list[None] = []
+
+    def press(*args: Any, **options: Any) -> None:
+        move(*args, **options)
+        moves.append(None)
+        if len(moves) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as pressing:
+        pressing.setattr(sys.modules[operate.migrate.__module__], "move", press)
+        interrupted = CliRunner().invoke(
+            standalone, ["--broker", vhost.url("amqp"), *QUICKLY, "migrate", *TO_NEW], catch_exceptions=False
+        )
+    assert (interrupted.exit_code, interrupted.stdout) == (130, "5 moved, 0 left\n")
+    assert interrupted.output.endswith("interrupted: run this again to move the others\n")
+    assert len(recorded(vhost)) == 7
+    assert run(vhost.url("amqp"), "migrate", *TO_NEW).out == "7 moved, 0 left\n"
+    assert len(recorded(vhost, **NEW)) == 12
 
 
 def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) -> None:

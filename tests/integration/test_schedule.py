@@ -608,7 +608,7 @@ def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     shown = run(url, "show", "a")
     lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines())
-    assert re.search(r"Z, in 1\.\d+ min$", lines.pop("due"))
+    assert re.search(r"Z, in 1 min \d+ s$", lines.pop("due"))
     assert lines == {
         "id": "a",
         "state": "waits",

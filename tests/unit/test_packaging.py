@@ -37,7 +37,7 @@ def test_every_link_of_the_readme_works_on_a_package_index_and_leads_into_the_tr
     used = re.findall(r"\]\[([a-z-]+)\]|[ |]\[([a-z-]+)\](?![\[:])", readme)
     assert {one or other for one, other in used} == defined.keys()
     for link in [*re.findall(r"\]\(([^)]+)\)", readme), *defined.values()]:
-        if link == f"{REPOSITORY}/issues":
+        if link in (REPOSITORY, f"{REPOSITORY}/issues"):
             continue
         picture = link.replace("https://raw.githubusercontent.com/", "https://github.com/").replace(
             "/main/", "/blob/main/"
