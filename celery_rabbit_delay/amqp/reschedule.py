@@ -104,7 +104,7 @@ def move(
     target: kombu.Connection | None = None,
     keeps_key: bool = True,
 ) -> None:
-    """Give a message another due time, by the records of all its copies that wait; or move it to another cascade.
+    """Give a message another due time, or the cascade of `target`, by the records of all its copies that wait.
 
     Of two moves of a message at the same moment, the one whose change comes last in the stream counts. With
     `keeps_key`, one with a key becomes the last of its key. Raises the errors of `reschedule` except `NotWaiting`.

@@ -53,18 +53,18 @@ def status(
         while True:
             snapshot = snapshot_of(management_url, connection)
             found = operate.status(connection, target.destinations(), snapshot)
-            beat = target.beat(connection)
             paused = _paused(target.names(any_queue), connection, found)
-            if watch and not as_json:
-                click.clear()
-            if as_json:
-                click.echo(json.dumps(_as_data(found, beat, paused), default=datetime.isoformat))
-            else:
+            if not as_json:
+                if watch:
+                    click.clear()
                 _show(found, _recorded(target.names(any_queue), connection, found), levels)
                 for one in paused:
                     click.echo(escape(_shown_pause(one, target.app_name)))
-                if beat:
-                    _show_beat(beat)
+            beat = target.beat(connection)  # at last: during an alarm it cannot be asked
+            if as_json:
+                click.echo(json.dumps(_as_data(found, beat, paused), default=datetime.isoformat))
+            elif beat:
+                _show_beat(beat)
             if not watch:
                 break
             time.sleep(2)

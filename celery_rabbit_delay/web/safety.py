@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -71,7 +72,8 @@ def is_known(header: str, listening: str, names: Collection[str]) -> bool:
 
 def same(given: str, expected: str) -> bool:
     """Return whether two secrets are equal, in constant time."""
-    return hmac.compare_digest(given.encode(errors="replace"), expected.encode(errors="replace"))
+    digests = [hashlib.sha256(secret.encode(errors="replace")).digest() for secret in (given, expected)]
+    return hmac.compare_digest(*digests)
 
 
 class Passwords:

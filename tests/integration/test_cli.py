@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.cli import groups
+from celery_rabbit_delay.cli.target import Target
 from celery_rabbit_delay.core import faults
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
@@ -292,6 +293,19 @@ def test_status_counts_what_waits(vhost: Vhost) -> None:
     assert shown, summary
     assert datetime.fromisoformat(f"{shown[1]}+00:00") > datetime.now(timezone.utc)
     assert text.startswith(summary)
+
+
+def test_status_counts_what_waits_where_no_beat_answers(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As during an alarm, which lets nobody publish a question."""
+
+    def fails(self: Target, connection: object) -> None:
+        raise TimeoutError("RabbitMQ has not answered")
+
+    monkeypatch.setattr(Target, "beat", fails)
+    vhost.declare("q")
+    vhost.publish("q", 100)
+    shown = CliRunner().invoke(groups.standalone, ["--broker", vhost.url("amqp"), *QUICKLY, "status"])
+    assert (shown.exit_code, "1 wait" in shown.output, "RabbitMQ has not answered" in shown.output) == (1, True, True)
 
 
 @pytest.mark.leaves_orphans
