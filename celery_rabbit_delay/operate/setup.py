@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 import kombu
@@ -24,7 +25,7 @@ from .management import Management, Snapshot
 from .pruning import delete_markers, wait_for_counts
 from .status import status
 
-#: The maximum number of waiting messages to take, which are late if they become due meanwhile.
+#: The maximum number of waiting messages to hold, which are late if they become due meanwhile.
 _AT_MOST = 10_000
 
 #: Stands for all of them.
@@ -137,9 +138,10 @@ def teardown(
 
     Streams stay if other cascades of the prefix exist.
 
-    Raises `NotEmpty` and deletes nothing if messages wait or are orphans, unless `delete_messages`; cancelled messages
-    do not count, if no more than 10,000 wait. The management API is asked twice for that, some seconds apart. Without
-    it, outboxes that may hold messages are kept. Raises `NotPermitted`. After an interruption, call it again.
+    Raises `NotEmpty` and deletes nothing if messages wait or are orphans, unless `delete_messages`; those that were
+    cancelled, moved or replaced are dropped, and do not count. The management API is asked twice for that, some seconds
+    apart. Without it, outboxes that may hold messages are kept. Raises `NotPermitted`. After an interruption, call it
+    again.
     """
     destinations = list(destinations)
     kept: list[str] = []
@@ -166,20 +168,21 @@ def teardown(
 def _drop_cancelled(
     connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None
 ) -> int:
-    """Take all waiting messages, if they are not many, which drops those that must not be delivered; return how many.
+    """Take all waiting messages, which drops those that must not be delivered; return how many.
 
-    Raises `NotEmpty` if there are others: RabbitMQ may take a moment to return them to their queues, where they count.
+    Raises `NotEmpty` if there are others, of which it takes `_AT_MOST`: RabbitMQ may take a moment to return them to
+    their queues, where they count.
     """
     cascade = connection.transport.delay_options.cascade
     told = [streams.changes(cascade).name, streams.keys(cascade).name]
     before = status(connection, destinations)
     is_told = any(stream.queue in told for stream in before.streams)
-    if not is_told or not 0 < before.waiting <= _AT_MOST:
+    if not is_told or not before.waiting:
         return 0
     learn(connection)
     with own_channel(connection) as channel:  # closing it returns the others
         queues = waiting_queues(connection, destinations, management)
-        others = sum(1 for queue in queues for _ in take(channel, queue))
+        others = sum(1 for _ in islice((message for queue in queues for message in take(channel, queue)), _AT_MOST))
     if others:
         raise _not_empty(others, before.orphans or 0)
     return before.waiting
@@ -198,7 +201,7 @@ def _require_empty(
 
 def _not_empty(waiting: int, orphans: int) -> NotEmpty:
     return NotEmpty(
-        f"{waiting:,} messages wait and {orphans:,} are orphans: "
+        f"{waiting:,} messages wait{' or more' if waiting == _AT_MOST else ''} and {orphans:,} are orphans: "
         "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from celery_rabbit_delay import Options, operate
+from celery_rabbit_delay import DelayError, Options, operate
 from celery_rabbit_delay.amqp.receiving import known_to, learn
 from celery_rabbit_delay.amqp.reschedule import move
 from celery_rabbit_delay.cli.groups import standalone
@@ -273,6 +273,23 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost) -> None:
     refuses("1 messages wait and 0 are orphans")
     assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+@pytest.mark.levels
+def test_teardown_drops_any_number_of_cancelled_messages_and_holds_few_others(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[operate.teardown.__module__], "_AT_MOST", 2)
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        for id_ in ("a", "b", "c"):
+            publish(connection, 100, correlation_id=id_)
+        operate.cancel(connection, ["the stream is there"])
+        with pytest.raises(DelayError, match="2 messages wait or more"):
+            operate.teardown(connection, [Q])
+        wait_until(lambda: sum(vhost.waiting().values()) == 3, "they are back")
+        operate.cancel(connection, ["a", "b", "c"])
+        assert operate.teardown(connection, [Q]).dropped == 3
 
 
 @pytest.mark.levels
