@@ -49,8 +49,13 @@ unit: $(VENV)/ready-for-unit
 test: TIER = $(call processes,5) -m "not (long or more or browser or cluster)"
 test-all: TIER = $(call processes,3)
 test-all: browser
-test test-all: $(VENV)/ready broker
+test test-all: $(VENV)/ready $(VENV)/compiled broker
 	$(BIN)/python -m pytest $(TIER) --durations 10 $(ARGS)
+
+# Compiled once, which takes longer than to import them; otherwise each of the processes does it.
+$(VENV)/compiled: $(VENV)/ready $(wildcard tests/*.py tests/*/*.py)
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null
+	touch $@
 
 # The core by the unit tests alone, then the package by all of them.
 coverage:
