@@ -13,7 +13,7 @@ def test_soft_time_limits_end_tasks_that_publish(make_shop: MakeShop) -> None:
     shop = make_shop()
     worker = shop.worker("-c", "3", "--prefetch-multiplier", "1")
     for _ in range(12):
-        shop.send("sends_for_ever", soft_time_limit=0.4)
+        shop.send("sends_for_ever", soft_time_limit=1)
     shop.wait_for(12, "interrupted")
     for _ in range(6):
         shop.send("note", "after")
