@@ -325,6 +325,7 @@ def test_of_many_cancelled_workflows_the_last_are_known(monkeypatch: pytest.Monk
     known = read(*(message for n in range(8) for message in changes.cancelled_workflows([str(n)], SENT)))
     assert [known.cancels("", {"group": str(n)}) for n in range(8)] == [n >= 3 for n in range(8)]
     assert known.has_forgotten
+    assert known.cancelled_workflows == list("34567")
     assert read(*changes.cancelled_workflows(["x" * 256], SENT)).has_cancelled is False
     for change in changes.restored(map(str, range(6, 8)), SENT):
         known.apply(change)
