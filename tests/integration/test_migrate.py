@@ -207,6 +207,7 @@ def test_a_workflow_that_is_cancelled_stays_cancelled_or_it_is_said(vhost: Vhost
             assert sorted(known_to[connection].changes.cancelled_workflows) == ["flow", "other"]
 
 
+@pytest.mark.levels
 @pytest.mark.long
 @pytest.mark.own_vhost
 def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
