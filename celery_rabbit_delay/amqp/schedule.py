@@ -153,7 +153,7 @@ def scheduled(
             headers = to_message(record).headers
             one = describe(record, headers, names, queue)
         except Unreadable as exc:
-            report(f"The record of message {record.number}, of the id {record.id!r}, is skipped: {exc}")
+            report(skipped(record, exc))
             return None
         if concerns(headers, names):
             return one
@@ -173,6 +173,11 @@ def scheduled(
         if soonest.wants(record) and chosen(record):
             soonest.add(record)
     return filter(None, map(shown, soonest.records()))
+
+
+def skipped(record: Record, reason: Unreadable) -> str:
+    """Return what to report of a record whose message cannot be read."""
+    return f"The record of message {record.number}, of the id {record.id!r}, is skipped: {reason}"
 
 
 class Soonest:

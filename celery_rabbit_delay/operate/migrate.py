@@ -14,7 +14,7 @@ from ..amqp import declare
 from ..amqp.clocks import sent_now, utc_ms
 from ..amqp.receiving import known_to, learn
 from ..amqp.reschedule import REFUSALS, TOO_LATE, move
-from ..amqp.schedule import Progress, Report, headers_in, waiting, write_changes
+from ..amqp.schedule import Progress, Report, headers_in, skipped, waiting, write_changes
 from ..amqp.waiting import ANYWHERE, Allowed
 from ..core import changes, streams
 from ..core import headers as headers_
@@ -57,7 +57,7 @@ def migrate(
         try:
             state = headers_.read_state(headers_in(record))
         except Unreadable as exc:
-            report(f"The record of message {record.number}, of the id {record.id!r}, is skipped: {exc}")
+            report(skipped(record, exc))
             continue
         if state is None or state.prefix != own_options.cascade.root or record.number in moved:
             continue

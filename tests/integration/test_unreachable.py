@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from subprocess import PIPE
 from typing import Any
 
 import kombu.pools
@@ -18,8 +16,9 @@ from kombu.exceptions import OperationalError
 import celery_rabbit_delay
 from celery_rabbit_delay import install
 from tests.kit.broker import QUICK, Vhost
-from tests.kit.commands import PROGRAM, QUICKLY
+from tests.kit.commands import running
 from tests.kit.proxy import proxy
+from tests.kit.wait import wait_until
 
 CALLS: dict[str, Callable[[Celery], Any]] = {
     "find": lambda app: celery_rabbit_delay.find(app, "x"),
@@ -144,13 +143,10 @@ def test_a_refused_login_is_an_error_of_the_connection_and_for_revoke_celerys_ow
 
 def test_a_command_whose_broker_falls_silent_ends_and_says_so(vhost: Vhost) -> None:
     with proxy(vhost.broker.node.port) as between:
-        command = [str(PROGRAM), "--broker", between.url(vhost.url("amqp")), *QUICKLY, "--confirm-timeout", "2"]
-        with subprocess.Popen([*command, "status", "--watch"], stdout=PIPE, stderr=PIPE, text=True) as watching:
-            assert watching.stdout
-            watching.stdout.readline()
+        url = between.url(vhost.url("amqp"))
+        with running(url, "--confirm-timeout", "2", "status", "--watch") as watching:
+            wait_until(lambda: "\n" in watching.out, "it has shown something")
             between.flowing.clear()
-            try:
-                _, err = watching.communicate(timeout=60)
-            finally:
-                watching.kill()
-    assert (watching.returncode, "RabbitMQ has not answered in time" in err) == (1, True), err
+            watching.process.wait(60)
+            ended = watching.wait()
+    assert (ended.code, "RabbitMQ has not answered in time" in ended.err) == (1, True), ended.err
