@@ -237,7 +237,6 @@ def test_the_guide_to_infrastructure_as_code_shows_what_happens(reader: Reader) 
     [
         ("how-to/django.md", "django_shop", ["How was order 42?"]),
         ("how-to/testing.md", "testing", []),
-        ("how-to/from-plain-etas.md", ".", ["How was order 42?"]),
         # What it does while tasks wait there is in test_coming_from_others.py.
         ("how-to/from-native-delayed-delivery.md", ".", []),
         ("how-to/from-the-plug-in.md", ".", []),

@@ -6,11 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import kombu
 import pytest
 
 import celery_rabbit_delay
 from tests.kit.broker import QUICK, Vhost
-from tests.kit.commands import PROGRAM, QUICKLY, celery, granted_by, run
+from tests.kit.commands import PROGRAM, QUICKLY, celery, documented_permissions, granted_by, run
 from tests.kit.site import serving
 from tests.kit.wait import wait_until
 
@@ -74,6 +75,21 @@ def test_a_web_process_and_a_worker_can_do_all_they_do_with_what_the_operators_p
     wait_until(lambda: worker.output().count("Discarding revoked task") == 2, "both are discarded")
     assert not shop.runs("never")
     assert not re.search("ERROR|ACCESS_REFUSED|permission denied", worker.output())
+
+
+def test_a_publisher_that_may_only_write_sends_with_and_without_a_delay(make_shop: MakeShop, vhost: Vhost) -> None:
+    vhost.declare("celery")
+    setup(vhost, pasted(vhost, "operator"))
+    row = documented_permissions('publisher, `declare="passive"`')
+    user = vhost.user(**row | {"write": f"{row['write']}|^amq\\.default$"})
+    front = make_shop(OPTIONS, broker_url=vhost.url("amqp", user))
+    front.app.conf.task_queues = [kombu.Queue("celery", no_declare=True)]
+    front.send("note", "now")
+    front.send("note", "delayed", countdown=0.73)
+    front.send("note", "round", countdown=5)
+    make_shop(OPTIONS).worker()
+    for name in ("now", "delayed", "round"):
+        front.wait_for(1, name)
 
 
 def test_a_beat_the_commands_and_who_only_watches_can_do_all_they_do_with_what_the_operators_page_grants(
