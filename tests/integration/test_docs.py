@@ -19,6 +19,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import Options
 from tests.kit.broker import Vhost
 from tests.kit.pages import commands
+from tests.kit.reader import UUID
 from tests.kit.wait import wait_until
 from tools import diagrams
 
@@ -56,15 +57,15 @@ def test_a_documented_snippet_runs_as_it_stands_but_for_the_broker(vhost: Vhost,
         wait_until(vhost.waiting, "its tasks wait")
 
 
-def run_all(vhost: Vhost, page: str) -> list[tuple[str, int]]:
-    """Run the commands of a page in order; return the name and the exit code of each command of this package."""
+def run_all(vhost: Vhost, page: str, ids: tuple[str, ...] = ()) -> list[tuple[str, int]]:
+    """Run the commands of a page in order, some with these `ids`; return the name and the exit code of each of ours."""
     url = vhost.url("amqp")
     environment = {**os.environ, "CELERY_BROKER_URL": url}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     here = f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
     codes = []
     for command, _ in commands(page):
-        command = command.replace("http://guest:guest@localhost:15672", here)
+        command = re.sub(UUID, " ".join(ids), command.replace("http://guest:guest@localhost:15672", here))
         if command.startswith("rabbitmqctl "):
             of_a_vhost = [] if command.split()[1] in OF_A_NODE else ["--vhost", vhost.name]
             vhost.broker.node.ctl(*shlex.split(command)[1:], *of_a_vhost)
@@ -116,10 +117,10 @@ def test_one_person_is_erased_as_the_page_says_and_all_others_still_wait(vhost: 
     celery_rabbit_delay.install(before, delivery_time=False)  # nothing takes out what RabbitMQ holds, as the page says
     celery_rabbit_delay.install(after, prefix="celery-rabbit-delay.2")
     try:
-        for customer in ("customer 42", "customer 7"):
-            before.send_task("remind", (customer,), countdown=3000)
-        before.send_task("remind", ("customer 42",), countdown=3600)  # a round delay, in an outbox
-        codes = run_all(vhost, "stored-data.md")
+        before.send_task("remind", ("customer 7",), countdown=3000)
+        # 3,600 s is a round delay, in an outbox
+        sent = [before.send_task("remind", ("customer 42",), countdown=delay).id for delay in (3000, 3600)]
+        codes = run_all(vhost, "stored-data.md", tuple(sent))
         assert len(codes) == 4
         assert not any(code for _, code in codes), codes
         [left] = celery_rabbit_delay.scheduled(after)
