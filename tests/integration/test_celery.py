@@ -21,7 +21,6 @@ from celery_rabbit_delay import DestinationNotFound, InvalidDelay, NotPermitted
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.confirms import NotStored
 from celery_rabbit_delay.amqp.sender import Sender
-from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.core.destination import read
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import Vhost, lead, take
@@ -271,8 +270,8 @@ def test_a_consumer_goes_on_where_it_cannot_create_the_cascade(
         raise error
 
     monkeypatch.setattr(Sender, "lead_back", refuse)
-    monkeypatch.setattr(consumers, "_refused", set())
-    app = make_app()
+    queue = f"q{time.time_ns()}"  # a process says it once of each queue
+    app = make_app(task_default_queue=queue)
     with app.connection_for_read() as connection, caplog.at_level(logging.WARNING):
         app.amqp.TaskConsumer(connection.default_channel).consume()
-    assert "This worker cannot create the cascade or bind it to 'celery'" in caplog.text
+    assert f"This worker cannot create the cascade or bind it to '{queue}'" in caplog.text

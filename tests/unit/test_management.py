@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,7 +20,7 @@ import trustme
 
 from celery_rabbit_delay.cli.target import MANAGEMENT_CA, MANAGEMENT_CERT, management_of
 from celery_rabbit_delay.core.errors import NotPermitted, UnsupportedConfiguration
-from celery_rabbit_delay.operate import Management, management
+from celery_rabbit_delay.operate import Management
 
 QUEUES = [{"name": "q", "messages": 3}]
 
@@ -199,7 +200,7 @@ FAILED = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
 
 
 def test_a_request_that_fails_is_sent_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(management, "_PAUSE", 0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with answering_in_turn(FAILED, b"HTTP/1.1 200 OK\r\n\r\n[]") as port:
         assert Management(f"http://me:secret@127.0.0.1:{port}", "/").queues() == {}
     with answering_in_turn(FAILED, FAILED) as port:

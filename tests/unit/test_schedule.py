@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
 import kombu
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import Scheduled, describe
-from celery_rabbit_delay.cli.tasks import _as_data, format_scheduled
+from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import headers
 from celery_rabbit_delay.core.destination import is_match
 from celery_rabbit_delay.core.journal import Record
@@ -79,8 +82,13 @@ def test_whatever_somebody_made_up_is_shown_or_is_unreadable(record: Record, for
         found = described(record, **forged)
     except Unreadable:
         return
-    assert json.loads(json.dumps(_as_data(found)))["retries"] == found.retries
-    assert format_scheduled(found).isprintable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operate, "connected", nullcontext)
+        patch.setattr(operate, "require", lambda *args, **options: None)
+        patch.setattr(operate, "scheduled", lambda *args, **options: iter([found]))
+        plain, data = (CliRunner().invoke(standalone, ["-b", "amqp://", "list", *more]) for more in ([], ["--json"]))
+    assert plain.stdout.rstrip("\n").isprintable()
+    assert json.loads(data.stdout)["retries"] == found.retries
 
 
 @pytest.mark.parametrize("due", [253_402_300_800_000, (1 << 63) - 1, (1 << 64) - 1])
