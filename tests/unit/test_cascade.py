@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination, is_match, read
+from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination, read
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, fewest_set_bits
 from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
@@ -49,25 +49,6 @@ def bind(
     model.bind(cascade.exit_bindings(destination))
 
 
-def test_every_delay_arrives_once_on_time_with_one_hop_per_set_bit() -> None:
-    model = model_with_queues("shop")
-    bind(model, SHOP)
-    for ticks in range(1, CASCADE.max_ticks + 1):
-        arrived, visited = model.publish(*entry(ticks, SHOP, "shop"))
-        assert arrived == [(ticks * TICK, "shop")]
-        assert len(visited) == ticks.bit_count() + 1  # the outbox
-
-
-@given(st.integers(1, (1 << 31) - 1))
-def test_any_delay_of_powers_alone_arrives_once_on_time(ticks: int) -> None:
-    cascade = Cascade("t", timedelta(milliseconds=TICK), powers=31)
-    model = model_with_queues("shop", cascade=cascade)
-    bind(model, SHOP, cascade)
-    arrived, visited = model.publish(*entry(ticks, SHOP, "shop"))
-    assert arrived == [(ticks * TICK, "shop")]
-    assert len(visited) == ticks.bit_count() + 1  # the outbox
-
-
 class Process:
     """A process with options of its own on a broker that it may share with others, which it may be unable to change."""
 
@@ -96,7 +77,7 @@ class Process:
         tick, slack = cascade.tick // timedelta(microseconds=1), options.slack
         fraction, most = slack if isinstance(slack, tuple) else (slack, options.max_delay)
         allowed = min(delay * fraction, most * 1_000_000)
-        assert delay <= arrived[0][0] * 1000 <= delay + allowed + tick, "it is neither early nor too late"
+        assert delay <= arrived[0][0] * 1000 < delay + allowed + tick, "it is neither early nor too late"
         assert visited == [
             *(level.queue for level in route.levels),
             cascade.outbox_name(self.destination, route.outbox),
@@ -119,6 +100,7 @@ WAYS: list[dict[str, Any]] = [
     {"outboxes": ()},
     {"outboxes": (0.05, 0.5, 7.77, 19)},
     {"slack": 0},
+    {"slack": 0, "outboxes": ()},
     {"slack": (0.05, 0.2)},
     {"max_delay": 5},
     {"high": True},
@@ -177,15 +159,13 @@ def defaults() -> Process:
 DEFAULTS: dict[str, Any] = {"tick": 0.125, "max_delay": Options().max_delay}
 
 
-@given(st.integers(1, int(Options().max_delay * 1_000_000)))
+LONGEST = int(Options().max_delay)
+
+
+@given(st.integers(1, LONGEST * 1_000_000) | st.integers(1, LONGEST).map(lambda seconds: seconds * 1_000_000))
 def test_any_delay_of_the_default_options_arrives_once_within_its_slack(defaults: Process, delay: int) -> None:
     assert defaults.options == Options()
     defaults.send(delay)
-
-
-@given(st.integers(1, int(Options().max_delay)))
-def test_any_delay_in_whole_seconds_does_too(defaults: Process, seconds: int) -> None:
-    defaults.send(seconds * 1_000_000)
 
 
 @pytest.mark.parametrize("seconds", DEFAULT_OUTBOXES)
@@ -473,12 +453,6 @@ def test_a_message_for_an_outbox_that_is_gone_or_not_bound_for_delivery_times_re
     assert model.route(exchange, tuple(keys)) == set()
 
 
-def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
-    model = model_with_queues("shop")
-    exchange, *keys = entry(CASCADE.max_ticks + 1, SHOP, "shop")
-    assert model.route(exchange, tuple(keys)) == set()
-
-
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
     cascade = Options(prefix="p" * 150, tick=0.001, max_delay=TEN_YEARS).high_cascade
     names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()]
@@ -571,25 +545,3 @@ def test_a_cascade_with_a_longer_maximum_adds_levels_and_changes_none() -> None:
 def test_each_number_of_levels_has_a_marker_of_its_own() -> None:
     sets = [replace(CASCADE, powers=powers) for powers in (10, 11, 12)]
     assert len({cascade.marker for cascade in sets}) == len(sets)
-
-
-def test_a_cascade_is_as_small_as_documented() -> None:
-    topology = Topology.of([Options().cascade], [Destination("", ("celery",))], outboxes=[8 * 60, 8 * 300])
-    assert len([name for name in topology.queues if ".out." not in name or "short-lived" in name]) == 31
-    assert len([name for name in topology.queues if ".out." in name and "short-lived" not in name]) == 3
-
-
-@pytest.mark.parametrize(
-    ("pattern", "key", "matches"),
-    [
-        *(("a.*", "a.b", True), ("a.*", "a", False), ("#", "", True), ("a.#.c", "a.c", True), ("a.#", "b", False)),
-        *(
-            ("a.#", "a", True),
-            ("a.#.b.c.#", "a.b.c", True),
-            ("a.#.b.c.#", "a.b.b.c", True),
-            ("a.#.b", "a.c.b.c", False),
-        ),
-    ],
-)
-def test_the_model_matches_topics_as_rabbitmq_does(pattern: str, key: str, matches: bool) -> None:
-    assert is_match("topic", pattern, key) is matches

@@ -152,6 +152,23 @@ def test_no_level_takes_an_address_for_a_delay(destination: tuple[str, ...], mar
 
 
 @pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("#", ["", "a", "a.b"], []),
+        ("a.#", ["a", "a.b", "a.b.c"], ["b", "ab", ""]),
+        ("a.*", ["a.b"], ["a", "a.b.c"]),
+        ("#.z", ["z", "a.z", "a.b.z"], ["z.a"]),
+        ("a.#.z", ["a.z", "a.b.z", "a.b.c.z"], ["a", "z", "a.z.b.c"]),
+        ("a.#.b.c.#", ["a.b.c", "a.b.b.c"], []),
+        ("a.b", ["a.b"], ["a", "a.c"]),
+    ],
+)
+def test_topic_exchanges_route_by_words(pattern: str, matching: list[str], others: list[str]) -> None:
+    assert all(is_match("topic", pattern, key) for key in matching)
+    assert not any(is_match("topic", pattern, key) for key in others)
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         (("a", "b"), ("", "a", "b")),

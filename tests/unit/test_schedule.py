@@ -19,7 +19,6 @@ from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import Scheduled, describe
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import headers
-from celery_rabbit_delay.core.destination import is_match
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.streams import Unreadable
 
@@ -117,19 +116,3 @@ def test_the_queues_that_an_exchange_leads_to_are_found_by_the_type_of_the_excha
     assert names.name("direct", "a") == names.name("direct", "b") == "two"
     assert names.name("direct", "c") == "c"
     assert names.name("", "default") == "default"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "matching", "others"),
-    [
-        ("#", ["", "a", "a.b"], []),
-        ("a.#", ["a", "a.b", "a.b.c"], ["b", "ab", ""]),
-        ("a.*", ["a.b"], ["a", "a.b.c"]),
-        ("#.z", ["z", "a.z", "a.b.z"], ["z.a"]),
-        ("a.#.z", ["a.z", "a.b.z", "a.b.c.z"], ["a", "z"]),
-        ("a.b", ["a.b"], ["a", "a.c"]),
-    ],
-)
-def test_topic_exchanges_route_by_words(pattern: str, matching: list[str], others: list[str]) -> None:
-    assert all(is_match("topic", pattern, key) for key in matching)
-    assert not any(is_match("topic", pattern, key) for key in others)
