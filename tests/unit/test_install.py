@@ -453,13 +453,6 @@ def test_options_of_a_plain_kombu_connection_are_checked() -> None:
         _ = kombu.Connection("rabbit-delay://localhost//", transport_options=options).transport
 
 
-def test_celery_leaves_its_native_delayed_delivery_off() -> None:
-    quorum_queues = pytest.importorskip("celery.utils.quorum_queues", reason="it came with Celery 5.5")
-    app = app_with(broker_url=AMQP_URL, task_default_queue_type="quorum")
-    install(app)
-    assert quorum_queues.detect_quorum_queues(app, app.connection_for_write().transport.driver_type) == (False, "")
-
-
 @pytest.mark.parametrize(
     ("version", "queue_type", "per_consumer"),
     [("3.10.8", "classic", False), ("3.10.8", "quorum", True), ("4.0.5", "classic", True), ("4.3.6", "quorum", True)],

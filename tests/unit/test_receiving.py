@@ -224,25 +224,6 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
 
 
 @pytest.mark.parametrize(
-    ("headers", "properties"),
-    [
-        ({"id": "a"}, {"correlation_id": "b"}),
-        ({}, {"correlation_id": "a", "message_id": "b"}),
-        ({}, {"message_id": "a"}),
-    ],
-)
-def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, properties: Any) -> None:
-    client = Client()
-    connection = connected(client)
-    message = received(properties, **headers)
-    assert not receiving.is_dropped(connection, message)
-    for id_, dropped in (("b", False), ("a", True)):
-        for change in changes.cancelled([id_], sent_now()):
-            receiving.known_to[client].changes.apply(change)
-        assert receiving.is_dropped(connection, message) is dropped
-
-
-@pytest.mark.parametrize(
     ("headers", "dropped"), [({"eta": None}, False), ({"eta": "2030-01-01"}, True), ({"retries": 1}, True)]
 )
 def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
