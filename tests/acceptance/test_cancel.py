@@ -121,20 +121,6 @@ def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: Make
     assert not shop.runs("cancelled")
 
 
-@pytest.mark.long
-def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_shop: MakeShop, tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    shop = make_shop(result_backend=f"file://{tmp_path}/results", task_track_started=True, worker_send_task_events=True)
-    worker = shop.worker(name="one")
-    ids = [shop.send("note", "cancelled", countdown=seconds) for seconds in (20, 50)]
-    celery_rabbit_delay.cancel(shop.app, *ids)
-    wait_until(lambda: AsyncResult(ids[0], app=shop.app).state == "REVOKED", "the first is revoked")
-    worker.stop()
-    shop.worker(name="two")
-    wait_until(lambda: AsyncResult(ids[1], app=shop.app).state == "REVOKED", "the second is revoked")
-    assert not shop.runs()
-
-
 def test_a_cancelled_task_takes_celerys_own_way_of_a_revoked_task(make_shop: MakeShop, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     shop = make_shop(result_backend=f"file://{tmp_path}/results", task_send_sent_event=True)

@@ -10,7 +10,6 @@ import pytest
 from celery import Celery
 
 import celery_rabbit_delay
-from celery_rabbit_delay import InvalidDelay
 from tests.kit.broker import QUICK
 from tests.kit.commands import Result, celery
 from tests.kit.wait import wait_until
@@ -119,22 +118,6 @@ def test_an_answer_comes_where_nothing_can_be_read(make_shop: MakeShop) -> None:
     [shown] = shop.app.control.inspect(timeout=5, limit=1).scheduled().values()
     assert shown == []
     assert "Traceback" not in worker.output()
-
-
-@pytest.mark.parametrize(
-    ("when", "says"),
-    [
-        ({}, "either eta or countdown"),
-        ({"eta": "2030-01-31T12:00:00", "countdown": 5}, "either eta or countdown"),
-        ({"eta": "soon"}, "cannot read the eta 'soon'"),
-        ({"countdown": -1}, "cannot read the countdown -1"),
-        ({"countdown": True}, "cannot read the countdown True"),
-    ],
-)
-def test_a_moment_that_cannot_be_read_is_an_error(make_shop: MakeShop, when: dict[str, object], says: str) -> None:
-    shop = make_shop(RECORDED)
-    with pytest.raises(InvalidDelay, match=says):
-        celery_rabbit_delay.reschedule(shop.app, "id", **when)  # type: ignore[arg-type]
 
 
 def test_the_command_with_an_app_moves_a_task(make_shop: MakeShop) -> None:
