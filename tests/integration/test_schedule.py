@@ -330,6 +330,8 @@ def test_what_is_listed_until_a_naive_time_is_in_the_apps_zone(vhost: Vhost, mak
         assert [one.id for one in celery_rabbit_delay.scheduled(app, until=moment)] == ids[:1]
     with pytest.raises(InvalidDelay, match="cannot read until 'tomorrow'"):
         celery_rabbit_delay.scheduled(app, until="tomorrow")
+    with pytest.raises(InvalidDelay, match="either eta or countdown"):
+        celery_rabbit_delay.reschedule(app, ids[0])
     for limit in (0, -1):
         with pytest.raises(ValueError, match=f"limit={limit}: use 1 or more, or None"):
             celery_rabbit_delay.scheduled(app, limit=limit)
