@@ -17,7 +17,6 @@ from celery.result import AsyncResult
 import celery_rabbit_delay
 from tests.kit import background
 from tests.kit.broker import QUICK, own_node
-from tests.kit.commands import celery
 from tests.kit.node import Node, dead_letters_again
 from tests.kit.wait import wait_until
 
@@ -29,19 +28,18 @@ CHANGES = "celery-rabbit-delay.v3.changes"
 
 
 def cancel_one(shop: Shop, id_: str, how: str) -> None:
-    command = partial(celery, "-A", "tests.acceptance.shop", directory=shop.directory, **shop.environment)
     if how == "AsyncResult":
         AsyncResult(id_, app=shop.app).revoke()
     elif how == "control":
         shop.app.control.revoke([id_])
     elif how == "celery control":
-        command("control", "revoke", id_)
+        shop.celery("control", "revoke", id_)
     elif how == "celery control terminate":
-        command("control", "terminate", "KILL", id_)
+        shop.celery("control", "terminate", "KILL", id_)
     elif how == "celery control revoke_by_stamped_headers":
-        command("control", "revoke_by_stamped_headers", f"name={how}", "customer=7")
+        shop.celery("control", "revoke_by_stamped_headers", f"name={how}", "customer=7")
     elif how == "celery delay cancel":
-        assert "1 id cancelled" in command("delay", "cancel", id_).out
+        assert "1 id cancelled" in shop.delay("cancel", id_).out
     else:
         celery_rabbit_delay.cancel(shop.app, id_)
 
@@ -95,8 +93,7 @@ def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(m
         shop.send("stubborn", 1, 1, id_, countdown=after, task_id=id_)
     for id_ in ("due later", "due sooner"):
         shop.wait_for(2, id_)
-        discarded = f"Discarding revoked task: tests.acceptance.shop.note[{id_}]"
-        wait_until(partial(lambda line: line in worker.output(), discarded), f"{id_} is discarded")
+        wait_until(partial(worker.has_discarded, id_), f"{id_} is discarded")
     worker.stop()
     for id_ in ("due later", "due sooner"):
         shop.send("note", f"{id_}, once more", countdown=1, task_id=id_)
@@ -116,8 +113,7 @@ def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: Make
     workers = [shop.worker(name=name) for name in ("one", "two")]
     shop.send("note", "stays", countdown=1)
     shop.wait_for(1, "stays")
-    discarded = f"Discarding revoked task: tests.acceptance.shop.note[{dead}]"
-    wait_until(lambda: any(discarded in worker.output() for worker in workers), "discarded")
+    wait_until(lambda: any(worker.has_discarded(dead) for worker in workers), "discarded")
     assert not shop.runs("cancelled")
 
 
@@ -164,7 +160,7 @@ def test_a_worker_whose_stream_of_changes_does_not_answer_warns_runs_all_tasks_a
     let("resume")
     dead = shop.send("note", "cancelled", countdown=20)
     celery_rabbit_delay.cancel(shop.app, dead)
-    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
+    wait_until(lambda: worker.has_discarded(dead), "discarded")
     assert not shop.runs("cancelled")
 
 
@@ -180,8 +176,7 @@ def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
     celery_rabbit_delay.cancel(shop.app, delayed, at_once)
     runs = len(shop.runs("at once"))
     worker = shop.worker(name="two")
-    discarded = [f"Discarding revoked task: tests.acceptance.shop.stubborn[{id_}]" for id_ in (delayed, at_once)]
-    wait_until(lambda: all(line in worker.output() for line in discarded), "both are discarded")
+    wait_until(lambda: all(worker.has_discarded(one, "stubborn") for one in (delayed, at_once)), "both are discarded")
     assert len(shop.runs("delayed")) == 1
     assert len(shop.runs("at once")) == runs
 
@@ -210,7 +205,7 @@ def test_a_stream_that_is_deleted_while_a_worker_follows_it_stops_no_task(make_s
     celery_rabbit_delay.cancel(shop.app, dead)
     shop.send("note", "runs", countdown=12)
     shop.wait_for(1, "runs")
-    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
+    wait_until(lambda: worker.has_discarded(dead), "discarded")
 
 
 def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> None:

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -35,16 +36,13 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def shop(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     directory = tmp_path_factory.mktemp("shop")
     conf = CONFIGURATIONS[request.param] | {"result_backend": f"file://{directory}"}
-    with broker.vhost() as vhost:
-        shop = Shop(vhost, directory, QUICK | {"max_delay": 26 * 3600}, conf)
-        try:
-            worker = shop.worker("-c", "2")
-            shop.send("note", "first", countdown=0.1)  # declares the cascade, which takes seconds on a busy machine
-            shop.wait_for(1, "first")
-            yield shop
-            assert_nothing_went_wrong(shop, worker)
-        finally:
-            shop.close()
+    options = QUICK | {"max_delay": 26 * 3600}
+    with broker.vhost() as vhost, closing(Shop(vhost, directory, options, conf)) as shop:
+        worker = shop.worker("-c", "2")
+        shop.send("note", "first", countdown=0.1)  # declares the cascade, which takes seconds on a busy machine
+        shop.wait_for(1, "first")
+        yield shop
+        assert_nothing_went_wrong(shop, worker)
 
 
 @pytest.fixture

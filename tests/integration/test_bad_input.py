@@ -24,7 +24,7 @@ from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record, pack_records
-from tests.kit.broker import Vhost, publish, take, wait_to_learn
+from tests.kit.broker import REFUSING, Vhost, publish, take, wait_to_learn
 from tests.kit.commands import CASCADE, celery, make_orphans, management, run
 from tests.kit.frames import has_input
 from tests.kit.wait import wait_until
@@ -134,9 +134,7 @@ def test_a_cascade_is_not_moved_onto_itself(vhost: Vhost) -> None:
 
 
 def test_what_takes_nothing_is_named_with_what_to_do(vhost: Vhost) -> None:
-    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare("full", durable=True, auto_delete=False, arguments=arguments)
+    vhost.declare("full", arguments=REFUSING)
     vhost.declare(exchange="nobody")
     with vhost.connection() as connection:
         connection.Producer().publish("x", exchange="nobody", headers={"x-delay": 50})
@@ -247,9 +245,7 @@ def test_what_nobody_can_read_in_a_queue_can_be_got_and_given_back(vhost: Vhost)
 @pytest.mark.leaves_orphans
 def test_orphans_for_a_queue_that_refuses_them_stay_and_say_why(vhost: Vhost) -> None:
     make_orphans(vhost, 2)
-    arguments = {"x-max-length": 0, "x-overflow": "reject-publish"}
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare("gone", durable=True, auto_delete=False, arguments=arguments)
+    vhost.declare("gone", arguments=REFUSING | {"x-max-length": 0})
     replayed = run(vhost.url("amqp"), "--queue", "gone", "orphans", "replay")
     assert (replayed.code, replayed.out.count("could not store the message")) == (3, 2)
     wait_until(lambda: vhost.count(CASCADE.orphans) == 2, "both stay")

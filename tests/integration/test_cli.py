@@ -135,8 +135,7 @@ def test_outboxes_of_keys_that_nobody_binds_any_more_are_deleted_where_that_is_c
     with vhost.connection() as connection:
         for destination in (Destination("orders"), *(Destination(exchange, key=key) for exchange, key in keys)):
             ensure(connection, destination)
-        with vhost.plain() as plain:  # in the namespace of outboxes, but none
-            plain.default_channel.queue_declare(f"{CASCADE.root}.out.orders+a+b", durable=True, auto_delete=False)
+        vhost.declare(f"{CASCADE.root}.out.orders+a+b")  # in the namespace of outboxes, but none
         vhost.delete_queue("gone")
         api = Management(management(vhost)[1], vhost.name)
         wait_until(lambda: operate.prune(connection, api)[0] and "orders+gone" not in outboxes(vhost), "it is deleted")
@@ -185,8 +184,7 @@ def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_pr
 @pytest.mark.own_vhost
 def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     url = vhost.url("amqp")
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare(CASCADE.levels[0].queue, durable=True, auto_delete=False)
+    vhost.declare(CASCADE.levels[0].queue)
     planned = run(url, "plan")
     assert planned.code == 3
     name = re.escape(CASCADE.levels[0].queue)
@@ -194,8 +192,7 @@ def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     refused = run(url, "setup")
     assert refused.code == 1
     assert "something else has the name of a part of the cascade" in refused.err
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare(CASCADE.levels[0].queue, durable=True, auto_delete=False)
+    vhost.declare(CASCADE.levels[0].queue)
 
 
 def test_verify_names_a_release_with_known_faults(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,10 +239,9 @@ def test_deleted_parts_of_the_cascade_are_made_again_or_missed_loudly(vhost: Vho
 @pytest.mark.shared_vhost
 def test_a_queue_whose_leader_is_slow_to_answer_does_not_count_as_empty(vhost: Vhost) -> None:
     """RabbitMQ says after 250 ms that such a queue has no messages, and who asks may delete it then."""
-    arguments = {"x-queue-type": "quorum"}
+    vhost.declare("q", arguments={"x-queue-type": "quorum"})
     with vhost.plain() as connection:
         channel = connection.default_channel
-        channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
         connection.Producer(channel).publish("x", routing_key="q")
         wait_until(lambda: declare.message_count(channel, "q"), "the message is there")
         name = f'rabbit_misc:r(<<"{vhost.name}">>, queue, <<"q">>)'

@@ -136,8 +136,8 @@ def test_what_no_queue_wants_any_more_is_dropped_and_blocks_no_other_message(vho
 
 @pytest.mark.parametrize("limit", [None, 3])
 def test_a_look_hides_nothing_from_the_next(vhost: Vhost, limit: int | None) -> None:
+    vhost.declare("q", arguments={"x-queue-type": "quorum"})
     with vhost.connection() as one, vhost.connection() as another:
-        one.default_channel.queue_declare("q", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
         for _ in range(5):
             one.Producer().publish("x", routing_key="q")
         wait_until(lambda: declare.message_count(one.default_channel, "q") == 5, "all are there")

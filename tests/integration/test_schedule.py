@@ -778,9 +778,7 @@ def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_t
     vhost.delete_queue(name)
     assert run(url, "verify").code == 0  # a worker creates it when it needs it
     assert f"missing    queue    {name}" in run(url, "plan").out
-    with vhost.plain() as connection:
-        arguments = {"x-queue-type": "stream", "x-max-age": "5s"}
-        connection.default_channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+    vhost.declare(name, arguments={"x-queue-type": "stream", "x-max-age": "5s"})
     assert f"different  queue    {name}" in run(url, "verify").out
 
 

@@ -114,9 +114,7 @@ def test_messages_of_any_priority_are_equally_late(vhost: Vhost, round_: bool) -
 
 
 def test_priorities_order_the_final_queue(vhost: Vhost) -> None:
-    with vhost.plain() as connection:
-        arguments = {"x-max-priority": 9}
-        connection.default_channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
+    vhost.declare("q", arguments={"x-max-priority": 9})
     with vhost.connection() as connection:
         for priority in (0, 4, 5, 9, 2):
             connection.Producer().publish(priority, routing_key="q", priority=priority, headers={"x-delay": 30})

@@ -32,6 +32,10 @@ QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
 DECLARED_TWICE = 200
 
 
+#: The arguments of a queue that takes one message and refuses the others.
+REFUSING = {"x-max-length": 1, "x-overflow": "reject-publish"}
+
+
 class Broker:
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -120,14 +124,14 @@ class Vhost:
         )
         return name
 
-    def declare(self, *queues: str, exchange: str = "", kind: str = "direct") -> None:
+    def declare(self, *queues: str, exchange: str = "", kind: str = "direct", arguments: Any = None) -> None:
         """Declare durable queues, each bound by its name to an exchange if one is named."""
         with self.plain() as connection:
             channel = connection.default_channel
             if exchange:
                 channel.exchange_declare(exchange, kind, durable=True, auto_delete=False)
             for queue in queues:
-                channel.queue_declare(queue, durable=True, auto_delete=False)
+                channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
                 if exchange:
                     channel.queue_bind(queue, exchange, queue)
 
