@@ -1,4 +1,4 @@
-"""Other scenarios of Celery's smoke tests, with delayed tasks."""
+"""Scenarios of Celery's smoke tests, with delayed tasks."""
 
 from __future__ import annotations
 
