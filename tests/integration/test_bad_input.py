@@ -6,7 +6,6 @@ import json
 import re
 import struct
 import time
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
-from celery_rabbit_delay import DestinationNotFound, upstream
+from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
@@ -24,7 +23,7 @@ from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record, pack_records
-from tests.kit.broker import REFUSING, Vhost, publish, take, wait_to_learn
+from tests.kit.broker import REFUSING, Vhost, publish, wait_to_learn
 from tests.kit.commands import CASCADE, celery, make_orphans, management, run
 from tests.kit.frames import has_input
 from tests.kit.wait import wait_until
@@ -267,16 +266,6 @@ def test_what_nobody_can_read_stays_with_the_orphans_and_in_levels(vhost: Vhost)
     replayed = run(vhost.url("amqp"), "--queue", "gone", "orphans", "replay")
     assert (replayed.code, replayed.out.count("its properties cannot be read")) == (3, amount - 1)
     assert vhost.count("gone") == 1
-
-
-def test_a_missing_queue_named_with_the_prefix_is_not_taken_for_a_part_of_the_cascade(vhost: Vhost) -> None:
-    vhost.declare("q")
-    assert run(vhost.url("amqp"), "--prefix", "shop", "--queue", "shop.mails", "--queue", "q", "setup").code == 0
-    with vhost.connection(prefix="shop") as connection:
-        for name in ("q", "shop.mails", "q"):
-            with pytest.raises(DestinationNotFound) if "mails" in name else nullcontext():
-                publish(connection, 0.1, name)
-        assert len(take(connection, "q", 2)) == 2
 
 
 def test_a_consumer_that_is_cancelled_meanwhile_is_not_the_error_of_a_delayed_message(vhost: Vhost) -> None:

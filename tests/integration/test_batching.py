@@ -164,20 +164,6 @@ def test_a_connection_lost_in_a_batch_is_made_again(vhost: Vhost, make_app: Make
     assert arrived == set(range(-1, 20))
 
 
-def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_app: MakeApp) -> None:
-    with proxy(vhost.broker.node.port) as between:
-        app = make_app(broker_url=between.url(vhost.url("amqp")))
-        app.send_task("t", (-1,), countdown=2)
-        cuts = iter([True])
-        between.cut_after = lambda data: b"celery" in data and next(cuts, False)
-        with celery_rabbit_delay.batch(app) as producer:
-            for n in range(200):
-                app.send_task("t", (n,), countdown=2, producer=producer)
-    missing = set(range(-1, 200))
-    while missing:  # some may come twice
-        missing -= set(names(vhost.take("celery", len(missing))))
-
-
 @pytest.mark.levels
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
     def take_all() -> None:
@@ -286,14 +272,6 @@ def test_a_batch_needs_install() -> None:
     app = Celery("plain", broker="memory://", set_as_current=False)
     with pytest.raises(UnsupportedConfiguration, match="install"), celery_rabbit_delay.batch(app):
         pass
-
-
-def test_a_producer_of_kombu_may_be_a_batch(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection, celery_rabbit_delay.batch(connection.Producer()) as producer:
-        for n in range(10):
-            producer.publish(n, routing_key="q", headers={"x-delay": 200})
-    assert sorted(message.payload for message in vhost.take("q", 10)) == list(range(10))
 
 
 @pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="Producer.batch came with Kombu 5.7")

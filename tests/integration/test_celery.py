@@ -24,7 +24,6 @@ from celery_rabbit_delay.amqp.sender import Sender
 from celery_rabbit_delay.core.destination import read
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import Vhost, lead, take
-from tests.kit.node import free_port
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -194,18 +193,6 @@ def test_native_delayed_delivery_stays_out_of_the_way_without_a_warning(
     assert len(vhost.take("celery", 1)) == 1
     assert caplog.records == []
     assert not [name for name in vhost.names("exchanges") if name.startswith("celery_delayed")]
-
-
-@pytest.mark.parametrize(("confirm_publish", "as_list"), [(False, False), (True, True)])
-def test_failover_to_the_next_broker_keeps_the_transport(
-    vhost: Vhost, make_app: MakeApp, confirm_publish: bool, as_list: bool
-) -> None:
-    urls = [f"amqp://guest:guest@127.0.0.1:{free_port()}//", vhost.url("amqp")]
-    app = make_app(
-        broker_url=urls if as_list else ";".join(urls), broker_transport_options={"confirm_publish": confirm_publish}
-    )
-    app.send_task("t", countdown=30)
-    wait_until(lambda: sum(vhost.waiting().values()) == 1, "it waits")
 
 
 def test_canvas_and_beat_are_covered(vhost: Vhost, make_app: MakeApp) -> None:

@@ -12,7 +12,7 @@ import kombu
 import pytest
 from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotPermitted, NotRouted, operate
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotRouted, operate
 from celery_rabbit_delay.amqp import declare, publisher
 from celery_rabbit_delay.amqp.confirms import NotStored, Sent
 from celery_rabbit_delay.core.destination import Destination
@@ -62,17 +62,6 @@ def test_an_existing_cascade_costs_one_round_trip_besides_the_channels(vhost: Vh
     assert sent == [(20, 10), *declared, (20, 10), (85, 10), (60, 40)]
     # Besides two channels, only the last binding and the message are waited for.
     assert received == [(20, 11), (50, 21), (20, 11), (60, 80)]
-
-
-@pytest.mark.shared_vhost
-def test_a_second_message_costs_nothing_but_itself(vhost: Vhost, q: str) -> None:
-    with vhost.connection() as connection:
-        producer = connection.Producer()
-        producer.publish("x", routing_key="q", headers={"x-delay": 20})
-        with frames(connection) as (sent, received):
-            producer.publish("x", routing_key="q", headers={"x-delay": 20})
-        assert sent == [(60, 40)]
-        assert received == [(60, 80)]
 
 
 def test_declaring_half_a_cascade_again_completes_it(vhost: Vhost, q: str) -> None:
@@ -177,14 +166,6 @@ def test_something_else_with_a_name_of_ours_is_an_error_and_all_that_we_create_c
     vhost.publish_one(prefix="shop.delays")
     created = vhost.names("queues") + vhost.names("exchanges")
     assert {name for name in created if not name.startswith("shop.delays.")} == {"q", alien}
-
-
-def test_no_permission_to_create_is_an_error_that_says_so(vhost: Vhost, q: str) -> None:
-    user = vhost.user(configure="^q$", write=".*", read=".*")
-    with pytest.raises(
-        NotPermitted, match=r"access to exchange 'celery-rabbit-delay\.v3\.10ms\.ingest.*grant the permission"
-    ):
-        vhost.publish_one(user=user)
 
 
 def test_passive_creates_nothing_uses_what_is_there_and_says_what_is_missing_and_what_to_do(

@@ -11,7 +11,7 @@ import pytest
 from amqp import Message
 
 from celery_rabbit_delay import BatchFailed, NotRouted
-from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, batches_of, collect
+from celery_rabbit_delay.amqp.batch import Batch, batches_of, collect
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
@@ -134,17 +134,3 @@ def test_a_batch_whose_connection_is_gone_fails_with_its_ids(sender: Any) -> Non
     with pytest.raises(BatchFailed) as failed:
         fail()
     assert failed.value.ids == ["1"]
-
-
-def test_kombus_batch_holds_what_is_published_through_it(sender: Any) -> None:
-    sender.ensure = lambda plan: None
-    producer: Any = Producer(sender)
-    batch = PublishBatch(producer.channel, max_size=10)
-    batch.publish("1")
-    assert batches_of[producer.connection] == []
-    assert sender.asked == []
-    batch.flush()
-    batch.publish("2")
-    batch.discard()
-    batch.flush()
-    assert sender.done == ["1"]

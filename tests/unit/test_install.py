@@ -30,7 +30,6 @@ import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
 from celery_rabbit_delay.amqp.transport import SSLTransport, Transport
 from celery_rabbit_delay.cli.target import AppTarget
-from tests.kit.node import free_port
 
 AMQP_URL = "amqp://shop:p%40ss@rabbit.example:5673/orders"
 
@@ -428,16 +427,6 @@ def test_task_protocol_1_is_refused_with_a_reason() -> None:
     app.conf.task_protocol = 1
     with pytest.raises(UnsupportedConfiguration, match="use task_protocol = 2"):
         app.connection()
-
-
-def test_an_eager_app_runs_its_delayed_tasks_at_once_without_a_broker() -> None:
-    app = app_with(broker_url=f"amqp://127.0.0.1:{free_port()}//", task_always_eager=True)
-    install(app)
-
-    def answer() -> int:
-        return 42
-
-    assert app.task(answer).apply_async(countdown=60).get() == 42
 
 
 def test_plain_kombu_finds_the_schemes() -> None:

@@ -181,15 +181,6 @@ def test_an_outbox_is_used_only_when_the_broker_has_certainly_written_it_down(
     assert parts.send(300) == "@.^11.^8.^6.^5"
 
 
-def test_a_destination_is_led_to_without_an_outbox_that_delays_if_none_is_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts = Parts(monkeypatch, Options())
-    parts.publisher.routes.ensure(DESTINATION)
-    assert parts.send(64) == "@.^9"
-    assert parts.declared == [(DESTINATION, [0])]
-
-
 @pytest.mark.parametrize(
     ("options", "high", "destination"),
     [
@@ -235,17 +226,6 @@ def test_an_outbox_for_which_the_broker_closes_the_connection_is_done_without_on
     with pytest.raises(RecoverableConnectionError, match="is refused"):
         parts.send(60)
     assert parts.again().send(60) == "@.^8.^7.^6.^5"
-
-
-@pytest.mark.parametrize("error", [LimitReached, NotPermitted])
-def test_a_destination_that_cannot_be_led_to_at_all_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    parts = Parts(monkeypatch, Options())
-    parts.refused, parts.refusal_to_create = {0}, error
-    for _ in range(2):
-        with pytest.raises(error):
-            parts.send(60)
 
 
 def made(parts: Parts) -> dict[Destination, set[int]]:
