@@ -120,30 +120,6 @@ def test_every_delay_arrives_once_within_its_slack_one_outbox_last(way: dict[str
     assert passed[1] >= len(process.usable)
 
 
-PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"max_delay": 5}, {}),
-    ({"outboxes": ()}, {}),
-    ({"outboxes": (0.05, 0.5, 7.77, 19)}, {"outboxes": (0.06, 0.5, 7.78, 20), "max_delay": 41}),
-    ({"slack": 0}, {"slack": 0.2}),
-    ({"high": True}, {}),
-    ({"high": True, "max_delay": 3}, {"outboxes": ()}),
-    ({"outboxes": (1, 7)}, {"passive": True}),
-    ({"outboxes": ()}, {"passive": True}),
-    ({"outboxes": (2, 3, 5), "max_delay": 5}, {"passive": True, "outboxes": (1, 2, 3, 4), "slack": 0}),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), PAIRS, ids=str)
-def test_delays_arrive_from_processes_with_different_options_side_by_side(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
-    model = model_with_queues("shop", "mails")
-    processes = [Process(model, **one), Process(model, **other)]
-    assert len({process.cascade.root for process in processes}) == 1
-    for process in processes:
-        process.walk(step=7)
-
-
 def test_an_outbox_that_a_passive_process_lacks_costs_it_a_hop() -> None:
     model = model_with_queues("shop")
     Process(model, outboxes=(1,))
@@ -176,20 +152,23 @@ def test_each_default_outbox_takes_its_delay_alone(defaults: Process, seconds: f
 
 seconds = st.integers(1, 200).map(lambda n: n / 10)
 sets = st.lists(seconds, max_size=6, unique=True)
+slacks = st.sampled_from([0, 0.001, 0.1, (0.5, 0.3)])
 ways = st.fixed_dictionaries(
-    {"max_delay": st.just(20) | st.integers(21, 90), "slack": st.sampled_from([0, 0.001, 0.1, (0.5, 0.3)])},
+    {"max_delay": st.just(20) | st.integers(21, 90), "slack": slacks},
     optional={"outboxes": sets, "high": st.booleans()},
-)
+) | st.fixed_dictionaries({"max_delay": st.integers(3, 19), "slack": slacks}, optional={"high": st.booleans()})
 
 
-@given(st.lists(ways, min_size=2, max_size=3), st.booleans(), st.data())
+@given(st.lists(ways, min_size=2, max_size=3), st.booleans(), st.integers(100, 300))
 def test_processes_with_any_options_share_a_cascade_and_what_each_sends_arrives(
-    several: list[dict[str, Any]], passive: bool, data: st.DataObject
+    several: list[dict[str, Any]], passive: bool, step: int
 ) -> None:
-    model = model_with_queues("shop")
+    model = model_with_queues("shop", "mails")
+    Process(model, MAILS)
     processes = [Process(model, passive=passive and number > 0, **way) for number, way in enumerate(several)]
+    assert len({process.cascade.root for process in processes}) == 1
     for process in processes:
-        process.send(data.draw(st.integers(1, int(process.options.max_delay * 1_000_000))))
+        process.walk(step)
 
 
 @pytest.mark.parametrize(
