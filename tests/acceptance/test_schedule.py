@@ -137,17 +137,3 @@ def test_only_the_last_task_of_a_key_runs_and_its_retries_do(make_shop: MakeShop
     shop.wait_for(1, "end")
     shop.wait_for(3, "third")
     assert [run["name"] for run in shop.runs() if run["name"] != "end"] == ["third"] * 3
-
-
-@pytest.mark.long
-def test_a_retry_of_a_task_gives_way_to_a_later_task_of_its_key(make_shop: MakeShop) -> None:
-    shop = make_shop({**QUICK, "max_delay": 600})
-    shop.worker()
-    key = {"x-delay-key": "report-42"}
-    shop.send("stubborn", 5, 15, "first", countdown=6, headers=key)
-    shop.wait_for(1, "first")
-    shop.send("note", "second", countdown=2, headers=key)
-    shop.wait_for(1, "second")
-    shop.send("note", "end", countdown=17)
-    shop.wait_for(1, "end")
-    assert len(shop.runs("first")) == 1
