@@ -443,27 +443,6 @@ def test_status_watches_until_interrupted(vhost: Vhost) -> None:
         watching.wait()
 
 
-@pytest.mark.more
-@pytest.mark.own_vhost
-def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost: Vhost, tmp_path: Path) -> None:
-    exported = run(vhost.url("amqp"), "export", "--priorities")
-    assert exported.code == 0
-    assert vhost.names("exchanges") == []
-    node = vhost.broker.node
-    ctl = node.server.with_name("rabbitmqctl")
-    if ctl.exists():  # not so in a root directory of its own, or in a container
-        path = tmp_path / "definitions.json"
-        path.write_text(exported.out)
-        command = [str(ctl), "-n", node.name, "import_definitions", str(path)]
-        subprocess.run(command, env=node.environment(), check=True, capture_output=True)
-    else:
-        vhost.broker.api("POST", "/definitions", json.loads(exported.out))
-    assert run(vhost.url("amqp"), "verify", "--priorities", *management(vhost)).code == 0
-    vhost.declare("q")
-    vhost.publish("q", 0.05)
-    vhost.take("q", 1)
-
-
 def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
     text = run(vhost.url("amqp"), "--prefix", 'odd "${name}', "export", "--format", "terraform", options=()).out
     options = Options(prefix='odd "${name}')

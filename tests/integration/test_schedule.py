@@ -415,20 +415,6 @@ def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost)
     assert (vhost.count("q"), vhost.count("other"), vhost.count("third")) == (0, 1, 1)
 
 
-@pytest.mark.more
-def test_the_copy_of_a_moved_message_can_be_moved_again_and_none_of_the_others_is_delivered(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        publish(connection, 10, correlation_id="a")
-        for seconds in (12, 14, 16):
-            operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=seconds))
-        assert ids(vhost) == ["a"]
-        publish(connection, 18, correlation_id="last")
-        found = [take(connection, "q", 1)[0].properties["correlation_id"] for _ in range(2)]
-        assert found == ["a", "last"]
-    assert vhost.count("q") == 0
-
-
 @pytest.mark.long
 def test_a_move_that_is_interrupted_loses_nothing(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     vhost.declare("q")
