@@ -213,9 +213,12 @@ def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: Ma
     assert "2 delayed messages are not stored" in str(failed.value)
 
 
-@pytest.mark.parametrize(
+refused = pytest.mark.parametrize(
     "wrong", [{"user_id": "somebody else"}, {"headers": {"trace": "x" * 140_000}}], ids=["refused", "a frame too large"]
 )
+
+
+@refused
 def test_a_message_that_the_broker_refuses_hinders_no_other_one(
     vhost: Vhost, make_app: MakeApp, wrong: dict[str, Any]
 ) -> None:
@@ -234,9 +237,7 @@ def test_a_message_that_the_broker_refuses_hinders_no_other_one(
     app.send_task("t", countdown=0.5)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"user_id": "somebody else"}, {"headers": {"trace": "x" * 140_000}}], ids=["refused", "a frame too large"]
-)
+@refused
 def test_what_the_broker_refuses_is_sent_once_and_not_listed(
     vhost: Vhost, make_app: MakeApp, wrong: dict[str, Any]
 ) -> None:

@@ -32,12 +32,11 @@ from celery_rabbit_delay import (
     upstream,
 )
 from celery_rabbit_delay.amqp import reschedule
-from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import read_changes, waiting, write_changes
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
-from tests.kit.broker import Vhost, lead, publish, take
+from tests.kit.broker import Vhost, lead, publish, records, take
 from tests.kit.commands import management, run
 from tests.kit.frames import frames
 from tests.kit.wait import wait_until
@@ -143,9 +142,7 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
         stream = streams.journal_for(vhost.cascade, 60)
-        with Follower(connection) as reader:
-            [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
-        connection.connection.sender.write(stream, [journal.pack_records([record], 0)])
+        connection.connection.sender.write(stream, [journal.pack_records(records(vhost), 0)])
     assert ids(vhost) == ids(vhost, limit=5) == ["a"]
 
 
@@ -381,8 +378,7 @@ def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 100, correlation_id="sent")
         stream = streams.journal_for(vhost.cascade, 100)
-        with Follower(connection) as reader:
-            [record] = [r for e in reader.read(stream) for r in journal.unpack_records(e.body)]
+        [record] = records(vhost)
         due = int(time.time() * 1000) + 3000
         never = record._replace(due=due, number=streams.new_number(), id="never")
         connection.connection.sender.write(stream, [journal.pack_records([never], due - 3000)])

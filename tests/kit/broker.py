@@ -17,8 +17,11 @@ import kombu
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.journal import Record, unpack_records
 from tests.kit.abilities import Ability
 from tests.kit.holding import holds_messages
 from tests.kit.node import Node
@@ -267,6 +270,13 @@ def take(connection: kombu.Connection, queue: str | list[str], amount: int, time
                 raise AssertionError(f"{len(messages)} of {amount} messages came to {queue!r}") from None
     channel.close()
     return messages
+
+
+def records(vhost: Vhost) -> list[Record]:
+    """Return the records of messages with delays of up to ten minutes."""
+    with vhost.connection() as connection, Follower(connection) as reader:
+        messages = reader.read(streams.journal_for(vhost.cascade, 60))
+        return [record for message in messages for record in unpack_records(message.body)]
 
 
 def lead(connection: kombu.Connection, queue: str, priority: int | None = None, delays: Iterable[float] = ()) -> None:
