@@ -19,6 +19,7 @@ import celery_rabbit_delay
 from tests.kit import background, forks, ledger
 from tests.kit.beats import Beat
 from tests.kit.broker import QUICK, Vhost
+from tests.kit.commands import Result, celery
 from tests.kit.wait import wait_until
 
 from .queues import KINDS
@@ -63,6 +64,14 @@ class Shop:
     def send(self, task: str, *args: Any, **options: Any) -> str:
         sent: str = self.app.send_task(f"tests.acceptance.shop.{task}", args, **options).id
         return sent
+
+    def celery(self, *arguments: str) -> Result:
+        """Run `celery -A …` with the app."""
+        return celery("-A", "tests.acceptance.shop", *arguments, directory=self.directory, **self.environment)
+
+    def delay(self, *arguments: str) -> Result:
+        """Run one of our commands with the app."""
+        return self.celery("delay", *arguments)
 
     def worker(self, *arguments: str, name: str = "w", mingle: bool = False) -> Worker:
         """Start `celery worker -c 1` with these arguments, and wait until it is ready.
@@ -125,6 +134,9 @@ class Worker:
 
     def output(self) -> str:
         return self.log.read_text()
+
+    def has_discarded(self, id_: str, task: str = "note") -> bool:
+        return f"Discarding revoked task: tests.acceptance.shop.{task}[{id_}]" in self.output()
 
     def stop(self) -> int:
         os.kill(self.process.pid, signal.SIGTERM)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from celery.result import AsyncResult
 import celery_rabbit_delay
 from tests.kit import background
 from tests.kit.broker import QUICK, own_node
-from tests.kit.commands import celery
-from tests.kit.node import Node, dead_letters_again
+from tests.kit.node import dead_letters_again
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, signature
@@ -29,19 +27,18 @@ CHANGES = "celery-rabbit-delay.v3.changes"
 
 
 def cancel_one(shop: Shop, id_: str, how: str) -> None:
-    command = partial(celery, "-A", "tests.acceptance.shop", directory=shop.directory, **shop.environment)
     if how == "AsyncResult":
         AsyncResult(id_, app=shop.app).revoke()
     elif how == "control":
         shop.app.control.revoke([id_])
     elif how == "celery control":
-        command("control", "revoke", id_)
+        shop.celery("control", "revoke", id_)
     elif how == "celery control terminate":
-        command("control", "terminate", "KILL", id_)
+        shop.celery("control", "terminate", "KILL", id_)
     elif how == "celery control revoke_by_stamped_headers":
-        command("control", "revoke_by_stamped_headers", f"name={how}", "customer=7")
+        shop.celery("control", "revoke_by_stamped_headers", f"name={how}", "customer=7")
     elif how == "celery delay cancel":
-        assert "1 id cancelled" in command("delay", "cancel", id_).out
+        assert "1 id cancelled" in shop.delay("cancel", id_).out
     else:
         celery_rabbit_delay.cancel(shop.app, id_)
 
@@ -95,8 +92,7 @@ def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(m
         shop.send("stubborn", 1, 1, id_, countdown=after, task_id=id_)
     for id_ in ("due later", "due sooner"):
         shop.wait_for(2, id_)
-        discarded = f"Discarding revoked task: tests.acceptance.shop.note[{id_}]"
-        wait_until(partial(lambda line: line in worker.output(), discarded), f"{id_} is discarded")
+        wait_until(partial(worker.has_discarded, id_), f"{id_} is discarded")
     worker.stop()
     for id_ in ("due later", "due sooner"):
         shop.send("note", f"{id_}, once more", countdown=1, task_id=id_)
@@ -116,23 +112,8 @@ def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: Make
     workers = [shop.worker(name=name) for name in ("one", "two")]
     shop.send("note", "stays", countdown=1)
     shop.wait_for(1, "stays")
-    discarded = f"Discarding revoked task: tests.acceptance.shop.note[{dead}]"
-    wait_until(lambda: any(discarded in worker.output() for worker in workers), "discarded")
+    wait_until(lambda: any(worker.has_discarded(dead) for worker in workers), "discarded")
     assert not shop.runs("cancelled")
-
-
-@pytest.mark.long
-def test_running_workers_and_those_that_start_later_know_what_is_cancelled(make_shop: MakeShop, tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    shop = make_shop(result_backend=f"file://{tmp_path}/results", task_track_started=True, worker_send_task_events=True)
-    worker = shop.worker(name="one")
-    ids = [shop.send("note", "cancelled", countdown=seconds) for seconds in (20, 50)]
-    celery_rabbit_delay.cancel(shop.app, *ids)
-    wait_until(lambda: AsyncResult(ids[0], app=shop.app).state == "REVOKED", "the first is revoked")
-    worker.stop()
-    shop.worker(name="two")
-    wait_until(lambda: AsyncResult(ids[1], app=shop.app).state == "REVOKED", "the second is revoked")
-    assert not shop.runs()
 
 
 def test_a_cancelled_task_takes_celerys_own_way_of_a_revoked_task(make_shop: MakeShop, tmp_path: Path) -> None:
@@ -178,7 +159,7 @@ def test_a_worker_whose_stream_of_changes_does_not_answer_warns_runs_all_tasks_a
     let("resume")
     dead = shop.send("note", "cancelled", countdown=20)
     celery_rabbit_delay.cancel(shop.app, dead)
-    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
+    wait_until(lambda: worker.has_discarded(dead), "discarded")
     assert not shop.runs("cancelled")
 
 
@@ -194,8 +175,7 @@ def test_retries_of_a_cancelled_task_do_not_run(make_shop: MakeShop) -> None:
     celery_rabbit_delay.cancel(shop.app, delayed, at_once)
     runs = len(shop.runs("at once"))
     worker = shop.worker(name="two")
-    discarded = [f"Discarding revoked task: tests.acceptance.shop.stubborn[{id_}]" for id_ in (delayed, at_once)]
-    wait_until(lambda: all(line in worker.output() for line in discarded), "both are discarded")
+    wait_until(lambda: all(worker.has_discarded(one, "stubborn") for one in (delayed, at_once)), "both are discarded")
     assert len(shop.runs("delayed")) == 1
     assert len(shop.runs("at once")) == runs
 
@@ -224,7 +204,7 @@ def test_a_stream_that_is_deleted_while_a_worker_follows_it_stops_no_task(make_s
     celery_rabbit_delay.cancel(shop.app, dead)
     shop.send("note", "runs", countdown=12)
     shop.wait_for(1, "runs")
-    wait_until(lambda: f"Discarding revoked task: tests.acceptance.shop.note[{dead}]" in worker.output(), "discarded")
+    wait_until(lambda: worker.has_discarded(dead), "discarded")
 
 
 def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> None:
@@ -240,32 +220,22 @@ def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> Non
     second.app.control.revoke("an id")  # warns, and tells the workers that run
 
 
-@pytest.fixture
-def crashing(tmp_path: Path) -> Iterator[tuple[Shop, Node]]:
-    """Yield a shop on a separate node."""
-    with own_node(advanced=dead_letters_again(5)) as vhost:
-        shop, node = Shop(vhost, tmp_path, {**QUICK, "max_delay": 600}, {}), vhost.broker.node
-        yield shop, node
-        shop.close()
-        if node.process is None:
-            node.start()
-
-
 @pytest.mark.long
-def test_cancels_survive_a_broker_that_is_killed(crashing: tuple[Shop, Node]) -> None:
-    shop, node = crashing
-    worker = shop.worker()
-    shop.send("note", "first", countdown=0.5)  # the worker creates the stream of changes
-    shop.wait_for(1, "first")
-    time.sleep(3)  # a stream that has only just been created is lost with its node
-    ids = [shop.send("note", "cancelled", countdown=40) for _ in range(3)]
-    shop.send("note", "runs", countdown=40)
-    celery_rabbit_delay.cancel(shop.app, *ids[:1])
-    shop.app.control.revoke(ids[1:])
-    node.kill()
-    background.kill(worker.process)
-    node.start()
-    worker = shop.worker(name="again")
-    shop.wait_for(1, "runs", timeout=120)
-    wait_until(lambda: worker.output().count("Discarding revoked task") == 3, "all are discarded")
-    assert not shop.runs("cancelled")
+def test_cancels_survive_a_broker_that_is_killed(tmp_path: Path) -> None:
+    options = {**QUICK, "max_delay": 600}
+    with own_node(advanced=dead_letters_again(5)) as vhost, closing(Shop(vhost, tmp_path, options, {})) as shop:
+        worker = shop.worker()
+        shop.send("note", "first", countdown=0.5)  # the worker creates the stream of changes
+        shop.wait_for(1, "first")
+        time.sleep(3)  # a stream that has only just been created is lost with its node
+        ids = [shop.send("note", "cancelled", countdown=40) for _ in range(3)]
+        shop.send("note", "runs", countdown=40)
+        celery_rabbit_delay.cancel(shop.app, *ids[:1])
+        shop.app.control.revoke(ids[1:])
+        vhost.broker.node.kill()
+        background.kill(worker.process)
+        vhost.broker.node.start()
+        worker = shop.worker(name="again")
+        shop.wait_for(1, "runs", timeout=120)
+        wait_until(lambda: worker.output().count("Discarding revoked task") == 3, "all are discarded")
+        assert not shop.runs("cancelled")

@@ -1,7 +1,8 @@
-"""Other scenarios of Celery's smoke tests, with delayed tasks."""
+"""Scenarios of Celery's smoke tests, with delayed tasks."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -50,26 +51,22 @@ def test_a_router_may_name_an_exchange_and_a_routing_key_without_a_queue(make_sh
 
 @pytest.mark.long
 def test_the_broker_restarts_while_late_acknowledged_tasks_run(tmp_path: Path) -> None:
-    with own_node(advanced=dead_letters_again(5)) as vhost:
-        # Or else Celery 5.4, also without us, gives the task that is delivered again to the process that still runs it.
-        conf = {"queues": "quorum", "worker_cancel_long_running_tasks_on_connection_loss": True}
-        shop = Shop(vhost, tmp_path, QUICK, conf)
-        try:
-            shop.worker("-c", "2")
-            shop.send("sleeps_once", countdown=0.3)
-            shop.send("note", "waits", countdown=15)
-            shop.wait_for(1, "sleeps once")
-            # RabbitMQ may forget what was created last: docs/operations.md, Restarts.
-            node = vhost.broker.node
-            outbox = ".out.+celery" if vhost.broker.holds_messages else ".out.15s.+celery"
-            wait_until(lambda: node.has_registered(outbox), "the node has written down what it has")
-            node.kill()
-            node.start()
-            first, again = shop.wait_for(2, "sleeps once", timeout=120)
-            assert again["delivery_info"] == first["delivery_info"] | {"redelivered": True}
-            shop.wait_for(1, "waits", timeout=120)
-        finally:
-            shop.close()
+    # Or else Celery 5.4, also without us, gives the task that is delivered again to the process that still runs it.
+    conf = {"queues": "quorum", "worker_cancel_long_running_tasks_on_connection_loss": True}
+    with own_node(advanced=dead_letters_again(5)) as vhost, closing(Shop(vhost, tmp_path, QUICK, conf)) as shop:
+        shop.worker("-c", "2")
+        shop.send("sleeps_once", countdown=0.3)
+        shop.send("note", "waits", countdown=15)
+        shop.wait_for(1, "sleeps once")
+        # RabbitMQ may forget what was created last: docs/operations.md, Restarts.
+        node = vhost.broker.node
+        outbox = ".out.+celery" if vhost.broker.holds_messages else ".out.15s.+celery"
+        wait_until(lambda: node.has_registered(outbox), "the node has written down what it has")
+        node.kill()
+        node.start()
+        first, again = shop.wait_for(2, "sleeps once", timeout=120)
+        assert again["delivery_info"] == first["delivery_info"] | {"redelivered": True}
+        shop.wait_for(1, "waits", timeout=120)
 
 
 @pytest.mark.long

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import celery
 import pytest
 
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Broker, waiting_for_disks
+from tests.kit.broker import Broker, waiting_for_disks
 from tests.kit.node import Node, dead_letters_again, free_port
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
@@ -23,20 +20,6 @@ from .conftest import MakeShop, Shop
 pytestmark = pytest.mark.shared_vhost
 
 PATIENT = {"task_publish_retry_policy": {"max_retries": 60, "interval_start": 0.5, "interval_step": 0}}
-
-
-@pytest.fixture
-def shop_at(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
-    """Yield a function that makes a shop with a broker at a URL."""
-    shops: list[Shop] = []
-
-    def make(url: str, **conf: Any) -> Shop:
-        shops.append(Shop(None, tmp_path, QUICK, {"broker_url": url, **conf}))
-        return shops[-1]
-
-    yield make
-    for shop in shops:
-        shop.close()
 
 
 def test_the_first_broker_of_a_list_is_dead(make_shop: MakeShop) -> None:
@@ -72,10 +55,10 @@ def ran(shop: Shop) -> set[tuple[str, int]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("wiped", [False, True], ids=["restarted", "wiped"])
-def test_a_broker_is_killed_under_a_worker_and_a_publisher(shop_at: Callable[..., Shop], wiped: bool) -> None:
+def test_a_broker_is_killed_under_a_worker_and_a_publisher(make_shop: MakeShop, wiped: bool) -> None:
     """What was confirmed survives; a broker that comes back empty gets its cascade and its bindings again."""
     with waiting_for_disks(), Node(advanced=dead_letters_again(5)) as node:
-        shop = shop_at(node.url(), **PATIENT)
+        shop = make_shop(broker_url=node.url(), **PATIENT)
         worker = shop.worker()
         shop.send("note", "before", countdown=0.3)
         shop.wait_for(1, "before")
@@ -128,13 +111,13 @@ def test_a_publisher_idle_for_longer_than_its_heartbeat_publishes_again(make_sho
 
 
 @pytest.mark.long
-def test_a_broker_may_deny_transient_shared_queues(shop_at: Callable[..., Shop], broker: Broker) -> None:
+def test_a_broker_may_deny_transient_shared_queues(make_shop: MakeShop, broker: Broker) -> None:
     """As RabbitMQ 4.3 does unless it is told otherwise. Celery before 5.7 would connect to it again and again."""
     if not broker.has(Ability.DENIES_TRANSIENT_QUEUES):
         pytest.skip("this RabbitMQ has no switch for it, and never denies them")
     with Node(conf="deprecated_features.permit.transient_nonexcl_queues = false") as node:
         own = {"control_queue_exclusive": False, "event_queue_exclusive": False} if celery.VERSION < (5, 7) else {}
-        shop = shop_at(node.url(), **own)
+        shop = make_shop(broker_url=node.url(), **own)
         if celery.VERSION >= (5, 7):
             shop.worker()
             shop.send("note", "delayed", countdown=0.3)
@@ -145,4 +128,4 @@ def test_a_broker_may_deny_transient_shared_queues(shop_at: Callable[..., Shop],
         ):
             shop.worker()
         if celery.VERSION >= (5, 6):
-            shop_at(node.url()).worker(name="exclusive")
+            make_shop(broker_url=node.url()).worker(name="exclusive")

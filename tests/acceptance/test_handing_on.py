@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -102,8 +102,8 @@ def test_tasks_that_were_handed_on_are_listed_cancelled_moved_and_retry(make_sho
     assert {task.id for task in celery_rabbit_delay.scheduled(shop.app)} == {moved, stays}
     with pytest.raises(DelayError, match="its eta is in its body"):  # of protocol 1
         celery_rabbit_delay.reschedule(shop.app, stays, countdown=0)
+    shop.vhost.declare("copies")
     with shop.vhost.plain() as connection:
-        connection.default_channel.queue_declare("copies", durable=True, auto_delete=False)
         connection.default_channel.queue_bind("copies", "shop", "#")
     celery_rabbit_delay.reschedule(shop.app, moved, countdown=0)
     shop.wait_for(1, "moved")
@@ -314,26 +314,25 @@ def test_nothing_is_lost_when_workers_are_killed(make_shop: MakeShop) -> None:
 
 @pytest.mark.long
 def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
-    with own_node(advanced=dead_letters_again(5)) as vhost:
+    # A node that is killed may lose what it has not confirmed.
+    confirming = {"broker_transport_options": {"confirm_publish": True}}
+    with (
+        own_node(advanced=dead_letters_again(5)) as vhost,
+        closing(Shop(vhost, tmp_path, QUICK, {})) as shop,
+        closing(Shop(vhost, tmp_path, None, confirming)) as others,
+    ):
         node = vhost.broker.node
-        # A node that is killed may lose what it has not confirmed.
-        confirming = {"broker_transport_options": {"confirm_publish": True}}
-        shop, others = Shop(vhost, tmp_path, QUICK, {}), Shop(vhost, tmp_path, None, confirming)
-        try:
-            eta = datetime.now(timezone.utc) + timedelta(seconds=60)
-            for n in range(1000):
-                others.send("note", n, eta=eta)
-            shop.worker()
-            wait_until(lambda: waiting(vhost) > 100, "it hands on")
-            queues = vhost.levels_and_outboxes()
-            wait_until(lambda: all(map(node.has_registered, queues)), "the node has written down what it has")
-            node.kill()
-            node.start()
-            wait_for_all(shop, 1000)
-            assert min(run["at"] for run in shop.runs()) >= eta.timestamp()
-        finally:
-            shop.close()
-            others.close()
+        eta = datetime.now(timezone.utc) + timedelta(seconds=60)
+        for n in range(1000):
+            others.send("note", n, eta=eta)
+        shop.worker()
+        wait_until(lambda: waiting(vhost) > 100, "it hands on")
+        queues = vhost.levels_and_outboxes()
+        wait_until(lambda: all(map(node.has_registered, queues)), "the node has written down what it has")
+        node.kill()
+        node.start()
+        wait_for_all(shop, 1000)
+        assert min(run["at"] for run in shop.runs()) >= eta.timestamp()
 
 
 @pytest.mark.long

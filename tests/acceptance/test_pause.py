@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
-from functools import partial
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay.core.errors import InvalidDestination, UnsupportedConfiguration
 from tests.kit.broker import QUICK, own_node
-from tests.kit.commands import Result, celery
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, Worker, assert_nothing_went_wrong
 
 pytestmark = pytest.mark.shared_vhost
-
-
-def delay(shop: Shop, *arguments: str) -> Result:
-    done = celery("-A", "tests.acceptance.shop", "delay", *arguments, directory=shop.directory, **shop.environment)
-    assert done.code == 0, done.text
-    return done
 
 
 def is_quiet(worker: Worker, times: int = 1) -> None:
@@ -81,23 +74,23 @@ def test_a_pause_ends_at_its_time(make_shop: MakeShop) -> None:
 
 def test_a_worker_with_only_paused_queues_answers_and_shows_them(make_shop: MakeShop) -> None:
     shop = make_shop(queues="classic")
-    delay(shop, "pause", "mail")
+    assert shop.delay("pause", "mail").code == 0
     worker = shop.worker("-Q", "mail")
     is_quiet(worker)
     inspect = shop.app.control.inspect(timeout=10)
     assert inspect.ping() == {"w@localhost": {"ok": "pong"}}
     [queue] = inspect.active_queues()["w@localhost"]
     assert (queue["name"], queue["paused"]) == ("mail", True)
-    status = delay(shop, "status")
-    assert "mail is paused by " in status.out
-    assert json.loads(delay(shop, "status", "--json").out)["paused"][0]["queue"] == "mail"
+    status = shop.delay("status")
+    assert (status.code, "mail is paused by " in status.out) == (0, True)
+    assert json.loads(shop.delay("status", "--json").out)["paused"][0]["queue"] == "mail"
     shop.send("note", "held", queue="mail")
     # Celery's own remote control says what a worker consumes from, and a pause what nobody does.
     shop.app.control.add_consumer("mail", reply=True)
     is_quiet(worker, times=2)
     shop.app.control.cancel_consumer("mail", reply=True)
     wait_until(lambda: inspect.active_queues()["w@localhost"] == [], "it is none of its queues")
-    delay(shop, "resume", "mail")
+    assert shop.delay("resume", "mail").code == 0
     shop.send("note", "to see that time has passed", queue="celery")
     other = shop.worker("-Q", "celery", name="other")
     shop.wait_for(1, "to see that time has passed")
@@ -143,35 +136,30 @@ def test_each_pool_pauses_and_resumes(make_shop: MakeShop, pool: str) -> None:
 
 
 @pytest.mark.long
-def test_it_survives_a_restart_of_the_broker_below_a_worker(make_shop: MakeShop, tmp_path: Any) -> None:
-    with own_node() as vhost:
-        shop = Shop(vhost, tmp_path, QUICK, {"queues": "quorum"})
-        try:
-            worker = shop.worker()
-            celery_rabbit_delay.pause(shop.app, "mail")
-            is_quiet(worker)
-            shop.send("note", "held", queue="mail", countdown=1)
-            wait_until(lambda: vhost.count("mail") == 1, "it is due")
-            vhost.broker.node.kill()
-            vhost.broker.node.start()
-            is_quiet(worker, times=2)
-            shop.send("note", "other")
-            shop.wait_for(1, "other")
-            assert consumers(shop) == 0
-            celery_rabbit_delay.resume(shop.app, "mail")
-            shop.wait_for(1, "held")
-        finally:
-            shop.close()
+def test_it_survives_a_restart_of_the_broker_below_a_worker(tmp_path: Path) -> None:
+    with own_node() as vhost, closing(Shop(vhost, tmp_path, QUICK, {"queues": "quorum"})) as shop:
+        worker = shop.worker()
+        celery_rabbit_delay.pause(shop.app, "mail")
+        is_quiet(worker)
+        shop.send("note", "held", queue="mail", countdown=1)
+        wait_until(lambda: vhost.count("mail") == 1, "it is due")
+        vhost.broker.node.kill()
+        vhost.broker.node.start()
+        is_quiet(worker, times=2)
+        shop.send("note", "other")
+        shop.wait_for(1, "other")
+        assert consumers(shop) == 0
+        celery_rabbit_delay.resume(shop.app, "mail")
+        shop.wait_for(1, "held")
 
 
 def test_only_a_queue_of_the_app_that_keeps_its_messages_is_paused(make_shop: MakeShop) -> None:
     shop = make_shop(queues="classic")
     with pytest.raises(InvalidDestination, match=r"'mial' is not a queue of this app, whose queues are celery, mail"):
         celery_rabbit_delay.pause(shop.app, "mial")
-    refused = partial(celery, "-A", "tests.acceptance.shop", "delay", directory=shop.directory, **shop.environment)
-    assert "whose queues are celery, mail" in refused("pause", "mial").err
-    assert "is in the past" in refused("pause", "mail", "--until", "2020-01-01T00:00:00Z").err
-    delay(shop, "pause", "mial", "--any-queue", "--until", "2100-01-01T00:00:00Z")
+    assert "whose queues are celery, mail" in shop.delay("pause", "mial").err
+    assert "is in the past" in shop.delay("pause", "mail", "--until", "2020-01-01T00:00:00Z").err
+    assert shop.delay("pause", "mial", "--any-queue", "--until", "2100-01-01T00:00:00Z").code == 0
     assert celery_rabbit_delay.paused(shop.app) == {}
     end = datetime(2100, 1, 1, tzinfo=timezone.utc)
     assert celery_rabbit_delay.paused(shop.app, any_queue=True) == {"mial": end}

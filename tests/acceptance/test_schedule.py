@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta, timezone
-from functools import partial
 
 import pytest
 from celery import Celery
 
 import celery_rabbit_delay
-from celery_rabbit_delay import InvalidDelay
 from tests.kit.broker import QUICK
-from tests.kit.commands import Result, celery
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop
@@ -55,14 +52,11 @@ def test_with_the_default_options_what_waits_is_seen_found_moved_and_cancelled(m
     assert "prefix celery-rabbit-delay, tick 0.125 s, at most 365 days, recorded from 60 s" in worker.output()
     moved, cancelled = (shop.send("note", name, countdown=3600) for name in ("moved", "cancelled"))
 
-    def delay(*command: str) -> Result:
-        return celery("-A", "tests.acceptance.shop", "delay", *command, directory=None, **shop.environment)
-
-    listed = delay("list").out
+    listed = shop.delay("list").out
     assert moved in listed
     assert cancelled in listed
-    assert delay("cancel", cancelled).code == 0
-    assert delay("run-now", moved).code == 0
+    assert shop.delay("cancel", cancelled).code == 0
+    assert shop.delay("run-now", moved).code == 0
     shop.wait_for(1, "moved")
     assert celery_rabbit_delay.find(shop.app, cancelled) is None
 
@@ -94,8 +88,7 @@ def test_celerys_own_commands_see_what_waits_for_the_queues_of_a_worker(make_sho
         lambda: [one["request"]["id"] for one in next(iter(inspect.scheduled().values()))] == [after, soon],
         "the answer is up to date",
     )
-    printed = celery("-A", "tests.acceptance.shop", "inspect", "scheduled", directory=None, **shop.environment).out
-    assert after in printed
+    assert after in shop.celery("inspect", "scheduled").out
 
 
 def test_what_a_worker_holds_and_what_waits_are_one_answer(make_shop: MakeShop) -> None:
@@ -121,31 +114,14 @@ def test_an_answer_comes_where_nothing_can_be_read(make_shop: MakeShop) -> None:
     assert "Traceback" not in worker.output()
 
 
-@pytest.mark.parametrize(
-    ("when", "says"),
-    [
-        ({}, "either eta or countdown"),
-        ({"eta": "2030-01-31T12:00:00", "countdown": 5}, "either eta or countdown"),
-        ({"eta": "soon"}, "cannot read the eta 'soon'"),
-        ({"countdown": -1}, "cannot read the countdown -1"),
-        ({"countdown": True}, "cannot read the countdown True"),
-    ],
-)
-def test_a_moment_that_cannot_be_read_is_an_error(make_shop: MakeShop, when: dict[str, object], says: str) -> None:
-    shop = make_shop(RECORDED)
-    with pytest.raises(InvalidDelay, match=says):
-        celery_rabbit_delay.reschedule(shop.app, "id", **when)  # type: ignore[arg-type]
-
-
 def test_the_command_with_an_app_moves_a_task(make_shop: MakeShop) -> None:
     shop = make_shop(RECORDED, timezone="Asia/Tokyo")
     first, second = (shop.send("note", name, countdown=countdown) for name, countdown in (("a", 300), ("b", 310)))
-    command = partial(celery, "-A", "tests.acceptance.shop", "delay", directory=shop.directory, **shop.environment)
-    assert command("reschedule", first, "--countdown", "400").out.startswith("due 2")
+    assert shop.delay("reschedule", first, "--countdown", "400").out.startswith("due 2")
     assert [one.id for one in celery_rabbit_delay.scheduled(shop.app)] == [second, first]
     eta = (datetime.now(timezone.utc) + timedelta(seconds=500)).replace(microsecond=0)
     naive = (eta + timedelta(hours=9)).replace(tzinfo=None)
-    assert command("reschedule", second, "--eta", naive.isoformat()).out == f"due {eta:%Y-%m-%d %H:%M:%S}Z\n"
+    assert shop.delay("reschedule", second, "--eta", naive.isoformat()).out == f"due {eta:%Y-%m-%d %H:%M:%S}Z\n"
     assert [one.id for one in celery_rabbit_delay.scheduled(shop.app)] == [first, second]
     *_, last = celery_rabbit_delay.scheduled(shop.app)
     assert timedelta(0) <= last.due - eta < timedelta(seconds=1)
@@ -161,17 +137,3 @@ def test_only_the_last_task_of_a_key_runs_and_its_retries_do(make_shop: MakeShop
     shop.wait_for(1, "end")
     shop.wait_for(3, "third")
     assert [run["name"] for run in shop.runs() if run["name"] != "end"] == ["third"] * 3
-
-
-@pytest.mark.long
-def test_a_retry_of_a_task_gives_way_to_a_later_task_of_its_key(make_shop: MakeShop) -> None:
-    shop = make_shop({**QUICK, "max_delay": 600})
-    shop.worker()
-    key = {"x-delay-key": "report-42"}
-    shop.send("stubborn", 5, 15, "first", countdown=6, headers=key)
-    shop.wait_for(1, "first")
-    shop.send("note", "second", countdown=2, headers=key)
-    shop.wait_for(1, "second")
-    shop.send("note", "end", countdown=17)
-    shop.wait_for(1, "end")
-    assert len(shop.runs("first")) == 1

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,8 +71,7 @@ def test_delayed_and_waiting_tasks_run_over_tls_with_a_client_certificate(
     tls: dict[str, Any] = {name: str(tls_broker.directory / file) for name, file in files.items()}
     tls |= {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": "localhost"}
     conf = {"broker_url": tls_broker.url, "broker_use_ssl": tls, "broker_login_method": "EXTERNAL"}
-    shop = Shop(None, tmp_path, QUICK, conf)
-    try:
+    with closing(Shop(None, tmp_path, QUICK, conf)) as shop:
         # What waits in the queue may come in one TLS record with the answer to the worker's basic.consume.
         for n in range(8):
             shop.send("note", f"waiting {n}")
@@ -79,8 +79,6 @@ def test_delayed_and_waiting_tasks_run_over_tls_with_a_client_certificate(
         shop.wait_for(8)
         shop.send("note", "delayed", countdown=0.5)
         shop.wait_for(1, "delayed")
-    finally:
-        shop.close()
 
 
 def test_the_commands_of_the_page_on_tls_work_with_and_without_an_app(tls_broker: TlsBroker) -> None:

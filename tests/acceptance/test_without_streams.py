@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,16 @@ import pytest
 import celery_rabbit_delay
 from celery_rabbit_delay import UnsupportedConfiguration
 from tests.kit.broker import QUICK, Broker, Vhost
-from tests.kit.commands import Result, celery, run
+from tests.kit.commands import run
 from tests.kit.node import Node, find_release
 from tests.kit.wait import wait_until
 
-from .conftest import MakeShop, Shop, Worker
+from .conftest import MakeShop, Shop
 
 
 def streams_of(vhost: Vhost) -> list[str]:
     rows = vhost.broker.api("GET", f"/queues/{vhost.name}?columns=name,type")
     return [row["name"] for row in rows if row["type"] == "stream"]
-
-
-def discarded(worker: Worker, id_: str) -> bool:
-    return any(f"[{id_}]" in line and "Discarding revoked task" in line for line in worker.output().splitlines())
 
 
 def test_a_publisher_needs_no_stream_and_a_worker_the_one_of_changes_alone(make_shop: MakeShop) -> None:
@@ -37,7 +34,7 @@ def test_a_publisher_needs_no_stream_and_a_worker_the_one_of_changes_alone(make_
     cancelled = shop.send("note", "cancelled", countdown=4)
     assert streams_of(shop.vhost) == ["celery-rabbit-delay.v3.changes"]
     celery_rabbit_delay.cancel(shop.app, cancelled)
-    wait_until(lambda: discarded(worker, cancelled), "it is discarded")
+    wait_until(lambda: worker.has_discarded(cancelled), "it is discarded")
     assert not shop.runs("cancelled")
 
 
@@ -63,23 +60,20 @@ def test_an_app_that_does_without_streams_creates_none_and_what_needs_one_says_s
     revoked = shop.send("note", "revoked", countdown=15)
     shop.app.control.revoke(revoked)
     assert "only the running workers know of it: this needs streams" in caplog.text
-    wait_until(lambda: discarded(worker, revoked), "Celery discards it")
+    wait_until(lambda: worker.has_discarded(revoked), "Celery discards it")
     assert shop.app.control.inspect(timeout=60, limit=1).scheduled() == {"w@localhost": []}
 
-    def delay(*command: str) -> Result:
-        return celery("-A", "tests.acceptance.shop", "delay", *command, directory=None, **shop.environment)
-
     for command in (["list"], ["cancel", waiting], ["run-now", waiting]):
-        refused = delay(*command)
+        refused = shop.delay(*command)
         assert (refused.code, "streams=False" in refused.err) == (1, True), refused.text
     for command in (["status"], ["setup"], ["plan"], ["verify"], ["orphans", "list"]):
-        worked = delay(*command)
+        worked = shop.delay(*command)
         assert worked.code == 0, worked.text
         assert ".changes" not in worked.text
-    queues = json.loads(delay("export").out)["queues"]
+    queues = json.loads(shop.delay("export").out)["queues"]
     assert not [queue["name"] for queue in queues if queue["arguments"]["x-queue-type"] == "stream"]
     assert run(shop.vhost.url("amqp"), "--no-streams", "--queue", "celery", "setup").code == 0
-    assert "celery_rabbit_delay_orphans 0.0" in delay("metrics").out
+    assert "celery_rabbit_delay_orphans 0.0" in shop.delay("metrics").out
     assert {run_["name"] for run_ in shop.runs()} == {"delayed"}
     assert streams_of(shop.vhost) == []
 
@@ -93,8 +87,11 @@ class Streamless(Node):
 def test_tasks_are_delayed_and_a_warning_says_what_does_not_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Streamless(find_release("3.10"), ("rabbitmq_management",)) as node, Broker(node).vhost() as vhost:
-        shop = Shop(vhost, tmp_path, {**QUICK, "journal": 0}, {})
+    with (
+        Streamless(find_release("3.10"), ("rabbitmq_management",)) as node,
+        Broker(node).vhost() as vhost,
+        closing(Shop(vhost, tmp_path, {**QUICK, "journal": 0}, {})) as shop,
+    ):
         worker = shop.worker()
         shop.send("note", "delayed", countdown=1)
         shop.wait_for(1, "delayed")
@@ -104,4 +101,3 @@ def test_tasks_are_delayed_and_a_warning_says_what_does_not_work(
         refused = run(vhost.url("amqp"), "--queue", "celery", "setup")
         assert refused.code == 1
         assert "If it has no streams, set the option streams=False" in refused.err
-        shop.close()

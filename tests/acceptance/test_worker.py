@@ -11,7 +11,6 @@ from typing import Any
 import kombu.pools
 import pytest
 from amqp import Message
-from celery import chain, chord, group
 
 from celery_rabbit_delay.app.consumers import DelayedConsumer
 from celery_rabbit_delay.core.headers import HEADER
@@ -254,22 +253,6 @@ def test_results_of_delayed_tasks_come_back(make_shop: MakeShop) -> None:
     result = signature(shop, "note", "answer").apply_async(countdown=0.2)
     assert result.get(timeout=120) == "answer"
     shop.app.backend.result_consumer.stop()
-
-
-def test_a_chain_a_group_and_a_chord_with_countdowns_run_in_order(make_shop: MakeShop, tmp_path: Any) -> None:
-    shop = make_shop(result_backend=f"file://{tmp_path}")
-    shop.worker()
-    first, second, third = (signature(shop, "note", name, countdown=0.3) for name in ("first", "second", "third"))
-    chain(first, second, third).apply_async()
-    shop.wait_for(3)
-    assert [run["name"] for run in shop.runs()] == ["first", "second", "third"]
-    for run in shop.runs():
-        assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
-    a, b, x, y = (signature(shop, "note", name, countdown=0.3) for name in "abxy")
-    group(a, b).apply_async()
-    shop.wait_for(5)
-    chord([x, y], signature(shop, "join", countdown=0.3)).apply_async()
-    shop.wait_for(1, "x+y")
 
 
 def test_beat_entries_with_a_countdown_are_delayed(make_shop: MakeShop) -> None:

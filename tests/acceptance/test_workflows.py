@@ -11,10 +11,9 @@ from celery import chain, chord, group
 
 import celery_rabbit_delay
 from tests.kit.broker import QUICK
-from tests.kit.commands import celery
 from tests.kit.wait import wait_until
 
-from .conftest import MakeShop, Shop, Worker, signature
+from .conftest import MakeShop, Shop, signature
 
 pytestmark = pytest.mark.shared_vhost
 
@@ -27,10 +26,6 @@ def wait_to_learn(shop: Shop, *ids: str, revoked: bool = True) -> None:
         return bool(answers) and all((id_ in answer) is revoked for answer in answers for id_ in ids)
 
     wait_until(known, "the workers know it")
-
-
-def is_discarded(worker: Worker, id_: str) -> bool:
-    return f"Discarding revoked task: tests.acceptance.shop.note[{id_}]" in worker.output()
 
 
 def test_the_next_step_of_a_chain_without_any_delay_does_not_run(make_shop: MakeShop, tmp_path: Path) -> None:
@@ -50,7 +45,7 @@ def test_the_next_step_of_a_chain_without_any_delay_does_not_run(make_shop: Make
     wait_to_learn(shop, root)
     Path(go_on).touch()
     shop.wait_for(1, "alive")
-    wait_until(lambda: is_discarded(worker, last["dead"].id), "it is discarded")
+    wait_until(lambda: worker.has_discarded(last["dead"].id), "it is discarded")
     assert not shop.runs("dead")
 
 
@@ -97,10 +92,8 @@ def test_what_is_restored_runs_unless_it_was_discarded(make_shop: MakeShop) -> N
     celery_rabbit_delay.cancel(shop.app, gone)
     celery_rabbit_delay.cancel(shop.app, flow, workflow=True)
     wait_to_learn(shop, alone, gone, flow)
-    wait_until(lambda: is_discarded(worker, gone), "one is discarded")
-    answer = celery("-A", "tests.acceptance.shop", "delay", "restore", alone, gone, directory=shop.directory,
-                    **shop.environment)  # fmt: skip
-    assert f"{gone} is not in the journal" in answer.out
+    wait_until(lambda: worker.has_discarded(gone), "one is discarded")
+    assert f"{gone} is not in the journal" in shop.delay("restore", alone, gone).out
     celery_rabbit_delay.restore(shop.app, flow)
     wait_to_learn(shop, alone, gone, flow, revoked=False)
     shop.wait_for(1, "alone")

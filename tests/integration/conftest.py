@@ -10,6 +10,8 @@ import pytest
 from celery import Celery
 
 from celery_rabbit_delay import install
+from celery_rabbit_delay.amqp import stream_consumer
+from celery_rabbit_delay.amqp.unreadable import take_anything
 from tests.kit.broker import QUICK, Vhost
 
 MakeApp = Callable[..., Celery]
@@ -35,3 +37,26 @@ def make_app(vhost: Vhost) -> Iterator[MakeApp]:
     for app in apps:
         app.close()
     kombu.pools.reset()
+
+
+class Followed:
+    """The channels on which this process consumes streams."""
+
+    def __init__(self) -> None:
+        self.channels: list[Any] = []
+
+    def note(self, channel: Any) -> None:
+        take_anything(channel)
+        self.channels.append(channel)
+
+    def forget(self) -> None:
+        """Let nothing come on them any more, as after a node has forgotten the consumers of its streams."""
+        for channel in self.channels:
+            channel.callbacks.update(dict.fromkeys(channel.callbacks, lambda message: None))
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
+    """Return the channels on which streams are consumed from then on."""
+    monkeypatch.setattr(stream_consumer, "take_anything", (followed := Followed()).note)
+    return followed

@@ -164,20 +164,6 @@ def test_a_connection_lost_in_a_batch_is_made_again(vhost: Vhost, make_app: Make
     assert arrived == set(range(-1, 20))
 
 
-def test_a_connection_cut_before_the_confirms_loses_nothing(vhost: Vhost, make_app: MakeApp) -> None:
-    with proxy(vhost.broker.node.port) as between:
-        app = make_app(broker_url=between.url(vhost.url("amqp")))
-        app.send_task("t", (-1,), countdown=2)
-        cuts = iter([True])
-        between.cut_after = lambda data: b"celery" in data and next(cuts, False)
-        with celery_rabbit_delay.batch(app) as producer:
-            for n in range(200):
-                app.send_task("t", (n,), countdown=2, producer=producer)
-    missing = set(range(-1, 200))
-    while missing:  # some may come twice
-        missing -= set(names(vhost.take("celery", len(missing))))
-
-
 @pytest.mark.levels
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
     def take_all() -> None:
@@ -227,9 +213,12 @@ def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: Ma
     assert "2 delayed messages are not stored" in str(failed.value)
 
 
-@pytest.mark.parametrize(
+refused = pytest.mark.parametrize(
     "wrong", [{"user_id": "somebody else"}, {"headers": {"trace": "x" * 140_000}}], ids=["refused", "a frame too large"]
 )
+
+
+@refused
 def test_a_message_that_the_broker_refuses_hinders_no_other_one(
     vhost: Vhost, make_app: MakeApp, wrong: dict[str, Any]
 ) -> None:
@@ -248,9 +237,7 @@ def test_a_message_that_the_broker_refuses_hinders_no_other_one(
     app.send_task("t", countdown=0.5)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"user_id": "somebody else"}, {"headers": {"trace": "x" * 140_000}}], ids=["refused", "a frame too large"]
-)
+@refused
 def test_what_the_broker_refuses_is_sent_once_and_not_listed(
     vhost: Vhost, make_app: MakeApp, wrong: dict[str, Any]
 ) -> None:
@@ -286,14 +273,6 @@ def test_a_batch_needs_install() -> None:
     app = Celery("plain", broker="memory://", set_as_current=False)
     with pytest.raises(UnsupportedConfiguration, match="install"), celery_rabbit_delay.batch(app):
         pass
-
-
-def test_a_producer_of_kombu_may_be_a_batch(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection, celery_rabbit_delay.batch(connection.Producer()) as producer:
-        for n in range(10):
-            producer.publish(n, routing_key="q", headers={"x-delay": 200})
-    assert sorted(message.payload for message in vhost.take("q", 10)) == list(range(10))
 
 
 @pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="Producer.batch came with Kombu 5.7")

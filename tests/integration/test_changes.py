@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,6 +26,8 @@ from tests.kit.abilities import Ability
 from tests.kit.broker import Broker, Vhost, publish, take
 from tests.kit.node import cluster, is_whole
 from tests.kit.wait import wait_until
+
+from .conftest import Followed
 
 pytestmark = pytest.mark.shared_vhost
 
@@ -55,7 +56,7 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
 
 
 def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+    vhost: Vhost, followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a node was cut off for a moment: the connection stays, and the consumer of the stream is forgotten."""
     monkeypatch.setattr(receiving, "RENEWAL", 0.5)
@@ -63,9 +64,7 @@ def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as consumer:
         publish(publisher, 0.1, correlation_id="begin")
         assert take(consumer, "q", 1)
-        [followed] = consumer.connection.following._follower._followed.values()
-        callbacks = followed.channel.callbacks
-        callbacks.update(dict.fromkeys(callbacks, lambda message: None))
+        followed.forget()
         publish(publisher, 3, correlation_id="victim")
         operate.cancel(publisher, ["victim"])
         publish(publisher, 3.5, correlation_id="end")
@@ -166,7 +165,7 @@ def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_
         changes_, following = known_to[worker].changes, worker.connection.following
         following.catch_up(stream, changes_.apply)
         if how == "connection":
-            following._follower._connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+            vhost.close_connections("celery-rabbit-delay follower")
         else:
             vhost.delete_queue(stream.name)
         operate.cancel(publisher, ["after"])

@@ -135,8 +135,7 @@ def test_outboxes_of_keys_that_nobody_binds_any_more_are_deleted_where_that_is_c
     with vhost.connection() as connection:
         for destination in (Destination("orders"), *(Destination(exchange, key=key) for exchange, key in keys)):
             ensure(connection, destination)
-        with vhost.plain() as plain:  # in the namespace of outboxes, but none
-            plain.default_channel.queue_declare(f"{CASCADE.root}.out.orders+a+b", durable=True, auto_delete=False)
+        vhost.declare(f"{CASCADE.root}.out.orders+a+b")  # in the namespace of outboxes, but none
         vhost.delete_queue("gone")
         api = Management(management(vhost)[1], vhost.name)
         wait_until(lambda: operate.prune(connection, api)[0] and "orders+gone" not in outboxes(vhost), "it is deleted")
@@ -185,8 +184,7 @@ def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_pr
 @pytest.mark.own_vhost
 def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     url = vhost.url("amqp")
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare(CASCADE.levels[0].queue, durable=True, auto_delete=False)
+    vhost.declare(CASCADE.levels[0].queue)
     planned = run(url, "plan")
     assert planned.code == 3
     name = re.escape(CASCADE.levels[0].queue)
@@ -194,8 +192,7 @@ def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     refused = run(url, "setup")
     assert refused.code == 1
     assert "something else has the name of a part of the cascade" in refused.err
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare(CASCADE.levels[0].queue, durable=True, auto_delete=False)
+    vhost.declare(CASCADE.levels[0].queue)
 
 
 def test_verify_names_a_release_with_known_faults(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,27 +443,6 @@ def test_status_watches_until_interrupted(vhost: Vhost) -> None:
         watching.wait()
 
 
-@pytest.mark.more
-@pytest.mark.own_vhost
-def test_exported_definitions_imported_elsewhere_are_a_cascade_that_works(vhost: Vhost, tmp_path: Path) -> None:
-    exported = run(vhost.url("amqp"), "export", "--priorities")
-    assert exported.code == 0
-    assert vhost.names("exchanges") == []
-    node = vhost.broker.node
-    ctl = node.server.with_name("rabbitmqctl")
-    if ctl.exists():  # not so in a root directory of its own, or in a container
-        path = tmp_path / "definitions.json"
-        path.write_text(exported.out)
-        command = [str(ctl), "-n", node.name, "import_definitions", str(path)]
-        subprocess.run(command, env=node.environment(), check=True, capture_output=True)
-    else:
-        vhost.broker.api("POST", "/definitions", json.loads(exported.out))
-    assert run(vhost.url("amqp"), "verify", "--priorities", *management(vhost)).code == 0
-    vhost.declare("q")
-    vhost.publish("q", 0.05)
-    vhost.take("q", 1)
-
-
 def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
     text = run(vhost.url("amqp"), "--prefix", 'odd "${name}', "export", "--format", "terraform", options=()).out
     options = Options(prefix='odd "${name}')
@@ -482,12 +458,6 @@ def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
     for queue in resources["rabbitmq_queue"].values():
         arguments = json.loads(queue["settings"]["arguments_json"].replace("$${", "${"))
         assert arguments == topology.queues[queue["name"].replace("$${", "${")].arguments
-
-
-def test_a_broker_that_cannot_be_reached_is_an_error() -> None:
-    for command in ("plan", "setup", "verify", "status"):
-        failed = run("amqp://guest:guest@127.0.0.1:1//", command)
-        assert (failed.code, "refused" in failed.err) == (1, True), command
 
 
 @pytest.mark.own_vhost

@@ -9,7 +9,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
-from tests.kit.broker import Vhost, take, waits_by_time
+from tests.kit.broker import REFUSING, Vhost, take, waits_by_time
 from tests.kit.frames import routing_keys
 from tests.kit.wait import wait_until
 
@@ -213,13 +213,8 @@ def test_retries_of_the_same_message_object_send_the_same(vhost: Vhost) -> None:
 
 
 def test_what_the_users_own_dead_lettering_adds_afterwards_stays(vhost: Vhost) -> None:
-    with vhost.plain() as connection:
-        channel = connection.default_channel
-        channel.exchange_declare("failed", "topic", durable=True, auto_delete=False)
-        channel.queue_declare("dead", durable=True, auto_delete=False)
-        channel.queue_bind("dead", "failed", "#")
-        arguments = {"x-dead-letter-exchange": "failed"}
-        channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
+    declare(vhost, "failed", "topic", {"dead": ["#"]})
+    vhost.declare("q", arguments={"x-dead-letter-exchange": "failed"})
     got = []
     with vhost.connection() as connection:
         for headers in ({}, DELAY):
@@ -247,12 +242,10 @@ def test_a_message_with_the_history_of_an_earlier_dead_lettering_arrives(vhost: 
 def test_copies_for_a_full_queue_do_not_stop_messages_for_the_first_key_alone(vhost: Vhost) -> None:
     soon = {"x-delay": 200}
     with vhost.connection() as connection:
-        channel = connection.default_channel
+        channel = connection.default_channel  # which so knows the keys
         channel.exchange_declare("orders", "direct", durable=True, auto_delete=False)
-        channel.queue_declare("good", durable=True, auto_delete=False)
-        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
-        channel.queue_declare("full", durable=True, auto_delete=False, arguments=full)
-        for queue in ("good", "full"):
+        for queue, arguments in (("good", None), ("full", REFUSING)):
+            channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
             channel.queue_bind(queue, "orders", queue)
         producer = connection.Producer()
         for _ in range(40):

@@ -16,6 +16,8 @@ from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
 from tests.kit.broker import Vhost, own_node, publish
 
+from .conftest import Followed
+
 pytestmark = pytest.mark.more
 
 
@@ -102,7 +104,7 @@ def test_a_stream_is_followed_while_others_write_to_it(vhost: Vhost) -> None:
 
 
 def test_a_stream_that_rabbitmq_does_not_send_any_more_is_consumed_anew(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+    vhost: Vhost, followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a node was cut off for a moment: the connection stays, and the consumer of the stream is forgotten."""
     monkeypatch.setattr(stream_consumer, "RENEWAL", 0.5)
@@ -114,8 +116,7 @@ def test_a_stream_that_rabbitmq_does_not_send_any_more_is_consumed_anew(
         for number in range(2):
             while len(found) < number + 1:
                 found += receive(follower, 0.1)
-            [followed] = follower._followed.values()
-            followed.channel.callbacks.update(dict.fromkeys(followed.channel.callbacks, lambda message: None))
+            followed.forget()
             cancel(connection, ["b"])
         while len(found) < 3:
             found += receive(follower, 0.1)

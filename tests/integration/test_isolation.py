@@ -15,7 +15,7 @@ from celery_rabbit_delay import InvalidDestination, MessageRefused
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost, ensure, lead, take
+from tests.kit.broker import QUICK, REFUSING, Vhost, ensure, lead, take
 from tests.kit.commands import management, run
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
@@ -76,14 +76,6 @@ def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhos
     assert (verified.code, sorted(found)) == (3, sorted(strays)), verified.text
 
 
-def full(vhost: Vhost, name: str, kind: str) -> dict[str, Any]:
-    """Declare a queue that takes one message and refuses the others."""
-    arguments = {"x-queue-type": kind, "x-max-length": 1, "x-overflow": "reject-publish"}
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
-    return arguments
-
-
 def stuck(vhost: Vhost) -> dict[str, int]:
     """Return how many messages outboxes hold, also those that are due, by their names, without empty ones."""
     rows = vhost.broker.api("GET", f"/queues/{vhost.name}?columns=name,messages")
@@ -96,7 +88,7 @@ def stuck(vhost: Vhost) -> dict[str, int]:
     ids=["in general", "through outboxes that delay"],
 )
 def test_a_queue_that_is_full_stops_only_its_own_messages(vhost: Vhost, kind: str, outboxes: tuple[float, ...]) -> None:
-    full(vhost, "full", kind)
+    vhost.declare("full", arguments={"x-queue-type": kind, **REFUSING})
     vhost.declare("good")
     with vhost.connection(outboxes=outboxes, slack=(0.3, 0.3)) as connection:
         for queue in ("full", "good"):
@@ -145,7 +137,7 @@ def test_a_destination_that_is_gone_stops_only_its_own_messages_in_outboxes_that
 @pytest.mark.parametrize("declared", [True, False], ids=["declared here", "unknown here"])
 def test_queues_behind_one_exchange_do_not_wait_for_each_other_if_they_are_known(vhost: Vhost, declared: bool) -> None:
     vhost.declare("good", exchange="orders")
-    full(vhost, "full", "classic")
+    vhost.declare("full", arguments=REFUSING)
     exchange = kombu.Exchange("orders", "direct")
     with vhost.connection() as connection:
         connection.default_channel.queue_bind("full", "orders", "full")

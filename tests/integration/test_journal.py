@@ -12,8 +12,7 @@ from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch, cancel, res
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
-from celery_rabbit_delay.core.journal import Record
-from tests.kit.broker import Vhost, publish, take
+from tests.kit.broker import Vhost, publish, records, take
 from tests.kit.frames import routing_keys
 
 from .conftest import MakeApp
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.shared_vhost
 
 JOURNAL = "celery-rabbit-delay.v3.journal.600"
 KEYS = "celery-rabbit-delay.v3.keys"
-
-
-def records(vhost: Vhost) -> list[Record]:
-    with vhost.connection() as connection, Follower(connection) as reader:
-        stream = streams.journal_for(vhost.cascade, 60)
-        return [record for entry in reader.read(stream) for record in journal.unpack_records(entry.body)]
 
 
 @pytest.mark.own_vhost

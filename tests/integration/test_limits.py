@@ -90,16 +90,3 @@ def test_a_publisher_that_may_configure_all_but_outboxes_with_a_delay_does_witho
         name for name in vhost.names("queues") if ".out." in name and not name.endswith((".out.+q", "short-lived"))
     ]
     wait_until(lambda: sum(vhost.waiting().values()) == 2, "the others wait")
-
-
-@pytest.mark.own_vhost
-def test_a_pool_without_connections_takes_one_hop_after_the_first_second(vhost: Vhost) -> None:
-    vhost.declare("q")
-
-    def publish_again() -> bool:
-        with vhost.connection(journal=None) as connection:  # SAVED_AFTER is 0 in tests
-            publish(connection, 60)
-        # While the cascade is created, so much time may pass that this is no delay of the outbox any more.
-        return any(count >= 3 for name, count in vhost.waiting().items() if ".out." in name)
-
-    wait_until(publish_again, "three connections have used the outbox")

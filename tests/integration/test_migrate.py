@@ -19,7 +19,7 @@ from celery_rabbit_delay.amqp.reschedule import move
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate import Management
-from tests.kit.broker import QUICK, Vhost, lead, publish, take, wait_to_learn
+from tests.kit.broker import QUICK, REFUSING, Vhost, lead, publish, take, wait_to_learn
 from tests.kit.commands import CASCADE, QUICKLY, make_orphans, management, run, running
 from tests.kit.wait import wait_until
 
@@ -315,9 +315,7 @@ def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> Non
 @pytest.mark.levels
 @pytest.mark.long
 def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
-    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    with vhost.plain() as connection:
-        connection.default_channel.queue_declare("full", durable=True, auto_delete=False, arguments=arguments)
+    vhost.declare("full", arguments=REFUSING)
     vhost.publish("full", *[0.05] * 4)
     outbox = CASCADE.outbox_name(Destination("", ("full",)))
     wait_until(lambda: vhost.count("full") == 1, "the queue is full")

@@ -102,16 +102,6 @@ def test_outboxes_of_what_is_gone_are_deleted_when_they_are_empty(
     )
 
 
-def test_messages_of_a_deleted_exchange_are_orphans(vhost: Vhost) -> None:
-    exchange = kombu.Exchange("orders", "direct")
-    queue = kombu.Queue("q", exchange, routing_key="q")
-    with vhost.connection() as connection:
-        connection.Producer().publish("x", exchange=exchange, routing_key="q", declare=[queue], headers=SLOW)
-        vhost.delete_exchange("orders")
-    [message] = vhost.take(vhost.cascade.orphans, 1)
-    assert message.headers[HEADER]["exchange"] == "orders"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["news", "amq.fanout"])
 def test_what_no_queue_wants_any_more_is_dropped_and_blocks_no_other_message(vhost: Vhost, name: str) -> None:
@@ -136,8 +126,8 @@ def test_what_no_queue_wants_any_more_is_dropped_and_blocks_no_other_message(vho
 
 @pytest.mark.parametrize("limit", [None, 3])
 def test_a_look_hides_nothing_from_the_next(vhost: Vhost, limit: int | None) -> None:
+    vhost.declare("q", arguments={"x-queue-type": "quorum"})
     with vhost.connection() as one, vhost.connection() as another:
-        one.default_channel.queue_declare("q", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
         for _ in range(5):
             one.Producer().publish("x", routing_key="q")
         wait_until(lambda: declare.message_count(one.default_channel, "q") == 5, "all are there")

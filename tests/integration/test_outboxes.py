@@ -18,7 +18,7 @@ from celery_rabbit_delay import NotPermitted, batch
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost, lead, publishing, take
+from tests.kit.broker import QUICK, Vhost, lead, publishing
 from tests.kit.frames import frames, routing_keys
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
@@ -255,15 +255,6 @@ def test_without_the_exchange_before_the_outboxes_messages_are_refused_with_advi
         vhost.delete_exchange(vhost.cascade.outbox_ingest)
         send(connection, 1000)
         arrive(vhost, 1)
-
-
-def test_short_lived_queues_have_no_outboxes_of_their_own(vhost: Vhost) -> None:
-    with vhost.connection() as connection:
-        name = connection.default_channel.queue_declare("", exclusive=True).queue
-        send(connection, 1000, name)
-        [message] = take(connection, name, 1)
-        assert message.payload["due"] <= time.time()
-        assert outboxes(vhost) == []
 
 
 def test_where_levels_part_by_priority_high_messages_use_no_outboxes_that_delay(vhost: Vhost) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,49 +38,36 @@ def in_children(amount: int, work: Callable[[int], None]) -> None:
         assert status == 0
 
 
+def in_threads(amount: int, work: Callable[[int], None]) -> None:
+    with ThreadPoolExecutor(amount) as threads:
+        list(threads.map(work, range(amount)))
+
+
 def payloads(vhost: Vhost, amount: int) -> list[int]:
     return sorted(message.payload[0][0] for message in vhost.take("celery", amount, DECLARED_TWICE))
 
 
 def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
-    errors: list[BaseException] = []
 
     def work(thread: int) -> None:
-        try:
-            for n in range(8):
-                app.send_task("t", (100 * thread + n,), countdown=0.3)
-        except BaseException as exc:
-            errors.append(exc)
+        for n in range(8):
+            app.send_task("t", (100 * thread + n,), countdown=0.3)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(8, work)
     assert payloads(vhost, 64) == [100 * thread + n for thread in range(8) for n in range(8)]
 
 
 def test_many_threads_share_a_connection(vhost: Vhost) -> None:
     vhost.declare("q")
-    errors: list[BaseException] = []
     with vhost.connection() as connection:
         producers = [connection.Producer(connection.channel()) for _ in range(8)]  # py-amqp opens one at a time
 
         def work(thread: int) -> None:
-            try:
-                for n in range(12):
-                    producers[thread].publish(100 * thread + n, routing_key="q", headers={"x-delay": 300 + n})
-            except BaseException as exc:
-                errors.append(exc)
+            for n in range(12):
+                producers[thread].publish(100 * thread + n, routing_key="q", headers={"x-delay": 300 + n})
 
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        assert errors == []
+        in_threads(8, work)
         arrived = sorted(message.payload for message in vhost.take("q", 96))
     assert arrived == [100 * thread + n for thread in range(8) for n in range(12)]
 

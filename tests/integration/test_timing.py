@@ -16,7 +16,6 @@ import pytest
 from celery_rabbit_delay import InvalidDelay
 from celery_rabbit_delay.amqp import transport
 from tests.kit.broker import Vhost, lead, take
-from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 
@@ -111,17 +110,6 @@ def test_messages_of_any_priority_are_equally_late(vhost: Vhost, round_: bool) -
     # Seconds, where normal ones are held up: half of them by three, the last by six.
     assert abs(statistics.median(normal) - statistics.median(high)) < 0.5
     assert abs(max(normal) - max(high)) < 2
-
-
-def test_priorities_order_the_final_queue(vhost: Vhost) -> None:
-    with vhost.plain() as connection:
-        arguments = {"x-max-priority": 9}
-        connection.default_channel.queue_declare("q", durable=True, auto_delete=False, arguments=arguments)
-    with vhost.connection() as connection:
-        for priority in (0, 4, 5, 9, 2):
-            connection.Producer().publish(priority, routing_key="q", priority=priority, headers={"x-delay": 30})
-        wait_until(lambda: vhost.count("q") == 5, "all are there")
-        assert [message.payload for message in take(connection, "q", 5)] == [9, 5, 4, 2, 0]
 
 
 def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:

@@ -16,7 +16,7 @@ import pytest
 from celery_rabbit_delay import CascadeConflict, NotPermitted, Options
 from celery_rabbit_delay.core.options import OPTIONS
 from tests.kit import background, terminal
-from tests.kit.broker import Vhost, lead, publishing
+from tests.kit.broker import REFUSING, Vhost, lead, publishing
 from tests.kit.commands import CASCADE as QUICK_CASCADE
 from tests.kit.commands import PROGRAM, make_orphans, run
 from tests.kit.pages import commands
@@ -106,9 +106,7 @@ def test_every_command_of_the_page_exists(vhost: Vhost, command: str) -> None:
 @pytest.mark.leaves_orphans
 def test_a_task_that_did_not_run_shows_as_documented(vhost: Vhost) -> None:
     vhost.declare("celery", "gone")
-    with vhost.plain() as plain:
-        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
-        plain.default_channel.queue_declare("mails", durable=True, auto_delete=False, arguments=full)
+    vhost.declare("mails", arguments=REFUSING)
     ask(vhost, "celery -A shop delay setup")
     publish(vhost, "celery", 600)
     publish(vhost, "gone", 10)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +15,8 @@ import celery_rabbit_delay
 from celery_rabbit_delay import install
 from tests.kit.broker import QUICK, Vhost
 from tests.kit.commands import running
-from tests.kit.proxy import proxy
+from tests.kit.node import free_port
+from tests.kit.proxy import Proxy, proxy
 from tests.kit.wait import wait_until
 
 CALLS: dict[str, Callable[[Celery], Any]] = {
@@ -28,36 +27,15 @@ CALLS: dict[str, Callable[[Celery], Any]] = {
 }
 
 
-class Refusing:
-    """A port that accepts connections and closes them at once."""
-
-    def __init__(self) -> None:
-        self.tries = 0
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"amqp://guest:secret@127.0.0.1:{self._listening.getsockname()[1]}//"
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
-            self.tries += 1
-            connection.close()
-
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self._thread.join()
-
-
 @pytest.fixture
-def refusing() -> Iterator[Refusing]:
-    one = Refusing()
-    yield one
-    one.close()
+def refusing() -> Iterator[Proxy]:
+    """Yield a port that accepts connections and closes them at once."""
+    with proxy(free_port()) as one:
+        yield one
+
+
+def url_of(refusing: Proxy) -> str:
+    return f"amqp://guest:secret@127.0.0.1:{refusing.port}//"
 
 
 MakeApp = Callable[..., Celery]
@@ -78,25 +56,25 @@ def make_app() -> Iterator[MakeApp]:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_each_call_tries_as_often_as_publishing_and_says_nothing_of_streams(
-    refusing: Refusing, make_app: MakeApp, call: str
+    refusing: Proxy, make_app: MakeApp, call: str
 ) -> None:
     with pytest.raises(OperationalError) as raised:
-        CALLS[call](make_app(refusing.url))
-    assert refusing.tries == 3
+        CALLS[call](make_app(url_of(refusing)))
+    assert len(refusing.connections) == 3
     assert "stream" not in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
 def test_revoke_does_not_try_longer_than_celery(
-    refusing: Refusing, make_app: MakeApp, caplog: pytest.LogCaptureFixture
+    refusing: Proxy, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries: list[int] = []
     for plain in (True, False):
-        app = make_app(refusing.url, plain=plain)
+        app = make_app(url_of(refusing), plain=plain)
         app.conf.broker_connection_timeout = 1
         with pytest.raises(OperationalError):
             app.control.revoke("x")
-        tries.append(refusing.tries - sum(tries))
+        tries.append(len(refusing.connections) - sum(tries))
     assert tries[1] <= tries[0]
     assert "only the running workers know of it" not in caplog.text
 

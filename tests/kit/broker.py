@@ -17,8 +17,11 @@ import kombu
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.journal import Record, unpack_records
 from tests.kit.abilities import Ability
 from tests.kit.holding import holds_messages
 from tests.kit.node import Node
@@ -30,6 +33,10 @@ QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
 #: Seconds to wait for messages through queues that several connections declare at the same moment: RabbitMQ tells the
 #: second one that a quorum queue exists before it takes messages, and tries those again after three minutes.
 DECLARED_TWICE = 200
+
+
+#: The arguments of a queue that takes one message and refuses the others.
+REFUSING = {"x-max-length": 1, "x-overflow": "reject-publish"}
 
 
 class Broker:
@@ -120,14 +127,14 @@ class Vhost:
         )
         return name
 
-    def declare(self, *queues: str, exchange: str = "", kind: str = "direct") -> None:
+    def declare(self, *queues: str, exchange: str = "", kind: str = "direct", arguments: Any = None) -> None:
         """Declare durable queues, each bound by its name to an exchange if one is named."""
         with self.plain() as connection:
             channel = connection.default_channel
             if exchange:
                 channel.exchange_declare(exchange, kind, durable=True, auto_delete=False)
             for queue in queues:
-                channel.queue_declare(queue, durable=True, auto_delete=False)
+                channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
                 if exchange:
                     channel.queue_bind(queue, exchange, queue)
 
@@ -263,6 +270,13 @@ def take(connection: kombu.Connection, queue: str | list[str], amount: int, time
                 raise AssertionError(f"{len(messages)} of {amount} messages came to {queue!r}") from None
     channel.close()
     return messages
+
+
+def records(vhost: Vhost) -> list[Record]:
+    """Return the records of messages with delays of up to ten minutes."""
+    with vhost.connection() as connection, Follower(connection) as reader:
+        messages = reader.read(streams.journal_for(vhost.cascade, 60))
+        return [record for message in messages for record in unpack_records(message.body)]
 
 
 def lead(connection: kombu.Connection, queue: str, priority: int | None = None, delays: Iterable[float] = ()) -> None:

@@ -30,6 +30,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self.listener.accept()
+                self.connections.append(client)
                 try:
                     server = socket.create_connection(("127.0.0.1", self.target))
                 except OSError:  # the broker is down
@@ -37,7 +38,6 @@ class Proxy:
                     continue
                 for sock in (client, server):  # as py-amqp and RabbitMQ: two small writes else take 40 ms
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.connections.append(client)
                 threading.Thread(target=self._pass, args=(client, server, True), daemon=True).start()
                 threading.Thread(target=self._pass, args=(server, client, False), daemon=True).start()
 

@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import kombu
 import pytest
 from amqp import Message
-from amqp.exceptions import RecoverableConnectionError
 
-from celery_rabbit_delay import BatchFailed, MessageRefused, NotRouted, UnsupportedConfiguration
-from celery_rabbit_delay.amqp.batch import Batch, PublishBatch, batches_of, collect
+from celery_rabbit_delay import BatchFailed, NotRouted
+from celery_rabbit_delay.amqp.batch import Batch, batches_of, collect
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
@@ -33,7 +31,6 @@ class Sender:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.refuses: dict[str, Exception] = {}
-        self.is_lost = False
         self.asked: list[tuple[str, Callable[[Exception | None], None]]] = []
         self.streams = self
         self.publishers = [self]
@@ -49,11 +46,6 @@ class Sender:
         self.asked.append((plan.message.body, answered))
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        if self.is_lost:
-            lost, self.is_lost, asked, self.asked = RecoverableConnectionError("lost"), False, self.asked, []
-            for _, answered in asked:
-                answered(lost)
-            raise lost
         while not is_done():
             body, answered = self.asked.pop(0)
             refusal = self.refuses.pop(body, None)
@@ -61,10 +53,7 @@ class Sender:
             answered(refusal)
 
     def publish(self, plan: Plan) -> None:
-        body = plan.message.body
-        if body in self.refuses:
-            raise self.refuses[body]
-        self.done.append(f"{body} alone")
+        self.done.append(f"{plan.message.body} alone")
 
     def prepare_keys(self) -> None:
         pass
@@ -86,43 +75,6 @@ def batch_of(sender: Any, *plans: Plan, **options: Any) -> Batch:
     for plan in plans:
         batch.add(sender, plan)
     return batch
-
-
-def test_a_batch_has_as_many_unanswered_messages_as_it_may(sender: Any) -> None:
-    batch = batch_of(sender, *(pending(str(n)) for n in range(6)), max_size=4)
-    assert sender.done == ["0", "1"]
-    batch.flush(sender)
-    assert sender.done == ["0", "1", "2", "3", "4", "5"]
-    assert batch.ids == []
-
-
-def test_what_a_lost_connection_has_left_is_sent_by_the_next_flush(sender: Any) -> None:
-    batch = batch_of(sender, pending("1"), pending("2"))
-    sender.is_lost = True
-    with pytest.raises(RecoverableConnectionError):
-        batch.flush(sender)
-    assert batch.ids == ["1", "2"]
-    batch.flush(sender)
-    assert (sender.done, batch.ids) == (["1", "2"], [])
-
-
-def test_what_the_broker_refuses_is_sent_again_alone_to_repair_the_cascade(sender: Any) -> None:
-    sender.refuses = {"1": NotRouted("a level is gone")}
-    batch = batch_of(sender, pending("1"), pending("2"))
-    batch.flush(sender)
-    assert (sender.done, batch.ids) == (["2", "1 alone"], [])
-
-
-def test_a_message_that_is_refused_for_good_keeps_no_other_from_being_sent(sender: Any) -> None:
-    batch = batch_of(sender, *(pending(str(n)) for n in range(3)))
-    for _ in range(2):
-        sender.publish = Sender.publish.__get__(sender)
-        sender.refuses = {"1": MessageRefused("it is too large")}
-        sender.wait_until(lambda: not sender.asked)
-        sender.refuses = {"1": MessageRefused("it is too large")}
-        with pytest.raises(MessageRefused):
-            batch.flush(sender)
-    assert (sender.done, batch.ids) == (["0", "2"], ["1"])
 
 
 def test_keys_are_written_once_all_messages_of_a_batch_are_stored(sender: Any) -> None:
@@ -182,22 +134,3 @@ def test_a_batch_whose_connection_is_gone_fails_with_its_ids(sender: Any) -> Non
     with pytest.raises(BatchFailed) as failed:
         fail()
     assert failed.value.ids == ["1"]
-
-
-def test_a_connection_that_delays_nothing_has_no_batch() -> None:
-    with pytest.raises(UnsupportedConfiguration, match="install"), collect(kombu.Connection("memory://").Producer()):
-        pass
-
-
-def test_kombus_batch_holds_what_is_published_through_it(sender: Any) -> None:
-    sender.ensure = lambda plan: None
-    producer: Any = Producer(sender)
-    batch = PublishBatch(producer.channel, max_size=10)
-    batch.publish("1")
-    assert batches_of[producer.connection] == []
-    assert sender.asked == []
-    batch.flush()
-    batch.publish("2")
-    batch.discard()
-    batch.flush()
-    assert sender.done == ["1"]

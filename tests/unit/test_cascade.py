@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination, is_match, read
+from celery_rabbit_delay.core.destination import SHORT_LIVED, Destination
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, fewest_set_bits
 from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
@@ -49,25 +49,6 @@ def bind(
     model.bind(cascade.exit_bindings(destination))
 
 
-def test_every_delay_arrives_once_on_time_with_one_hop_per_set_bit() -> None:
-    model = model_with_queues("shop")
-    bind(model, SHOP)
-    for ticks in range(1, CASCADE.max_ticks + 1):
-        arrived, visited = model.publish(*entry(ticks, SHOP, "shop"))
-        assert arrived == [(ticks * TICK, "shop")]
-        assert len(visited) == ticks.bit_count() + 1  # the outbox
-
-
-@given(st.integers(1, (1 << 31) - 1))
-def test_any_delay_of_powers_alone_arrives_once_on_time(ticks: int) -> None:
-    cascade = Cascade("t", timedelta(milliseconds=TICK), powers=31)
-    model = model_with_queues("shop", cascade=cascade)
-    bind(model, SHOP, cascade)
-    arrived, visited = model.publish(*entry(ticks, SHOP, "shop"))
-    assert arrived == [(ticks * TICK, "shop")]
-    assert len(visited) == ticks.bit_count() + 1  # the outbox
-
-
 class Process:
     """A process with options of its own on a broker that it may share with others, which it may be unable to change."""
 
@@ -96,7 +77,7 @@ class Process:
         tick, slack = cascade.tick // timedelta(microseconds=1), options.slack
         fraction, most = slack if isinstance(slack, tuple) else (slack, options.max_delay)
         allowed = min(delay * fraction, most * 1_000_000)
-        assert delay <= arrived[0][0] * 1000 <= delay + allowed + tick, "it is neither early nor too late"
+        assert delay <= arrived[0][0] * 1000 < delay + allowed + tick, "it is neither early nor too late"
         assert visited == [
             *(level.queue for level in route.levels),
             cascade.outbox_name(self.destination, route.outbox),
@@ -119,6 +100,7 @@ WAYS: list[dict[str, Any]] = [
     {"outboxes": ()},
     {"outboxes": (0.05, 0.5, 7.77, 19)},
     {"slack": 0},
+    {"slack": 0, "outboxes": ()},
     {"slack": (0.05, 0.2)},
     {"max_delay": 5},
     {"high": True},
@@ -138,30 +120,6 @@ def test_every_delay_arrives_once_within_its_slack_one_outbox_last(way: dict[str
     assert passed[1] >= len(process.usable)
 
 
-PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"max_delay": 5}, {}),
-    ({"outboxes": ()}, {}),
-    ({"outboxes": (0.05, 0.5, 7.77, 19)}, {"outboxes": (0.06, 0.5, 7.78, 20), "max_delay": 41}),
-    ({"slack": 0}, {"slack": 0.2}),
-    ({"high": True}, {}),
-    ({"high": True, "max_delay": 3}, {"outboxes": ()}),
-    ({"outboxes": (1, 7)}, {"passive": True}),
-    ({"outboxes": ()}, {"passive": True}),
-    ({"outboxes": (2, 3, 5), "max_delay": 5}, {"passive": True, "outboxes": (1, 2, 3, 4), "slack": 0}),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), PAIRS, ids=str)
-def test_delays_arrive_from_processes_with_different_options_side_by_side(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
-    model = model_with_queues("shop", "mails")
-    processes = [Process(model, **one), Process(model, **other)]
-    assert len({process.cascade.root for process in processes}) == 1
-    for process in processes:
-        process.walk(step=7)
-
-
 def test_an_outbox_that_a_passive_process_lacks_costs_it_a_hop() -> None:
     model = model_with_queues("shop")
     Process(model, outboxes=(1,))
@@ -177,15 +135,13 @@ def defaults() -> Process:
 DEFAULTS: dict[str, Any] = {"tick": 0.125, "max_delay": Options().max_delay}
 
 
-@given(st.integers(1, int(Options().max_delay * 1_000_000)))
+LONGEST = int(Options().max_delay)
+
+
+@given(st.integers(1, LONGEST * 1_000_000) | st.integers(1, LONGEST).map(lambda seconds: seconds * 1_000_000))
 def test_any_delay_of_the_default_options_arrives_once_within_its_slack(defaults: Process, delay: int) -> None:
     assert defaults.options == Options()
     defaults.send(delay)
-
-
-@given(st.integers(1, int(Options().max_delay)))
-def test_any_delay_in_whole_seconds_does_too(defaults: Process, seconds: int) -> None:
-    defaults.send(seconds * 1_000_000)
 
 
 @pytest.mark.parametrize("seconds", DEFAULT_OUTBOXES)
@@ -196,20 +152,23 @@ def test_each_default_outbox_takes_its_delay_alone(defaults: Process, seconds: f
 
 seconds = st.integers(1, 200).map(lambda n: n / 10)
 sets = st.lists(seconds, max_size=6, unique=True)
+slacks = st.sampled_from([0, 0.001, 0.1, (0.5, 0.3)])
 ways = st.fixed_dictionaries(
-    {"max_delay": st.just(20) | st.integers(21, 90), "slack": st.sampled_from([0, 0.001, 0.1, (0.5, 0.3)])},
+    {"max_delay": st.just(20) | st.integers(21, 90), "slack": slacks},
     optional={"outboxes": sets, "high": st.booleans()},
-)
+) | st.fixed_dictionaries({"max_delay": st.integers(3, 19), "slack": slacks}, optional={"high": st.booleans()})
 
 
-@given(st.lists(ways, min_size=2, max_size=3), st.booleans(), st.data())
+@given(st.lists(ways, min_size=2, max_size=3), st.booleans(), st.integers(100, 300))
 def test_processes_with_any_options_share_a_cascade_and_what_each_sends_arrives(
-    several: list[dict[str, Any]], passive: bool, data: st.DataObject
+    several: list[dict[str, Any]], passive: bool, step: int
 ) -> None:
-    model = model_with_queues("shop")
+    model = model_with_queues("shop", "mails")
+    Process(model, MAILS)
     processes = [Process(model, passive=passive and number > 0, **way) for number, way in enumerate(several)]
+    assert len({process.cascade.root for process in processes}) == 1
     for process in processes:
-        process.send(data.draw(st.integers(1, int(process.options.max_delay * 1_000_000))))
+        process.walk(step)
 
 
 @pytest.mark.parametrize(
@@ -473,12 +432,6 @@ def test_a_message_for_an_outbox_that_is_gone_or_not_bound_for_delivery_times_re
     assert model.route(exchange, tuple(keys)) == set()
 
 
-def test_what_exceeds_the_levels_is_routed_nowhere_and_so_returned() -> None:
-    model = model_with_queues("shop")
-    exchange, *keys = entry(CASCADE.max_ticks + 1, SHOP, "shop")
-    assert model.route(exchange, tuple(keys)) == set()
-
-
 def test_names_all_carry_the_prefix_and_fit_into_amqp() -> None:
     cascade = Options(prefix="p" * 150, tick=0.001, max_delay=TEN_YEARS).high_cascade
     names = [e.name for e in cascade.exchanges()] + [q.name for q in cascade.queues()]
@@ -508,15 +461,6 @@ def test_a_level_keeps_a_message_for_its_ticks_and_an_outbox_for_its_own() -> No
 
 
 def test_an_outbox_says_what_it_is_for() -> None:
-    for destination in (SHOP, Destination("orders", key="new"), Destination("orders")):
-        for ticks in (0, 1, 100, 12345):
-            name = CASCADE.outbox_name(destination, ticks)
-            address = destination.outbox_address(ticks * TICK)
-            assert CASCADE.outbox_address(name) == address
-            found = CASCADE.outbox_of(name)
-            assert found is not None
-            assert found == read(address)
-            assert found.delay == ticks * TICK
     assert CASCADE.outbox_name(SHOP, 100) == "t.v3.10ms.out.1s.+shop"
     assert CASCADE.outbox_name(SHOP, 1) == "t.v3.10ms.out.10ms.+shop"
     assert CASCADE.outbox_name(SHOP) == "t.v3.10ms.out.+shop"
@@ -571,25 +515,3 @@ def test_a_cascade_with_a_longer_maximum_adds_levels_and_changes_none() -> None:
 def test_each_number_of_levels_has_a_marker_of_its_own() -> None:
     sets = [replace(CASCADE, powers=powers) for powers in (10, 11, 12)]
     assert len({cascade.marker for cascade in sets}) == len(sets)
-
-
-def test_a_cascade_is_as_small_as_documented() -> None:
-    topology = Topology.of([Options().cascade], [Destination("", ("celery",))], outboxes=[8 * 60, 8 * 300])
-    assert len([name for name in topology.queues if ".out." not in name or "short-lived" in name]) == 31
-    assert len([name for name in topology.queues if ".out." in name and "short-lived" not in name]) == 3
-
-
-@pytest.mark.parametrize(
-    ("pattern", "key", "matches"),
-    [
-        *(("a.*", "a.b", True), ("a.*", "a", False), ("#", "", True), ("a.#.c", "a.c", True), ("a.#", "b", False)),
-        *(
-            ("a.#", "a", True),
-            ("a.#.b.c.#", "a.b.c", True),
-            ("a.#.b.c.#", "a.b.b.c", True),
-            ("a.#.b", "a.c.b.c", False),
-        ),
-    ],
-)
-def test_the_model_matches_topics_as_rabbitmq_does(pattern: str, key: str, matches: bool) -> None:
-    assert is_match("topic", pattern, key) is matches

@@ -7,7 +7,6 @@ import weakref
 
 import kombu
 
-from celery_rabbit_delay.amqp.batch import Batch, batches_of
 from celery_rabbit_delay.amqp.clients import PerClient
 from celery_rabbit_delay.amqp.transport import uses_quorum_queues
 
@@ -32,14 +31,3 @@ def test_the_state_of_a_connection_goes_with_the_connection() -> None:
     del connection
     gc.collect()
     assert gone() is None
-
-
-def test_the_innermost_batch_collects_and_its_end_leaves_the_outer_one() -> None:
-    connection = kombu.Connection("rabbit-delay://a//")
-    outer, inner = Batch(), Batch()
-    with outer.collecting(connection):
-        assert batches_of[connection] == [outer]
-        with inner.collecting(connection):
-            assert batches_of[connection] == [outer, inner]
-        assert batches_of[connection] == [outer]
-    assert batches_of[connection] == []

@@ -111,6 +111,8 @@ def test_an_argument_that_looks_like_help_needs_a_broker(command: tuple[str, ...
         "amqp://shop:s3c\u2100ret@host//",
         "amqp://shop:s3cret",  # without a host
         "shop:s3cret@host",
+        "amqp://shop:s3cret@host/ret@//",
+        "localhost",
         "amqp://me:there@host//;amqp://shop:s3c/ret@other//",
     ],
 )
@@ -164,7 +166,7 @@ def test_other_urls_are_read(url: str) -> None:
     assert json.loads(run("export", broker=url).stdout)["queues"]
 
 
-@pytest.mark.parametrize("command", ["list", "metrics", "plan", "status", "verify"])
+@pytest.mark.parametrize("command", ["list", "metrics", "plan", "setup", "status", "verify"])
 def test_a_broker_that_does_not_answer_is_named_without_its_password(command: str, without_pauses: None) -> None:
     failed = run(command)
     assert failed.exit_code == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import amqp
 import pytest
 from amqp import spec
-from amqp.exceptions import AMQPError, ChannelError, MessageNacked, PreconditionFailed
+from amqp.exceptions import AMQPError, MessageNacked, PreconditionFailed
 from kombu.transport import pyamqp
 
-from celery_rabbit_delay import NotRouted, Options
+from celery_rabbit_delay import NotRouted, Options, StreamUnavailable
 from celery_rabbit_delay.amqp import follower, limited, stream_consumer
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing, Sent
@@ -166,16 +167,31 @@ def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     client.ensure_connection = lambda **options: None
     client.alt, client.connect_timeout = [], 4
     client.connected = False
-    use(client, monkeypatch)
-    channel = SimpleNamespace(basic_cancel=lambda tag: None, is_open=False)
-    monkeypatch.setattr(Follower, "_consume", lambda *args: (channel, "tag"))
+    monkeypatch.setattr(connection, "channel", Channel)
+    monkeypatch.setattr(stream_consumer, "copy_of", lambda client, purpose: client)
     return client
 
 
-def use(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make followers use a connection."""
-    monkeypatch.setattr(stream_consumer, "copy_of", lambda client, purpose: client)
-    monkeypatch.setattr(follower, "_count", lambda *args: 1)
+class Channel:
+    """A channel to a stream that holds a message, and sends those with some offsets at once."""
+
+    is_open = False
+    offsets: Sequence[int | None] = ()
+
+    def basic_qos(self, *args: Any) -> None:
+        pass
+
+    def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
+        return SimpleNamespace(message_count=1)
+
+    def basic_consume(self, queue: str, callback: Any, **arguments: Any) -> str:
+        for tag, number in enumerate(self.offsets, start=1):
+            headers = {} if number is None else {"x-stream-offset": number}
+            callback(SimpleNamespace(delivery_tag=tag, headers=headers, body=b""))
+        return "tag"
+
+    def basic_cancel(self, tag: str) -> None:
+        pass
 
 
 STREAM = Stream("s", "@.s", 1, 1)
@@ -186,10 +202,12 @@ def test_a_follower_comes_back_in_time(broker: Broker, client: Any) -> None:
     assert broker.now == 2.5
 
 
-def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(broker: Broker, client: Any) -> None:
-    broker.questions = 3
-    with pytest.raises(TimeoutError, match="has not answered in time"):
-        Follower(client)._extents([STREAM])
+def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(
+    broker: Broker, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "PATIENCE", 0)
+    with pytest.raises(StreamUnavailable, match="has not answered in time"):
+        Follower(client).extents([STREAM])
     assert broker.now == stream_consumer.SILENCE
 
 
@@ -197,23 +215,11 @@ def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(broker: Broker, cl
 def test_a_message_that_does_not_say_its_offset_comes_after_the_one_before(
     client: Any, monkeypatch: pytest.MonkeyPatch, offsets: list[int | None], last: int | None
 ) -> None:
-    class Channel:
-        def basic_qos(self, *args: Any) -> None:
-            pass
-
-        def basic_consume(self, queue: str, callback: Any, **arguments: Any) -> None:
-            for tag, number in enumerate(offsets, start=1):
-                headers = {} if number is None else {"x-stream-offset": number}
-                callback(SimpleNamespace(delivery_tag=tag, headers=headers, body=b""))
-
-    monkeypatch.undo()
-    use(client, monkeypatch)
-    monkeypatch.setattr(client.connection, "channel", Channel)
+    monkeypatch.setattr(Channel, "offsets", offsets)
     assert Follower(client).extents([STREAM]) == {STREAM: Extent(1, last)}
 
 
 def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Broker, client: Any) -> None:
-    broker.questions = 3
     assert Follower(client).at(STREAM, 7) is None
     assert broker.now == stream_consumer.SILENCE
 
@@ -272,7 +278,9 @@ def test_a_returned_message_is_not_taken_for_a_later_one_with_its_key(
     broker: Broker, connection: Any, confirmed: Any
 ) -> None:
     first, other = send(confirmed, "a"), send(confirmed, "b")
-    confirmed._on_return(ChannelError("NO_ROUTE"), "e", "a", None)
+    returned = struct.pack(">H", 312) + b"\x08NO_ROUTE\1e\1a"
+    broker.answers += [method(1, spec.Basic.Return, returned), (2, 1, struct.pack(">HHQH", 60, 0, 0, 0))]
+    connection.drain_events()
     again = send(confirmed, "a")
     broker.answers += [method(1, spec.Basic.Ack, struct.pack(">QB", 3, 1))]
     connection.drain_events()

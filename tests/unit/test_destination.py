@@ -152,6 +152,23 @@ def test_no_level_takes_an_address_for_a_delay(destination: tuple[str, ...], mar
 
 
 @pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("#", ["", "a", "a.b"], []),
+        ("a.#", ["a", "a.b", "a.b.c"], ["b", "ab", ""]),
+        ("a.*", ["a.b"], ["a", "a.b.c"]),
+        ("#.z", ["z", "a.z", "a.b.z"], ["z.a"]),
+        ("a.#.z", ["a.z", "a.b.z", "a.b.c.z"], ["a", "z", "a.z.b.c"]),
+        ("a.#.b.c.#", ["a.b.c", "a.b.b.c"], []),
+        ("a.b", ["a.b"], ["a", "a.c"]),
+    ],
+)
+def test_topic_exchanges_route_by_words(pattern: str, matching: list[str], others: list[str]) -> None:
+    assert all(is_match("topic", pattern, key) for key in matching)
+    assert not any(is_match("topic", pattern, key) for key in others)
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         (("a", "b"), ("", "a", "b")),
@@ -202,7 +219,8 @@ def test_reply_queues_without_number_are_not_all_remembered() -> None:
         declarations.add_queue("lasts", lasting=True)
         declarations.add_queue(f"reply-{number}", lasting=False)
         declarations.add_queue("again", lasting=False)
-    assert len(declarations._short_lived) == 10_000
+    known = [declarations.destination("", (f"reply-{number}",)).short_lived for number in range(10_001)]
+    assert sum(known) == 10_000 - len(["lasts", "again"])
     assert declarations.destination("", ("again",)).short_lived
     assert declarations.destination("", ("reply-10000",)).short_lived
     assert not declarations.destination("", ("reply-0",)).short_lived

@@ -58,7 +58,7 @@ def test_any_other_binding_is_unexpected(source: str, queue: str, key: str) -> N
     assert unexpected([binding], [CASCADE], []) == [binding]
 
 
-@pytest.mark.parametrize("ticks", [0, MINUTE])
+@pytest.mark.parametrize("ticks", [0, 1, MINUTE, 12345])
 def test_an_outbox_is_known_by_its_name(ticks: int) -> None:
     for destination in DESTINATIONS[:2] + DESTINATIONS[4:6]:
         found = outbox_named(CASCADE, CASCADE.outbox_name(destination, ticks))

@@ -9,25 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay
-from celery_rabbit_delay.core import due, levels
+from celery_rabbit_delay.core import due
 from celery_rabbit_delay.core.due import due_at
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
-
-
-def test_fewest_set_bits_is_the_best_and_smallest_in_range_for_every_small_range() -> None:
-    for start in range(1, 260):
-        for slack in range(130):
-            found = levels.fewest_set_bits(start, slack)
-            best = min(range(start, start + slack + 1), key=lambda n: (n.bit_count(), n))
-            assert found == best, (start, slack)
-
-
-@given(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
-def test_fewest_set_bits_stays_in_range_and_never_costs_a_hop(start: int, slack: int) -> None:
-    found = levels.fewest_set_bits(start, slack)
-    assert start <= found <= start + slack
-    assert found.bit_count() <= start.bit_count()
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,8 @@ class Worker:
         self.kept: list[int] = []
         self.lost = False
         self.breaks: list[bool] = []
-        self.consumer: Any = SimpleNamespace(channel=SimpleNamespace(connection=SimpleNamespace(sender=self)))
+        connection = SimpleNamespace(sender=self, delay_options=None)
+        self.consumer: Any = SimpleNamespace(channel=SimpleNamespace(connection=connection))
         self.loop = EventLoop(self.call_later)
         self.handing_on = HandingOn(self.consumer)
         self.handing_on.keep = lambda message: self.kept.append(message.number)
@@ -220,7 +221,8 @@ class Worker:
 
 
 def task(number: int, queue: str = "q", plan: Any = None, due: datetime = DUE) -> Any:
-    message: Any = SimpleNamespace(ack=lambda: None, number=number)
+    info = {"exchange": "", "routing_key": queue}
+    message: Any = SimpleNamespace(ack=lambda: None, number=number, delivery_info=info, headers={}, amqp_message=None)
     of_queue: Any = SimpleNamespace(name=queue)
     destination: Any = number if plan is None else plan
     return Task(message, of_queue, destination, due)
@@ -229,8 +231,10 @@ def task(number: int, queue: str = "q", plan: Any = None, due: datetime = DUE) -
 @pytest.fixture(autouse=True)
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a number take the place of a plan, and no time pass: a slow broker counts as silent."""
-    monkeypatch.setattr(HandingOn, "_plan", lambda self, one: one.destination)
-    monkeypatch.setattr(handing_on, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    monkeypatch.setattr(
+        handing_on, "plan", SimpleNamespace(of_received=lambda _, received, destination, *more: destination)
+    )
+    monkeypatch.setattr(handing_on, "time", SimpleNamespace(monotonic=lambda: 1000.0, monotonic_ns=lambda: 0))
 
 
 def test_a_worker_hands_on_the_rest_as_answers_come_and_keeps_what_it_cannot_hand_on() -> None:

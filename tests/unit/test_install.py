@@ -30,7 +30,6 @@ import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
 from celery_rabbit_delay.amqp.transport import SSLTransport, Transport
 from celery_rabbit_delay.cli.target import AppTarget
-from tests.kit.node import free_port
 
 AMQP_URL = "amqp://shop:p%40ss@rabbit.example:5673/orders"
 
@@ -430,16 +429,6 @@ def test_task_protocol_1_is_refused_with_a_reason() -> None:
         app.connection()
 
 
-def test_an_eager_app_runs_its_delayed_tasks_at_once_without_a_broker() -> None:
-    app = app_with(broker_url=f"amqp://127.0.0.1:{free_port()}//", task_always_eager=True)
-    install(app)
-
-    def answer() -> int:
-        return 42
-
-    assert app.task(answer).apply_async(countdown=60).get() == 42
-
-
 def test_plain_kombu_finds_the_schemes() -> None:
     assert type(kombu.Connection("rabbit-delay://localhost//").transport) is Transport
     assert type(kombu.Connection("rabbit-delays://localhost//").transport) is SSLTransport
@@ -451,13 +440,6 @@ def test_options_of_a_plain_kombu_connection_are_checked() -> None:
     options = {"rabbit_delay": {"tick": 0.01, "tock": 1}}
     with pytest.raises(InvalidOption, match="unknown option tock"):
         _ = kombu.Connection("rabbit-delay://localhost//", transport_options=options).transport
-
-
-def test_celery_leaves_its_native_delayed_delivery_off() -> None:
-    quorum_queues = pytest.importorskip("celery.utils.quorum_queues", reason="it came with Celery 5.5")
-    app = app_with(broker_url=AMQP_URL, task_default_queue_type="quorum")
-    install(app)
-    assert quorum_queues.detect_quorum_queues(app, app.connection_for_write().transport.driver_type) == (False, "")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -35,19 +36,22 @@ def test_a_task_is_late_by_what_has_passed_since_its_eta(eta: object, seconds: f
     assert lateness(eta, NOW) == seconds
 
 
-def test_only_delayed_tasks_are_observed_by_their_names() -> None:
+@pytest.fixture
+def registry() -> Iterator[CollectorRegistry]:
+    """Yield what measures the lateness of this process's tasks."""
+    before = list(task_prerun.receivers), list(handed_on.receivers)
+    measure_lateness(registry := CollectorRegistry())
+    yield registry
+    task_prerun.receivers[:], handed_on.receivers[:] = before
+
+
+def test_only_delayed_tasks_are_observed_by_their_names(registry: CollectorRegistry) -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     task: Any = app.task(name="shop.t", shared=False)(nothing)
-    registry = CollectorRegistry()
-    before = list(task_prerun.receivers), list(handed_on.receivers)
-    measure_lateness(registry)
-    try:
-        for eta in (None, (datetime.now(timezone.utc) - timedelta(seconds=20)).isoformat(), "soon"):
-            task.push_request(eta=eta, id="x")
-            task_prerun.send(sender=task, task_id="x", task=task, args=(), kwargs={})
-            task.pop_request()
-    finally:
-        task_prerun.receivers[:], handed_on.receivers[:] = before
+    for eta in (None, (datetime.now(timezone.utc) - timedelta(seconds=20)).isoformat(), "soon"):
+        task.push_request(eta=eta, id="x")
+        task_prerun.send(sender=task, task_id="x", task=task, args=(), kwargs={})
+        task.pop_request()
     labels = {"task": "shop.t"}
     name = "celery_rabbit_delay_task_lateness_seconds"
     assert registry.get_sample_value(f"{name}_count", labels) == 1
@@ -55,15 +59,9 @@ def test_only_delayed_tasks_are_observed_by_their_names() -> None:
     app.close()
 
 
-def test_tasks_that_were_handed_on_are_counted() -> None:
-    registry = CollectorRegistry()
-    before = list(task_prerun.receivers), list(handed_on.receivers)
-    measure_lateness(registry)
-    try:
-        for amount in (3, 4):
-            handed_on.send(sender=None, amount=amount)
-    finally:
-        task_prerun.receivers[:], handed_on.receivers[:] = before
+def test_tasks_that_were_handed_on_are_counted(registry: CollectorRegistry) -> None:
+    for amount in (3, 4):
+        handed_on.send(sender=None, amount=amount)
     assert registry.get_sample_value("celery_rabbit_delay_handed_on_total") == 7
 
 

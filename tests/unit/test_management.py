@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,7 +20,7 @@ import trustme
 
 from celery_rabbit_delay.cli.target import MANAGEMENT_CA, MANAGEMENT_CERT, management_of
 from celery_rabbit_delay.core.errors import NotPermitted, UnsupportedConfiguration
-from celery_rabbit_delay.operate import Management, management
+from celery_rabbit_delay.operate import Management
 
 QUEUES = [{"name": "q", "messages": 3}]
 
@@ -61,22 +62,21 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[Api]:
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[int]:
-    """Yield the port of a server that answers one request with some bytes."""
+def answering(*answers: bytes) -> Iterator[int]:
+    """Yield the port of a server that answers requests with some bytes, each on its own connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            client, _ = server.accept()
-            with client:
-                client.recv(65536)
-                client.sendall(answer)
+            for answer in answers:
+                client, _ = server.accept()
+                with client:
+                    client.recv(65536)
+                    client.sendall(answer)
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            thread.join()
+        yield server.getsockname()[1]
+        thread.join()
 
 
 @pytest.fixture
@@ -178,31 +178,14 @@ def test_a_server_that_is_no_management_api_is_an_error_that_names_its_place(ans
             api.snapshot()
 
 
-@contextmanager
-def answering_in_turn(*answers: bytes) -> Iterator[int]:
-    """Yield the port of a server that answers requests with some bytes, each on its own connection."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            for answer in answers:
-                client, _ = server.accept()
-                with client:
-                    client.recv(65536)
-                    client.sendall(answer)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield server.getsockname()[1]
-
-
 FAILED = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
 
 
 def test_a_request_that_fails_is_sent_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(management, "_PAUSE", 0)
-    with answering_in_turn(FAILED, b"HTTP/1.1 200 OK\r\n\r\n[]") as port:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with answering(FAILED, b"HTTP/1.1 200 OK\r\n\r\n[]") as port:
         assert Management(f"http://me:secret@127.0.0.1:{port}", "/").queues() == {}
-    with answering_in_turn(FAILED, FAILED) as port:
+    with answering(FAILED, FAILED) as port:
         says = r"has failed \(HTTP Error 500: Internal Server Error\): try again"
         with pytest.raises(UnsupportedConfiguration, match=says):
             Management(f"http://me:secret@127.0.0.1:{port}", "/").queues()
@@ -225,7 +208,10 @@ def test_a_server_that_refuses_the_user_says_what_it_wants() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:15672", "http://me:s3c/ret@localhost", "http://me:12/34@localhost", "http://me:12?s3@h", "ftp://h"],
+    [
+        *("localhost:15672", "http://me:s3c/ret@localhost", "http://me:12/34@localhost", "http://me:12?s3@h"),
+        *("ftp://h", "http://h:port", "http://"),
+    ],
 )
 def test_a_url_that_cannot_be_read_is_an_error_without_its_password(url: str) -> None:
     with pytest.raises(UnsupportedConfiguration, match=r"the management API cannot be read: .*as / as %2F$") as failed:

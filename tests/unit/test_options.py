@@ -26,13 +26,11 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"prefix": ""}, "prefix=''"),
         ({"prefix": None}, "prefix=None"),
         ({"prefix": "x" * 151}, "prefix="),
         ({"prefix": "\udce9"}, r"prefix='\udce9': use a name of 1 to 150 bytes of UTF-8"),
         ({"prefix": "amq.delay"}, "'amq.'"),
         ({"prefix": "amq"}, "'amq.'"),
-        ({"tick": 0}, "tick=0"),
         ({"tick": 0.0015}, "tick=0.0015"),
         ({"tick": float("nan")}, "tick=nan"),
         ({"tick": "fast"}, "tick='fast'"),
@@ -40,7 +38,6 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"max_delay": 0.01}, "max_delay=0.01"),
         ({"max_delay": 1e12}, "max_delay=1000000000000.0"),
         ({"max_delay": float("inf")}, "max_delay=inf"),
-        ({"slack": -1}, "slack=-1"),
         ({"slack": 1}, "slack=1"),
         ({"slack": (0.1,)}, "slack="),
         ({"slack": "much"}, "slack='much'"),
@@ -55,14 +52,11 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"outboxes": [61], "max_delay": 60}, "outboxes=61: use seconds above 0, up to max_delay=60"),
         ({"outboxes": range(1, 99)}, "outboxes=range(1, 99)"),
         ({"outboxes": list(range(1, 66))}, "65 are too many; use at most 64"),
-        ({"hand_on": "no"}, "hand_on='no'"),
         ({"confirm_timeout": 0}, "confirm_timeout=0: use seconds, above 0 up to a day, or None for no limit"),
         ({"confirm_timeout": float("inf")}, "confirm_timeout=inf"),
-        ({"journal": -1}, "journal=-1"),
         ({"journal": "60"}, "journal='60'"),
         ({"journal": True}, "journal=True"),
         ({"declare": "never"}, "declare='never': use one of auto, passive"),
-        ({"timezone": "Mars/Olympus"}, "timezone='Mars/Olympus'"),
         ({"timezone": 5}, "timezone=5"),
         (
             {"ticks": 1},
@@ -81,11 +75,6 @@ def test_a_bad_value_is_an_error_that_names_the_option(options: Any, says: str) 
 
 def route(options: Options, delay: int) -> Route:
     return options.route(options.cascade, options.ticks(delay))
-
-
-def ticks(options: Options, delay: int) -> int:
-    levels, outbox = route(options, delay)
-    return outbox + sum(level.ticks for level in levels)
 
 
 @pytest.mark.parametrize("tick", [0.001, 0.007, 0.01, 0.07, 0.125, 1, 3600])
@@ -111,13 +100,6 @@ def test_default_outboxes_beyond_the_longest_delay_are_left_out() -> None:
     assert [outbox / 8 for outbox in few.outbox_ticks] == [5, 10, 15, 1, 2, 3, 20, 30, 45]
     assert set(DEFAULT_OUTBOXES) == {outbox / 8 for outbox in Options().outbox_ticks}
     assert Options(max_delay=50, outboxes=[10, 86400]).outbox_ticks == (80,), "it is a default one"
-
-
-def test_the_delay_of_an_outbox_takes_no_level_and_so_does_one_that_rounds_up_to_it() -> None:
-    options = Options()
-    for seconds in options.outboxes:
-        for less in (0, 700, 100_000):
-            assert route(options, int(seconds * SECOND) - less) == ((), seconds * 8)
 
 
 def test_only_the_first_outboxes_take_the_rest_of_a_delay_that_is_not_round() -> None:
@@ -161,12 +143,6 @@ def test_the_outboxes_that_a_message_should_have_are_those_that_it_would_use(sla
         assert wanted.exact in (0, chosen)
 
 
-def test_options_survive_json() -> None:
-    options = Options(outboxes=(60, 3600))
-    again = Options.parse(json.loads(json.dumps(options.to_dict())))
-    assert (again.cascade, again.outbox_ticks) == (options.cascade, options.outbox_ticks)
-
-
 @pytest.mark.parametrize("version", [(4, 0), (4, 0, 9), (4, 2, 5)])
 def test_only_quorum_levels_of_4_0_to_4_2_part_by_priority(version: tuple[int, ...]) -> None:
     for priority, high in ((None, False), (0, False), (4, False), (5, True), (255, True)):
@@ -183,24 +159,6 @@ def test_there_is_a_cascade_for_priorities_where_levels_keep_them_apart() -> Non
     options = Options()
     assert [cascade.high for cascade in options.cascades(priorities=True)] == [False, True]
     assert options.cascades(priorities=False) == [options.cascade]
-
-
-def test_default_slack_is_a_thousandth_and_at_most_a_second() -> None:
-    options = Options()
-    for seconds in (0.01, 1, 59, 61, 3599, 86399, 2_000_000, 31_000_001):
-        delay = int(seconds * SECOND)
-        late = ticks(options, delay) * 125_000 - delay
-        assert 0 <= late < 125_000 + min(delay * 0.001, SECOND)
-
-
-def test_a_single_number_is_a_slack_without_a_limit_in_seconds() -> None:
-    hops = [len(route(Options(slack=slack, outboxes=()), 86399 * SECOND).levels) for slack in (0.01, 0)]
-    assert hops[0] < hops[1]
-
-
-def test_there_is_a_route_for_the_longest_delay() -> None:
-    options = Options(max_delay=3600)
-    assert ticks(options, 3600 * SECOND) == 3600 * 8
 
 
 def test_options_are_equal_printable_and_picklable_by_value() -> None:

@@ -15,11 +15,9 @@ from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnec
 
 from celery_rabbit_delay import (
     CascadeConflict,
-    CascadeMissing,
     InvalidDestination,
     LimitReached,
     NotPermitted,
-    NotRouted,
     Options,
 )
 from celery_rabbit_delay.amqp import create, declare, publisher
@@ -50,13 +48,12 @@ class Client:
 
 
 class Parts:
-    """Takes the place of the functions that declare, and of a connection; it is told which outboxes are missing."""
+    """Takes the place of the functions that declare, and of a connection."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, options: Options, high: bool = False) -> None:
         self.declared: list[tuple[Destination, list[int]]] = []
         self.asked: list[int] = []
         self.sent: list[str] = []
-        self.missing: set[int] = set()
         self.refused: set[int] = set()
         self.refusal_to_create: type[Exception] = LimitReached
         self.bound_by_user: list[Destination] = []
@@ -82,12 +79,9 @@ class Parts:
     def bind_destination(
         self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool = False, seen: Any = ()
     ) -> None:
-        if self.missing.intersection(seen):
-            raise CascadeMissing("an outbox is gone")
         if refused := self.refused.intersection(outboxes):
             raise self.refusal_to_create(f"an outbox of {refused} ticks is refused")
         self.declared.append((destination, list(outboxes)))
-        self.missing -= set(outboxes)
 
     def require_cascade(self, channel: Any, cascade: Any) -> None:
         pass
@@ -97,16 +91,13 @@ class Parts:
 
     def outbox_exists(self, channel: Any, cascade: Any, destination: Destination, outbox: int) -> bool:
         self.asked.append(outbox)
-        return outbox not in self.missing
+        return True
 
     def take(self, outgoing: Outgoing) -> Outgoing:
         self.last = outgoing
         return outgoing
 
     def wait(self, outgoing: Outgoing) -> None:
-        gone = {DESTINATION.outbox_address(self.cascade.milliseconds(outbox)) for outbox in self.missing}
-        if outgoing.exchange == self.cascade.outbox_ingest and outgoing.key in gone:
-            raise NotRouted("NO_ROUTE")
         self.sent.append(outgoing.key)
 
     def send(self, seconds: float, destination: Destination = DESTINATION) -> str:
@@ -190,15 +181,6 @@ def test_an_outbox_is_used_only_when_the_broker_has_certainly_written_it_down(
     assert parts.send(300) == "@.^11.^8.^6.^5"
 
 
-def test_a_destination_is_led_to_without_an_outbox_that_delays_if_none_is_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts = Parts(monkeypatch, Options())
-    parts.publisher.routes.ensure(DESTINATION)
-    assert parts.send(64) == "@.^9"
-    assert parts.declared == [(DESTINATION, [0])]
-
-
 @pytest.mark.parametrize(
     ("options", "high", "destination"),
     [
@@ -215,49 +197,6 @@ def test_who_may_use_no_outboxes_that_delay_needs_levels_alone(
     assert parts.send(60, destination) == "@.^8.^7.^6.^5"
     assert [outboxes for _, outboxes in parts.declared] == [[0]] * (options.declare == "auto")
     assert parts.asked == []
-
-
-def test_a_deleted_outbox_is_created_again_and_the_message_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(monkeypatch, Options())
-    repaired: list[Any] = []
-    monkeypatch.setattr("celery_rabbit_delay.amqp.routes.create_cascade", lambda *args: repaired.append(args))
-    parts.send(60)
-    parts.missing = {MINUTE}
-    assert parts.send(60) == "@.60s.+q"
-    assert len(repaired) == 1
-    assert [outboxes for _, outboxes in parts.declared] == [[0, MINUTE], [0, MINUTE]]
-
-
-def test_a_passive_publisher_uses_the_outboxes_that_exist_and_asks_for_each_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts = Parts(monkeypatch, Options(declare="passive"))
-    parts.missing = {MINUTE}
-    for _ in range(3):
-        assert parts.send(300) == "@.300s.+q"
-        assert parts.send(60).startswith("@.^")
-    assert parts.asked.count(MINUTE) == 1
-    assert len(parts.asked) == len(set(parts.asked))
-    assert parts.declared == []
-
-
-def test_a_passive_publisher_does_without_an_outbox_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(monkeypatch, Options(declare="passive"))
-    assert parts.send(60) == "@.60s.+q"
-    parts.missing = {MINUTE}
-    assert parts.send(60).startswith("@.^")
-    assert parts.declared == []
-
-
-def test_a_passive_publisher_without_a_cascade_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(monkeypatch, Options(declare="passive"))
-
-    def missing(*args: Any) -> None:
-        raise CascadeMissing("run setup")
-
-    monkeypatch.setattr(declare, "require_cascade", missing)
-    with pytest.raises(CascadeMissing, match="run setup"):
-        parts.send(60)
 
 
 @pytest.mark.parametrize("error", [LimitReached, NotPermitted, CascadeConflict, PreconditionFailed])
@@ -287,17 +226,6 @@ def test_an_outbox_for_which_the_broker_closes_the_connection_is_done_without_on
     with pytest.raises(RecoverableConnectionError, match="is refused"):
         parts.send(60)
     assert parts.again().send(60) == "@.^8.^7.^6.^5"
-
-
-@pytest.mark.parametrize("error", [LimitReached, NotPermitted])
-def test_a_destination_that_cannot_be_led_to_at_all_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    parts = Parts(monkeypatch, Options())
-    parts.refused, parts.refusal_to_create = {0}, error
-    for _ in range(2):
-        with pytest.raises(error):
-            parts.send(60)
 
 
 def made(parts: Parts) -> dict[Destination, set[int]]:

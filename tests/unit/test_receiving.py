@@ -40,6 +40,15 @@ def connected(client: Client) -> Any:
     return SimpleNamespace(client=client, known=receiving.known_to[client], delay_options=options, following=following)
 
 
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the names of the streams that are followed, which a test adds."""
+    followed = set[str]()
+    monkeypatch.setattr(Follower, "streams", followed)
+    monkeypatch.setattr(Follower, "close", lambda self: followed.clear())
+    return followed
+
+
 def received(properties: Any = None, root: str = "p", number: int | None = None, **headers: Any) -> Any:
     """Return a message that has waited, with more headers."""
     ours = {"prefix": root, "exchange": "", "due": 0, **({} if number is None else {"n": number})}
@@ -67,7 +76,7 @@ def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_agai
 
 
 def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_later(
-    monkeypatch: pytest.MonkeyPatch,
+    followed: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, now = Client(), 0.0
     connection = connected(client)
@@ -78,7 +87,7 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
         tried.append(now)
         if (answer := answers.pop(0)) is not None:
             raise answer
-        self._followed[stream.name] = None
+        followed.add(stream.name)
         return iter(())
 
     monkeypatch.setattr(Follower, "catch_up", catch_up)
@@ -117,7 +126,9 @@ def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
     assert len(tried) * takes <= 200 / receiving.SHARE + takes
 
 
-def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(
+    followed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection, read = connected(Client()), list[str]()
     known = receiving.known_to[connection.client]
     bodies = iter([*changes.cancelled(["a", "b"], sent_now())])
@@ -127,7 +138,7 @@ def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(monkeypa
         if read[-1] == "keys":
             self.close()
             raise StreamUnavailable("it has no leader")
-        self._followed[stream.name] = None
+        followed.add(stream.name)
         yield from (StreamMessage(stream.name, 0, body) for body in bodies)
 
     monkeypatch.setattr(Follower, "catch_up", catch_up)
@@ -139,7 +150,7 @@ def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(monkeypa
 
 
 def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_nothing_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
+    followed: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, now = Client(), 0.0
     connection = connected(client)
@@ -152,7 +163,7 @@ def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_n
 
     def catch_up(self: Any, stream: Any, *args: Any, **limits: Any) -> Iterator[Any]:
         done.append(("read", now))
-        self._followed[stream.name] = None
+        followed.add(stream.name)
         return iter(())
 
     monkeypatch.setattr(Follower, "catch_up", catch_up)
@@ -210,25 +221,6 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
     for message in [*stream, *changes.cancelled(["meanwhile"], sent_now())]:
         known.apply(message)
     assert revoked == ["meanwhile"]
-
-
-@pytest.mark.parametrize(
-    ("headers", "properties"),
-    [
-        ({"id": "a"}, {"correlation_id": "b"}),
-        ({}, {"correlation_id": "a", "message_id": "b"}),
-        ({}, {"message_id": "a"}),
-    ],
-)
-def test_a_message_is_cancelled_by_the_id_that_it_is_listed_with(headers: Any, properties: Any) -> None:
-    client = Client()
-    connection = connected(client)
-    message = received(properties, **headers)
-    assert not receiving.is_dropped(connection, message)
-    for id_, dropped in (("b", False), ("a", True)):
-        for change in changes.cancelled([id_], sent_now()):
-            receiving.known_to[client].changes.apply(change)
-        assert receiving.is_dropped(connection, message) is dropped
 
 
 @pytest.mark.parametrize(

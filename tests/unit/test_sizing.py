@@ -131,8 +131,3 @@ def test_a_mistake_is_a_usage_error(arguments: list[str], error: str) -> None:
     found = invoke("size", *arguments)
     assert found.exit_code == 2
     assert error in found.stderr
-
-
-def test_other_commands_need_a_broker_and_the_help_of_all_does_not() -> None:
-    assert "Missing option '--broker'" in invoke("status").stderr
-    assert invoke("status", "--help").exit_code == 0
