@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +41,42 @@ On RabbitMQ 4 it fetches eight, and stands still until the first is due. To see 
 RABBITMQ=4.3 make demo (as root on Debian) or RABBITMQ=docker:4.3 make demo."""
 
 
+def make_app(side: str, broker: str) -> Celery:
+    app = Celery("demo", broker=broker, set_as_current=False)
+    app.conf.update(
+        task_default_queue=side,
+        broker_connection_retry_on_startup=True,
+        control_queue_exclusive=True,  # RabbitMQ 4.3 denies the shared ones that Celery before 5.7 makes
+        event_queue_exclusive=True,
+    )
+    if side == "with":
+        celery_rabbit_delay.install(app)
+    return app
+
+
+if "DEMO_SIDE" in os.environ:  # a worker
+    app = make_app(os.environ["DEMO_SIDE"], os.environ["DEMO_BROKER"])
+
+    @app.task(name="tools.demo.run")
+    def run(name: str) -> None:
+        ledger.append(os.environ["DEMO_LEDGER"], [name, time.time()])
+
+
 class Side:
     """One of the two programs: its app, its worker and what became of its tasks."""
 
     def __init__(self, name: str, broker: str, directory: Path) -> None:
         self.name = name
+        self.app = make_app(name, broker)
         self.ledger = directory / f"{name}.ledger"
         self.ledger.touch()
         self.due: dict[str, float] = {}
         self.delays: list[str] = []  # queues in which its tasks may wait
         self.most_held = 0
-        self.app = Celery("demo", broker=broker, set_as_current=False)
-        self.app.conf.task_default_queue = name
-        if name == "with":
-            celery_rabbit_delay.install(self.app)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         environment |= {"DEMO_BROKER": broker, "DEMO_SIDE": name, "DEMO_LEDGER": str(self.ledger)}
         self.log = directory / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", "tools.demo_app", "worker", "-c", "2", "-n", f"{name}@demo"]
+        command = [sys.executable, "-m", "celery", "-A", "tools.demo", "worker", "-c", "2", "-n", f"{name}@demo"]
         self.worker = background.start([*command, "--loglevel", "INFO"], self.log, directory, environment)
 
     def is_ready(self) -> bool:
@@ -70,14 +88,11 @@ class Side:
         tasks = [(f"countdown={countdown:.1f}", countdown) for countdown in COUNTDOWNS]
         for name, countdown in [*tasks, *((f"immediate {n + 1}", 0) for n in range(IMMEDIATE))]:
             self.due[name] = time.time() + countdown
-            self.app.send_task("tools.demo_app.run", (name,), countdown=countdown or None)
+            self.app.send_task("tools.demo.run", (name,), countdown=countdown or None)
 
     def ran(self) -> dict[str, float]:
         """Return when each task ran, in seconds after its due time."""
         return {name: at - self.due[name] for name, at in ledger.read(self.ledger)}
-
-    def late(self, kind: str) -> list[float]:
-        return [late for name, late in self.ran().items() if name.startswith(kind)]
 
     def where(self, channel: Any) -> dict[str, Text]:
         """Return where its tasks are now."""
@@ -114,15 +129,6 @@ def beside(title: str, first: str, **options: Any) -> Table:
     return table
 
 
-def picture(sides: list[Side], channel: Any, started: float) -> Table:
-    """Return a picture of where the tasks are now."""
-    table = beside(f"{time.time() - started:4.1f} s after sending", "")
-    places = [side.where(channel) for side in sides]
-    for label in places[0]:
-        table.add_row(label, *(place[label] for place in places))
-    return table
-
-
 def verdict(sides: list[Side]) -> Table:
     """Return a table of the runs against the due times."""
     table = beside("When each task ran, against its due time", "task", justify="right")
@@ -146,7 +152,10 @@ def watch(console: Console, sides: list[Side], channel: Any) -> None:
     snapshots = [1.0, COUNTDOWNS[0] / 2, COUNTDOWNS[4]]
     with Live(console=console, refresh_per_second=8, transient=True) as live:
         while any(len(side.ran()) < len(side.due) for side in sides) and time.time() < started + LIMIT:
-            table = picture(sides, channel, started)
+            table = beside(f"{time.time() - started:4.1f} s after sending", "")
+            places = [side.where(channel) for side in sides]
+            for label in places[0]:
+                table.add_row(label, *(place[label] for place in places))
             live.update(table)
             if snapshots and time.time() >= started + snapshots[0]:
                 snapshots.pop(0)
@@ -173,11 +182,11 @@ def demo(console: Console, sides: list[Side]) -> bool:
         ours.delays = list(waiting_queues(connection, [Destination("", (ours.name,))], None))
         watch(console, sides, connection.default_channel)
     console.print(verdict(sides))
-    late = ours.late("")
+    late = list(ours.ran().values())
     # Held by the worker may seem as many as are on their way at once.
     good = len(late) == len(ours.due) and min(late) >= 0 and ours.most_held <= IMMEDIATE
     if stalls:
-        behind = plain.late("immediate")
+        behind = [late for name, late in plain.ran().items() if name.startswith("immediate")]
         ran = f"ran {max(behind):.0f} s late" if behind else "never ran"
         console.print(f"[red]Without the package, the tasks without a countdown {ran}, behind those with one.[/]")
     if good:
@@ -205,9 +214,7 @@ def main() -> int:
                     continue
                 console.print(f"[red]{exc}[/]")
                 return 1
-            sides = [Side(name, node.url(), node.data) for name in SIDES]
-            for side in sides:
-                stack.callback(side.close)
+            sides = [stack.enter_context(closing(Side(name, node.url(), node.data))) for name in SIDES]
             return 0 if demo(console, sides) else 1
     raise AssertionError("the last server starts, or ends the demo")
 
