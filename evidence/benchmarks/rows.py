@@ -56,11 +56,11 @@ class Transit(NamedTuple):
     turns: int = 1  # for each repeat
 
 
-#: Native delayed delivery can wait for 5, 10 and 15 s. Queues of the delays up to an hour hold none for over a second.
 TRANSITS = {
     "broker_cpu": Transit(4000, range(1, 16), confirm=False),
     "broker_cpu_confirmed": Transit(800, range(1, 16)),
-    "everyday_cpu_confirmed": Transit(800, (5, 10, 15)),
+    "everyday_cpu_confirmed": Transit(800, (5, 10, 15)),  # everyday delays: one hop
+    # No queue holds a message for more than a second.
     "hour_cpu_confirmed": Transit(800, range(1, 3601), makes=(Contender, OursHurried, NativeHurried), turns=3),
 }
 
