@@ -7,12 +7,12 @@
 # make dist-check   builds sdist and wheel, checks them, imports all of the wheel, and runs the sdist's tests of packaging
 # make matrix  the tests of the main job on every supported Python, Celery, Kombu and RabbitMQ (an hour on two CPUs)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
-# make bench   measures speed against other ways, and draws docs/benchmarks.md (an hour on two CPUs)
+# make bench   measures speed against other ways, for docs/benchmarks.md (an hour on two CPUs)
 # make sizing  measures what a million waiting tasks take, and 100,000 due in one minute, for docs/sizing.md (20 minutes)
 # make battle  kills brokers, workers, publishers and beats, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as broken links within the site, are errors
 # make linkcheck   checks the external links of the docs
-# make diagrams   redraws docs/diagrams from the topology and from what was measured
+# make diagrams   redraws the bars in docs/diagrams/cpu.svg from what was measured
 # make screenshot   retakes the picture in docs/web.md, in headless Chromium
 # make layout  rewrites tests/unit/layout.json from the topology
 #
@@ -94,7 +94,6 @@ upstream: $(VENV)/ready broker browser
 
 bench: $(VENV)/ready
 	$(BIN)/python -m evidence.benchmarks $(ARGS)
-	$(BIN)/python -m evidence.benchmarks.report
 
 sizing: $(VENV)/ready
 	$(BIN)/python -m evidence.benchmarks.at_length

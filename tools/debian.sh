@@ -1,4 +1,4 @@
-# Read by tools/get-rabbitmq and tools/get-python: a Debian release in a root directory of its own, beside the system.
+# Read by the programs beside it: packages of this machine, and a Debian release in a root directory of its own.
 
 cache=${CELERY_RABBIT_DELAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/celery-rabbit-delay}
 
@@ -11,7 +11,34 @@ fail() {
 lock() {
     mkdir -p "$cache"
     exec 9>"$cache/lock"
-    flock 9
+    flock 9 2>/dev/null || true # macOS has none
+}
+
+# first PROGRAM...: prints the path of the first that there is.
+first() {
+    for program in "$@"; do
+        ! command -v "$program" || return 0
+    done
+    return 1
+}
+
+# apt_install PACKAGE...: as root; shows what apt-get says only if it fails.
+apt_install() {
+    log=$(mktemp)
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get update && apt-get install -y --no-install-recommends "$@"; } >"$log" 2>&1 9>&- || cat "$log" >&2
+    rm "$log"
+}
+
+# once PROGRAM HINT: prints a program of a Debian release, after `install_debian` where it is missing.
+once() {
+    if [ ! -x "$1" ]; then
+        [ "$(id -u)" = 0 ] || fail 1 "run me as root (debootstrap makes a root directory), $2"
+        command -v apt-get >/dev/null || fail 1 "this comes from Debian, with apt-get; $2"
+        lock
+        [ -x "$1" ] || install_debian >&2 9>&-
+    fi
+    echo "$1"
 }
 
 # debian_root SUITE ROOT PACKAGE: the release with the package, in a new root directory.

@@ -12,12 +12,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import kombu
-from amqp.exceptions import NotFound
 from celery import Celery
 from rich.console import Console
 from rich.live import Live
@@ -25,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 import celery_rabbit_delay
-from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.operate.cascades import waiting_queues
 from tests.kit import background, ledger
 from tests.kit.node import Node, NodeFailed, find_server
 
@@ -36,8 +34,6 @@ COUNTDOWNS = [8 + n / 2 for n in range(10)]
 IMMEDIATE = 3
 STALLS = "4.3"  # the RabbitMQ to show it on
 LIMIT = 45.0  # seconds until the demo gives up
-OPTIONS = Options()
-
 
 NO_STALL = """\
 This RabbitMQ is older than 4: the worker without the package fetches all tasks into its memory.
@@ -45,23 +41,42 @@ On RabbitMQ 4 it fetches eight, and stands still until the first is due. To see 
 RABBITMQ=4.3 make demo (as root on Debian) or RABBITMQ=docker:4.3 make demo."""
 
 
+def make_app(side: str, broker: str) -> Celery:
+    app = Celery("demo", broker=broker, set_as_current=False)
+    app.conf.update(
+        task_default_queue=side,
+        broker_connection_retry_on_startup=True,
+        control_queue_exclusive=True,  # RabbitMQ 4.3 denies the shared ones that Celery before 5.7 makes
+        event_queue_exclusive=True,
+    )
+    if side == "with":
+        celery_rabbit_delay.install(app)
+    return app
+
+
+if "DEMO_SIDE" in os.environ:  # a worker
+    app = make_app(os.environ["DEMO_SIDE"], os.environ["DEMO_BROKER"])
+
+    @app.task(name="tools.demo.run")
+    def run(name: str) -> None:
+        ledger.append(os.environ["DEMO_LEDGER"], [name, time.time()])
+
+
 class Side:
     """One of the two programs: its app, its worker and what became of its tasks."""
 
     def __init__(self, name: str, broker: str, directory: Path) -> None:
         self.name = name
+        self.app = make_app(name, broker)
         self.ledger = directory / f"{name}.ledger"
         self.ledger.touch()
         self.due: dict[str, float] = {}
+        self.delays: list[str] = []  # queues in which its tasks may wait
         self.most_held = 0
-        self.app = Celery("demo", broker=broker, set_as_current=False)
-        self.app.conf.task_default_queue = name
-        if name == "with":
-            celery_rabbit_delay.install(self.app)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         environment |= {"DEMO_BROKER": broker, "DEMO_SIDE": name, "DEMO_LEDGER": str(self.ledger)}
         self.log = directory / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", "tools.demo_app", "worker", "-c", "2", "-n", f"{name}@demo"]
+        command = [sys.executable, "-m", "celery", "-A", "tools.demo", "worker", "-c", "2", "-n", f"{name}@demo"]
         self.worker = background.start([*command, "--loglevel", "INFO"], self.log, directory, environment)
 
     def is_ready(self) -> bool:
@@ -69,72 +84,54 @@ class Side:
             raise SystemExit(f"The worker did not start:\n{self.log.read_text()[-3000:]}")
         return " ready." in self.log.read_text()
 
-    def send(self, name: str, countdown: float | None = None) -> None:
-        self.due[name] = time.time() + (countdown or 0)
-        self.app.send_task("tools.demo_app.run", (name,), countdown=countdown)
+    def send_all(self) -> None:
+        tasks = [(f"countdown={countdown:.1f}", countdown) for countdown in COUNTDOWNS]
+        for name, countdown in [*tasks, *((f"immediate {n + 1}", 0) for n in range(IMMEDIATE))]:
+            self.due[name] = time.time() + countdown
+            self.app.send_task("tools.demo.run", (name,), countdown=countdown or None)
 
     def ran(self) -> dict[str, float]:
         """Return when each task ran, in seconds after its due time."""
         return {name: at - self.due[name] for name, at in ledger.read(self.ledger)}
+
+    def where(self, channel: Any) -> dict[str, Text]:
+        """Return where its tasks are now."""
+
+        def count(queue: str) -> int:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+
+        ran, queued, waiting = self.ran(), count(self.name), sum(map(count, self.delays))
+        not_due = sum(due > time.time() for due in self.due.values())
+        behind = IMMEDIATE - sum(name.startswith("immediate") for name in ran)
+        held = max(0, not_due - waiting - max(0, queued - behind))
+        self.most_held = max(self.most_held, held)
+        return {
+            "wait in RabbitMQ": bar(waiting, "green"),
+            "held by the worker": bar(held, "red"),
+            "in the task queue": bar(queued, "yellow"),
+            "ran": bar(len(ran), "blue"),
+        }
 
     def close(self) -> None:
         background.kill(self.worker)
         self.app.close()
 
 
-def count(channel: Any, queue: str) -> int:
-    return int(channel.queue_declare(queue, passive=True).message_count)
-
-
-def waiting_places(connection: kombu.Connection) -> list[str]:
-    """Return the queues in which the tasks may wait, in the order of their way: none is missed while one looks.
-
-    A publisher has created the outboxes that its tasks need.
-    """
-    cascade, longest = OPTIONS.cascade, 1000 * COUNTDOWNS[-1]
-    destination = Destination("", ("with",))
-    outboxes = [cascade.outbox_name(destination, ticks) for ticks in (0, *OPTIONS.outbox_ticks)]
-    found = [level.queue for level in reversed(cascade.levels) if level.ttl <= longest]
-    for name in outboxes:
-        with connection.channel() as channel, suppress(NotFound):
-            count(channel, name)
-            found.append(name)
-    return found
-
-
 def bar(amount: int, color: str) -> Text:
     return Text("■ " * amount, color) if amount else Text("·", "dim")
 
 
-def picture(sides: list[Side], channel: Any, places: list[str], started: float) -> Table:
-    """Return a picture of where the tasks are now."""
-    table = Table(title=f"{time.time() - started:4.1f} s after sending", title_justify="left", min_width=78)
-    table.add_column("")
-    rows: dict[str, list[Text]] = {"wait in RabbitMQ": [], "held by the worker": [], "in the task queue": [], "ran": []}
-    for side in sides:
-        table.add_column(f"{side.name} celery-rabbit-delay", min_width=30)
-        ran = side.ran()
-        queued = count(channel, side.name)
-        waiting = sum(count(channel, place) for place in places) if side.name == "with" else 0
-        not_due = sum(due > time.time() for due in side.due.values())
-        behind = sum(name not in ran for name in side.due if name.startswith("immediate"))
-        held = max(0, not_due - waiting - max(0, queued - behind))
-        side.most_held = max(side.most_held, held)
-        rows["wait in RabbitMQ"].append(bar(waiting, "green"))
-        rows["in the task queue"].append(bar(queued, "yellow"))
-        rows["held by the worker"].append(bar(held, "red"))
-        rows["ran"].append(bar(len(ran), "blue"))
-    for label, cells in rows.items():
-        table.add_row(label, *cells)
+def beside(title: str, first: str, **options: Any) -> Table:
+    """Return an empty table with a column for each side."""
+    table = Table(first, title=title, title_justify="left", min_width=78)
+    for name in SIDES:
+        table.add_column(f"{name} celery-rabbit-delay", min_width=30, **options)
     return table
 
 
 def verdict(sides: list[Side]) -> Table:
     """Return a table of the runs against the due times."""
-    table = Table(title="When each task ran, against its due time", title_justify="left", min_width=78)
-    table.add_column("task")
-    for side in sides:
-        table.add_column(f"{side.name} celery-rabbit-delay", justify="right", min_width=30)
+    table = beside("When each task ran, against its due time", "task", justify="right")
     results = [side.ran() for side in sides]
     for name in sides[0].due:
         cells = []
@@ -149,91 +146,77 @@ def verdict(sides: list[Side]) -> Table:
     return table
 
 
-def demo(console: Console, node: Node) -> bool:
-    sides = [Side(name, node.url(), node.data) for name in SIDES]
-    try:
-        with kombu.Connection(node.url()) as connection:
-            version = connection.connection.server_properties["version"]
-            with console.status(f"RabbitMQ {version} is up, starting two workers"):
-                while not all(side.is_ready() for side in sides):
-                    time.sleep(0.1)
-            console.print(
-                f"RabbitMQ {version}. To each of two default workers (-c 2): {len(COUNTDOWNS)} tasks with a countdown\n"
-                f"of {COUNTDOWNS[0]:.0f} to {COUNTDOWNS[-1]:.1f} s, then {IMMEDIATE} without.\n"
-            )
-            stalls = int(version.split(".")[0]) >= 4
-            if not stalls:
-                console.print(f"[yellow]{NO_STALL}[/]\n")
-            for side in sides:
-                for countdown in COUNTDOWNS:
-                    side.send(f"countdown={countdown:.1f}", countdown)
-                for n in range(IMMEDIATE):
-                    side.send(f"immediate {n + 1}")
-            started = time.time()
-            places = waiting_places(connection)
-            channel = connection.default_channel
-            with Live(console=console, refresh_per_second=8, transient=True) as live:
-                snapshots = [1.0, COUNTDOWNS[0] / 2, COUNTDOWNS[4]]
-                while any(len(side.ran()) < len(side.due) for side in sides) and time.time() < started + LIMIT:
-                    table = picture(sides, channel, places, started)
-                    live.update(table)
-                    if snapshots and time.time() >= started + snapshots[0]:
-                        snapshots.pop(0)
-                        live.console.print(table)
-                    time.sleep(0.1)
-        console.print(verdict(sides))
-        plain, ours = sides
-        late = list(ours.ran().values())
-        # Held by the worker may seem as many as are on their way at once.
-        good = len(late) == len(ours.due) and min(late) >= 0 and ours.most_held <= IMMEDIATE
-        if stalls:
-            behind = [late for name, late in plain.ran().items() if name.startswith("immediate")]
-            ran = f"ran {max(behind):.0f} s late" if behind else "never ran"
-            console.print(f"[red]Without the package, the tasks without a countdown {ran}, behind those with one.[/]")
-        if good:
-            console.print(
-                f"[green]With the package, every task ran, none early, none over {1000 * max(late):,.0f} ms late; "
-                "none waited in the worker.[/]"
-            )
-        else:
-            console.print("[red]That is not what should have happened: please report it.[/]")
-        return good
-    finally:
+def watch(console: Console, sides: list[Side], channel: Any) -> None:
+    """Show where the tasks are, until all have run."""
+    started = time.time()
+    snapshots = [1.0, COUNTDOWNS[0] / 2, COUNTDOWNS[4]]
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
+        while any(len(side.ran()) < len(side.due) for side in sides) and time.time() < started + LIMIT:
+            table = beside(f"{time.time() - started:4.1f} s after sending", "")
+            places = [side.where(channel) for side in sides]
+            for label in places[0]:
+                table.add_row(label, *(place[label] for place in places))
+            live.update(table)
+            if snapshots and time.time() >= started + snapshots[0]:
+                snapshots.pop(0)
+                live.console.print(table)
+            time.sleep(0.1)
+
+
+def demo(console: Console, sides: list[Side]) -> bool:
+    plain, ours = sides
+    with ours.app.connection_for_read() as connection:
+        version = connection.connection.server_properties["version"]
+        with console.status(f"RabbitMQ {version} is up, starting two workers"):
+            while not all(side.is_ready() for side in sides):
+                time.sleep(0.1)
+        console.print(
+            f"RabbitMQ {version}. To each of two default workers (-c 2): {len(COUNTDOWNS)} tasks with a countdown\n"
+            f"of {COUNTDOWNS[0]:.0f} to {COUNTDOWNS[-1]:.1f} s, then {IMMEDIATE} without.\n"
+        )
+        stalls = int(version.split(".")[0]) >= 4
+        if not stalls:
+            console.print(f"[yellow]{NO_STALL}[/]\n")
         for side in sides:
-            side.close()
-
-
-def started(console: Console) -> Node:
-    """Yield a running node, with RabbitMQ 4 if available. Raises `NodeFailed`."""
-    servers: list[str | None] = [None] if os.environ.get("RABBITMQ") else [STALLS, ""]
-    for server in servers:
-        name = f"RabbitMQ {server}, which the first time is installed beside the system" if server else "RabbitMQ"
-        node = None
-        try:
-            with console.status(f"Starting a private node of {name}"):
-                node = Node(find_server(server))
-                node.start()
-            return node
-        except NodeFailed as exc:
-            if node:
-                node.remove()
-            if server == servers[-1]:
-                raise
-            console.print(f"[dim]No RabbitMQ {server} here: {str(exc).splitlines()[-1]}[/]", soft_wrap=True)
-    raise AssertionError("the last server starts or raises")
+            side.send_all()
+        ours.delays = list(waiting_queues(connection, [Destination("", (ours.name,))], None))
+        watch(console, sides, connection.default_channel)
+    console.print(verdict(sides))
+    late = list(ours.ran().values())
+    # Held by the worker may seem as many as are on their way at once.
+    good = len(late) == len(ours.due) and min(late) >= 0 and ours.most_held <= IMMEDIATE
+    if stalls:
+        behind = [late for name, late in plain.ran().items() if name.startswith("immediate")]
+        ran = f"ran {max(behind):.0f} s late" if behind else "never ran"
+        console.print(f"[red]Without the package, the tasks without a countdown {ran}, behind those with one.[/]")
+    if good:
+        console.print(
+            f"[green]With the package, every task ran, none early, none over {1000 * max(late):,.0f} ms late; "
+            "none waited in the worker.[/]"
+        )
+    else:
+        console.print("[red]That is not what should have happened: please report it.[/]")
+    return good
 
 
 def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    try:
-        node = started(console)
-    except NodeFailed as exc:
-        console.print(f"[red]{exc}[/]")
-        return 1
-    try:
-        return 0 if demo(console, node) else 1
-    finally:
-        node.remove()
+    servers: list[str | None] = [None] if os.environ.get("RABBITMQ") else [STALLS, ""]
+    for server in servers:
+        name = f"RabbitMQ {server}, which the first time is installed beside the system" if server else "RabbitMQ"
+        with ExitStack() as stack:
+            try:
+                with console.status(f"Starting a private node of {name}"):
+                    node = stack.enter_context(Node(find_server(server)))
+            except NodeFailed as exc:
+                if server == STALLS:
+                    console.print(f"[dim]No RabbitMQ {server} here: {str(exc).splitlines()[-1]}[/]", soft_wrap=True)
+                    continue
+                console.print(f"[red]{exc}[/]")
+                return 1
+            sides = [stack.enter_context(closing(Side(name, node.url(), node.data))) for name in SIDES]
+            return 0 if demo(console, sides) else 1
+    raise AssertionError("the last server starts, or ends the demo")
 
 
 if __name__ == "__main__":

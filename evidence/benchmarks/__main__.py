@@ -1,8 +1,8 @@
-"""Runs the measurements and writes `results.json`; `make bench` then draws docs/benchmarks.md.
+"""Runs the measurements and writes `results.json`, of which docs/benchmarks.md tells.
 
 python -m evidence.benchmarks                       on RabbitMQ 3.10 and 4.3, an hour on two CPUs
 python -m evidence.benchmarks --schedule            what the schedule costs, into `schedule.json`: a quarter of an hour
-python -m evidence.benchmarks --rabbitmq 4.3 --row publish_rate --scale 0.1 --out /tmp/results.json
+python -m evidence.benchmarks --rabbitmq 4.3 --row batch_rate --scale 0.1 --out /tmp/results.json
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from tests.kit import meter
 from tests.kit.node import Node, find_server
 
 from . import schedule
-from .report import RESULTS, SCHEDULE
-from .rows import AMOUNTS, ROWS
+from .rows import ROWS
+
+RESULTS, SCHEDULE = (Path(__file__).with_name(name) for name in ("results.json", "schedule.json"))
 
 #: Where the results of each row go.
 FILES = dict.fromkeys(ROWS, RESULTS) | dict.fromkeys(schedule.ROWS, SCHEDULE)
@@ -37,8 +38,7 @@ def main() -> None:
     parser.add_argument("--schedule", action="store_true", help="all rows of what the schedule costs, instead")
     parser.add_argument("--scale", type=float, default=1.0, help="how much of it: 0.01 is quick and means nothing")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each row; a few rows take more, by themselves")
-    parser.add_argument("--note", help="what the page is to say beside these figures, such as: on a busy machine")
-    parser.add_argument("--out", type=Path, help="instead of the files that the docs are drawn from")
+    parser.add_argument("--out", type=Path, help="instead of the files that the docs tell of")
     arguments = parser.parse_args()
     declare.SAVED_AFTER = 0.0  # as after the first second of a connection
     rows = {**ROWS, **schedule.ROWS}
@@ -51,10 +51,6 @@ def main() -> None:
                 about: dict[str, Any] = meter.about(node)
                 about |= {"scale": arguments.scale, "repeats": arguments.repeats, "layout": LAYOUT}
                 about |= {"seconds": round(time.monotonic() - started)}
-                if row in AMOUNTS:
-                    about["messages"] = int(AMOUNTS[row] * arguments.scale)
-                if arguments.note:
-                    about["note"] = arguments.note
                 add(arguments.out or FILES[row], name, row, measured, about)
 
 

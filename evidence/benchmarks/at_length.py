@@ -17,13 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import kombu
-
 from celery_rabbit_delay import batch, operate
 from tests.kit import meter
 from tests.kit.node import Node, cluster, find_server
 
-from .contenders import QUEUE, Contender, Ours
+from .contenders import Contender, Ours, receiving
 
 RESULTS = Path(__file__).with_name("at_length.json")
 
@@ -37,19 +35,19 @@ class Quiet(Ours):
         pass
 
 
-def send(url: str, dues: Sequence[float], size: int) -> None:
+def send(url: str, dues: Sequence[float]) -> None:
     """Publish confirmed, in batches, in a process of its own. A body begins with the moment when it is due."""
     contender = Quiet(url)
     with batch(contender.producer, max_size=500):
         for due in dues:
-            contender.publish(due - time.time(), body=f"{due!r} ".ljust(size, "x"))
+            contender.publish(due - time.time(), body=f"{due!r} ".ljust(200, "x"))
     contender.close()
 
 
-def send_all(url: str, dues: Sequence[float], processes: int = 3, size: int = 200) -> None:
+def send_all(url: str, dues: Sequence[float], processes: int) -> None:
     """Publish from some processes side by side."""
     context = multiprocessing.get_context("spawn")
-    senders = [context.Process(target=send, args=(url, dues[number::processes], size)) for number in range(processes)]
+    senders = [context.Process(target=send, args=(url, dues[number::processes])) for number in range(processes)]
     for sender in senders:
         sender.start()
     for sender in senders:
@@ -57,31 +55,12 @@ def send_all(url: str, dues: Sequence[float], processes: int = 3, size: int = 20
         assert not sender.exitcode
 
 
-def receive(url: str, amount: int, lateness: Any) -> None:
-    """Measure, in a process of its own, how late messages are whose bodies begin with when they are due."""
-    late: list[float] = []
-    with kombu.Connection(url) as connection:
-        channel = connection.default_channel
-
-        def on_message(message: Any) -> None:
-            late.append(time.time() - float(message.body.split()[0]))
-
-        channel.basic_consume(QUEUE, callback=on_message, no_ack=True)
-        while len(late) < amount:
-            connection.drain_events(timeout=300)
-    lateness.send(late)
-
-
 def lateness(url: str, dues: Sequence[float], processes: int = 3) -> list[float]:
     """Publish messages that are due at some `time.time()`, and return how late they come."""
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    consumer = multiprocessing.get_context("spawn").Process(target=receive, args=(url, len(dues), sending))
-    consumer.start()
+    received = receiving(url, len(dues))
     send_all(url, dues, processes)
     log(f"all sent {min(dues) - time.time():.0f} s before the first is due")
-    late: list[float] = receiving.recv()
-    consumer.join()
-    return late
+    return received()
 
 
 def spread(late: Sequence[float]) -> dict[str, float]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
@@ -264,3 +265,34 @@ def take(connection: kombu.Connection, amount: int, timeout: float = 60) -> int:
             connection.drain_events(timeout=timeout)
     channel.close()
     return taken
+
+
+def receiving(url: str, amount: int) -> Callable[[], list[float]]:
+    """Start a process that consumes so many messages, whose bodies begin with the time when they are due.
+
+    Returns a function that waits for it, and returns how many seconds late each message was.
+    """
+    there, here = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=_receive, args=(url, amount, here))
+    process.start()
+
+    def lateness() -> list[float]:
+        late: list[float] = there.recv()
+        process.join()
+        return late
+
+    return lateness
+
+
+def _receive(url: str, amount: int, lateness: Any) -> None:
+    late: list[float] = []
+    with kombu.Connection(url) as connection:
+        channel = connection.default_channel
+
+        def on_message(message: Any) -> None:
+            late.append(time.time() - float(message.body.split()[0]))
+
+        channel.basic_consume(QUEUE, callback=on_message, no_ack=True)
+        while len(late) < amount:
+            connection.drain_events(timeout=300)
+    lateness.send(late)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import kombu
 import kombu.pools
@@ -32,103 +31,64 @@ from .contenders import (
     Ours,
     OursHurried,
     QueuePerDelay,
+    receiving,
     take,
     vhost,
 )
 
 Log = Callable[[str], None]
 
-#: Messages of each run at the scale 1, with which all rows on two RabbitMQs take about an hour on two CPUs.
-AMOUNTS = {
-    "broker_cpu": 4000,
-    "broker_cpu_confirmed": 800,
-    "everyday_cpu_confirmed": 800,
-    "hour_cpu_confirmed": 800,
-    "client_cpu": 40,
-    "batch_rate": 5000,
-    "due_at_once": 50_000,
-    "lateness": 1600,
-    "lateness_fast": 40_000,
-    "worker": 1500,
-    "memory": 10_000,
-}
 
-
-def amount_of(row: str, scale: float, least: int = 50) -> int:
-    return max(least, int(AMOUNTS[row] * scale))
+def scaled(amount: int, scale: float, least: int = 50) -> int:
+    return max(least, int(amount * scale))
 
 
 # --- the broker's CPU
 
 
-def transit(
-    node: Node,
-    make: type[Contender],
-    amount: int,
-    delays: Sequence[float],
-    confirm: bool = False,
-    **options: Any,
-) -> float:
-    """Return the broker's CPU microseconds for a message, from the first publish until the last is delivered."""
+class Transit(NamedTuple):
+    """Messages that pass through the broker, confirmed one by one, or sent as fast as they can be."""
+
+    amount: int
+    delays: Sequence[float]  # seconds
+    confirm: bool = True
+    makes: tuple[type[Contender], ...] = (Contender, Ours, Native, QueuePerDelay)
+    turns: int = 1  # for each repeat
+
+
+TRANSITS = {
+    "broker_cpu": Transit(4000, range(1, 16), confirm=False),
+    "broker_cpu_confirmed": Transit(800, range(1, 16)),
+    "everyday_cpu_confirmed": Transit(800, (5, 10, 15)),  # everyday delays: one hop
+    # No queue holds a message for more than a second.
+    "hour_cpu_confirmed": Transit(800, range(1, 3601), makes=(Contender, OursHurried, NativeHurried), turns=3),
+}
+
+
+def broker_cpu(row: str, node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure the broker's CPU microseconds for a message, from the first publish until the last is delivered."""
+    of = TRANSITS[row]
+    runs = {make.name: partial(transit, node, make, of, scaled(of.amount, scale)) for make in of.makes}
+    return meter.interleaved(runs, of.turns * repeats, log, Native.name)
+
+
+def transit(node: Node, make: type[Contender], of: Transit, amount: int) -> float:
     chosen = random.Random(1)
     with vhost(node) as url:
-        contender = make(url, confirm, **options)
-        contender.prepare_for(sorted(set(delays)))
+        contender = make(url, of.confirm)
+        contender.prepare_for(sorted(set(of.delays)))
         before = meter.cpu(meter.pid(node))
-        if confirm:
-            for delay in chosen.choices(delays, k=amount):
+        if of.confirm:
+            for delay in chosen.choices(of.delays, k=amount):
                 contender.publish(delay)
         else:
-            contender.burst(chosen.choices(delays, k=amount))
+            contender.burst(chosen.choices(of.delays, k=amount))
         came = take(contender.connection, amount)
         used = meter.cpu(meter.pid(node)) - before
         contender.close()
     if came < amount:
         print(f"  {make.name}: {amount - came} of {amount} never came", file=sys.stderr)
     return 1e6 * used / came
-
-
-WHOLE_SECONDS = range(1, 16)
-
-
-def broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure the broker's CPU for delays of 1 to 15 whole seconds, sent as fast as they can be."""
-    amount = amount_of("broker_cpu", scale)
-    runs = {
-        f"{make.name}, quorum": partial(transit, node, make, amount, WHOLE_SECONDS)
-        for make in (Contender, Ours, Native, QueuePerDelay)
-    }
-    return meter.interleaved(runs, repeats, log)
-
-
-def broker_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure the same, each message confirmed before the next is sent."""
-    amount = amount_of("broker_cpu_confirmed", scale)
-    runs = {
-        make.name: partial(transit, node, make, amount, WHOLE_SECONDS, confirm=True)
-        for make in (Contender, Ours, Native, QueuePerDelay)
-    }
-    return meter.interleaved(runs, repeats, log)
-
-
-def everyday_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure it for those of 5, 10 and 15 s, which native delayed delivery can wait for, each message confirmed."""
-    amount = amount_of("everyday_cpu_confirmed", scale)
-    runs = {
-        make.name: partial(transit, node, make, amount, (5, 10, 15), confirm=True)
-        for make in (Contender, Ours, Native, QueuePerDelay)
-    }
-    return meter.interleaved(runs, repeats, log)
-
-
-def hour_cpu_confirmed(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure it for delays of 1 s to an hour, of whole seconds; no queue holds them for more than a second."""
-    amount = amount_of("hour_cpu_confirmed", scale)
-    runs = {
-        make.name: partial(transit, node, make, amount, range(1, 3601), confirm=True)
-        for make in (Contender, OursHurried, NativeHurried)
-    }
-    return meter.interleaved(runs, 3 * repeats, log, NativeHurried.name)
 
 
 # --- hops
@@ -208,7 +168,7 @@ def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
     Where no answer is waited for, RabbitMQ is suspended meanwhile: its processes would take the CPU's caches. What is
     sent in one turn has room in the socket's buffers.
     """
-    amount = amount_of("client_cpu", scale, 5)  # in small turns, for the machine's speed changes
+    amount = scaled(40, scale, 5)  # in small turns, for the machine's speed changes
     with (
         vhost(node) as url,
         running_app(url, None) as plain,
@@ -217,7 +177,7 @@ def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
     ):
         plain_confirmed.conf.broker_transport_options = {"confirm_publish": True}
         made = {"plain": plain, "plain confirmed": plain_confirmed, "ours": ours}
-        tasks = {name: app.task(name="bench.nothing", shared=False)(_nothing) for name, app in made.items()}
+        tasks = {name: app.task(name="bench.nothing", shared=False)(nothing) for name, app in made.items()}
         calls: dict[str, Callable[[], Any]] = {
             "no delay": tasks["plain"].apply_async,
             "no delay, confirmed": tasks["plain confirmed"].apply_async,
@@ -247,7 +207,7 @@ def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
         return meter.interleaved(runs, 20 * repeats, quiet, "no delay")
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass
 
 
@@ -257,7 +217,7 @@ def quiet(text: str) -> None:
 
 def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure confirmed tasks a second from one process: a group, sent one by one and as a batch."""
-    amount = amount_of("batch_rate", scale)
+    amount = scaled(5000, scale)
     with vhost(node) as url, running_app(url, {}) as app:
         app.send_task("bench.nothing", countdown=3600)
 
@@ -296,7 +256,7 @@ def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
 
 def due_at_once(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure messages a second that reach their queue, all of them due in the same moment."""
-    amount = amount_of("due_at_once", scale, 100)
+    amount = scaled(50_000, scale, 100)
     return meter.interleaved({Ours.name: partial(drain, node, amount)}, repeats, log)
 
 
@@ -326,23 +286,6 @@ def drain(node: Node, amount: int) -> float:
 # --- lateness
 
 
-def _consume(url: str, amount: int, lateness: Any) -> None:
-    """Measure, in a process of its own, how late each message is, whose body is when it is due."""
-    late = []
-    with kombu.Connection(url) as connection:
-        channel = connection.default_channel
-        channel.basic_qos(0, 1000, False)
-
-        def on_message(message: Any) -> None:
-            late.append(time.time() - float(message.body))
-            channel.basic_ack(message.delivery_tag)
-
-        channel.basic_consume(QUEUE, callback=on_message)
-        while len(late) < amount:
-            connection.drain_events(timeout=300)
-    lateness.send(late)
-
-
 def lateness_at(
     node: Node, make: type[Contender], rate: int, seconds: float, delays: tuple[float, float], whole: bool = False
 ) -> dict[str, float]:
@@ -350,10 +293,7 @@ def lateness_at(
     chosen = random.Random(1)
     with vhost(node) as url:
         contender = make(url, confirm=True)
-        receiving, sending = multiprocessing.Pipe(duplex=False)
-        amount = int(rate * seconds / 20) * 20
-        consumer = multiprocessing.get_context("spawn").Process(target=_consume, args=(url, amount, sending))
-        consumer.start()
+        received = receiving(url, int(rate * seconds / 20) * 20)
         started = time.monotonic()
         for slot in range(int(seconds * 20)):
             time.sleep(max(0.0, started + slot / 20 - time.monotonic()))
@@ -364,8 +304,7 @@ def lateness_at(
                         delay = float(round(delay))
                     contender.publish(delay, body=repr(time.time() + delay))
         behind = time.monotonic() - started - seconds
-        late = receiving.recv()
-        consumer.join()
+        late = received()
         contender.close()
     return {
         "p50": 1000 * meter.percentile(late, 50),
@@ -398,7 +337,7 @@ LATENESS: dict[str, tuple[type[Contender], bool]] = {
 
 def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure milliseconds, at 200 messages a second with delays of 1 to 15 s."""
-    seconds = max(1.0, AMOUNTS["lateness"] / 200 * scale)
+    seconds = max(1.0, 8 * scale)
     found = {}
     for name, (make, whole) in LATENESS.items():
         found[name] = lateness_at(node, make, 200, seconds, (1, 15), whole=whole)
@@ -408,11 +347,7 @@ def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
 
 def lateness_fast(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure milliseconds, at 2,000 messages a second with delays of 1 to 60 s."""
-    found = {
-        Ours.name: lateness_at(
-            node, Ours, 2000, max(1.0, AMOUNTS["lateness_fast"] / 2000 * scale), (1, max(2.0, 60 * scale))
-        )
-    }
+    found = {Ours.name: lateness_at(node, Ours, 2000, max(1.0, 20 * scale), (1, max(2.0, 60 * scale)))}
     log(f"  {found}")
     return found
 
@@ -430,7 +365,7 @@ WORKERS: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
 
 def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure a worker's CPU microseconds for each task that waits in its queue and is due."""
-    amount = amount_of("worker", scale)
+    amount = scaled(1500, scale)
     runs = {name: partial(worker_cpu, node, amount, name) for name in WORKERS}
     return meter.interleaved(runs, 2 * repeats, log, Contender.name)
 
@@ -510,7 +445,7 @@ def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
 
     RabbitMQ keeps in memory what is in that log (https://www.rabbitmq.com/docs/quorum-queues#resource-use).
     """
-    amount = amount_of("memory", scale, 100)
+    amount = scaled(10_000, scale, 100)
 
     def used(fresh: Node) -> int:
         while meter.is_busy(meter.pid(fresh)):
@@ -546,19 +481,9 @@ def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
 
 
 ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
-    row.__name__: row
-    for row in (
-        broker_cpu,
-        broker_cpu_confirmed,
-        everyday_cpu_confirmed,
-        hour_cpu_confirmed,
-        hops,
-        client_cpu,
-        batch_rate,
-        due_at_once,
-        lateness,
-        lateness_fast,
-        worker,
-        memory,
-    )
+    **{row: partial(broker_cpu, row) for row in TRANSITS},
+    **{
+        row.__name__: row
+        for row in (hops, client_cpu, batch_rate, due_at_once, lateness, lateness_fast, worker, memory)
+    },
 }

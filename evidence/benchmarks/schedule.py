@@ -22,7 +22,7 @@ from tests.kit import meter
 from tests.kit.node import Node
 
 from .contenders import Contender, Ours, take, vhost
-from .rows import Log, quiet, running_app, running_worker
+from .rows import Log, nothing, quiet, running_app, running_worker
 
 #: Whole seconds of delay, few of them, so that a turn is short: most of these take one or two hops.
 DELAYS = range(1, 6)
@@ -61,7 +61,7 @@ def journal_client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
     found = {}
     with vhost(node) as url, running_app(url, {"journal": None}) as off, running_app(url, {"journal": 60}) as on:
         tasks = {
-            name: app.task(name="bench.nothing", shared=False)(_nothing)
+            name: app.task(name="bench.nothing", shared=False)(nothing)
             for name, app in (("without", off), ("with", on))
         }
 
@@ -78,10 +78,6 @@ def journal_client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
                 run()
             found[kind] = meter.interleaved(turns, max(3, int(1300 * scale * repeats / amount)), quiet, "without")
     return found
-
-
-def _nothing() -> None:
-    pass
 
 
 def schedule_list(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:

@@ -1,129 +1,141 @@
-"""The page of benchmarks shows the latest results."""
+"""Pages say what was measured."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_rabbit_delay.core.topology import LAYOUT
-from evidence.benchmarks import report
-from evidence.benchmarks.__main__ import add
+from evidence.benchmarks.__main__ import RESULTS, SCHEDULE, add
+from evidence.benchmarks.contenders import Contender, Native, Ours, QueuePerDelay
+from evidence.benchmarks.rows import HORIZONS, LATENESS, ROUTES
 from tests.kit import meter
-from tests.kit.page import drawn, machine, said
+from tests.kit.page import machine, said
 
-ROOT = Path(__file__).parents[2]
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = said(DOCS / "benchmarks.md")
 
-ABOUT: dict[str, Any] = {
-    "rabbitmq": "4.3.6",
-    "date": "2026-11-01",
-    "python": "3.11.7",
-    "cpus": 2,
-    "celery": "5.7.0",
-    "kombu": "5.7.0",
-    "amqp": "5.4.2",
-    "scale": 1.0,
-    "repeats": 3,
-    "messages": 500,
-    "layout": LAYOUT,
-}
+US, NATIVE, NONE = Ours.name, Native.name, Contender.name
 
 
-def test_the_page_is_drawn_from_the_results() -> None:
-    text = report.PAGE.read_text()
-    assert text == report.page(text)
-    assert drawn(text) == report.SECTIONS.keys()
+def read(path: Path = RESULTS) -> dict[str, Any]:
+    """Return the results of each broker."""
+    results = json.loads(path.read_text())
+    return {broker: results[broker] for broker in sorted(results)}
+
+
+ROWS = [found["rows"] for found in read().values()]
+ABOUT = {row: [found["about"][row] for found in read().values()] for row in ROWS[0]}
+
+
+def each(row: str, name: str, what: str = "median", form: str = "{:,.0f}") -> str:
+    """Return a figure on RabbitMQ 3.10 and 4.3."""
+    return " / ".join(form.format(one[row][name][what]) for one in ROWS)
+
+
+def cells(*texts: str) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def test_the_page_says_when_and_with_what_it_was_measured() -> None:
+    every = [found["about"][row] for found in read().values() for row in found["about"]]
+    assert machine("Measured", every) in PAGE
+    for row, about in ABOUT.items():
+        assert all(f"`{row}`: {one['note']}." in PAGE for one in about if "note" in one)
+        assert {one["layout"] for one in about} == {LAYOUT} or f"an earlier layout of the queues: `{row}`" in PAGE
+
+
+def test_the_table_of_the_brokers_cpu_says_what_was_measured() -> None:
+    rows = ("broker_cpu_confirmed", "everyday_cpu_confirmed", "hour_cpu_confirmed", "broker_cpu")
+    for name in (NONE, US, NATIVE, QueuePerDelay.name):
+        assert cells(name, *(each(row, name) if name in ROWS[0][row] else "–" for row in rows)) in PAGE
+
+
+def test_the_table_of_hops_says_what_was_calculated() -> None:
+    found = ROWS[0]["hops"]
+    for name in ROUTES:
+        means = [f"{1 + found[f'{name}, {horizon}']['mean']:.1f}" for horizon in ("everyday", *HORIZONS)]
+        most = max(1 + found[f"{name}, {horizon}"]["most"] for horizon in HORIZONS)
+        assert cells(name, *means, str(most)) in PAGE
+
+
+def test_the_table_of_lateness_says_what_was_measured() -> None:
+    for name in LATENESS:
+        late = [[f"{row['lateness'][name][part]:,.0f}" for part in ("p50", "p99", "most")] for row in ROWS]
+        early = [row["lateness"][name]["early"] for row in ROWS]
+        assert cells(name, *(f"{' / '.join(one)}, {n} early" for one, n in zip(late, early, strict=True))) in PAGE
 
 
 def test_the_page_says_what_was_measured_besides() -> None:
-    text = said(report.PAGE)
-    rows = [found["rows"] for found in report.read().values()]
-    records = [found["rows"] for found in report.read(report.SCHEDULE).values()]
-
-    def each(row: str, name: str, what: str = "median", form: str = "{:,.0f}") -> str:
-        return " / ".join(form.format(one[row][name][what]) for one in rows)
-
+    records = [found["rows"] for found in read(SCHEDULE).values()]
     for name in ("one by one", "batch", "no delay, unconfirmed", "Kombu, one by one", "Kombu, batch"):
-        assert each("batch_rate", name) in text, name
+        assert each("batch_rate", name) in PAGE, name
     for name in ("plain eta", "plain eta, confirmed", "celery-rabbit-delay, no delay", "celery-rabbit-delay"):
-        assert each("client_cpu", name, "ratio", "{:.2f}") in text, name
-    for name in (report.US, report.NATIVE):
-        assert each("worker", name, "ratio", "{:.2f}") in text, name
-        assert each("memory", name) in text, name
-    assert each("due_at_once", report.US) in text
-    assert each("hour_cpu_confirmed", report.US, "ratio", "{:.2f}") in text
-    assert each("lateness_fast", report.US, "p99") in text
+        assert each("client_cpu", name, "ratio", "{:.2f}") in PAGE, name
+    for name in (US, NATIVE):
+        assert each("worker", name, "ratio", "{:.2f}") in PAGE, name
+        assert each("memory", name) in PAGE, name
+    assert each("due_at_once", US) in PAGE
+    assert each("hour_cpu_confirmed", US, "ratio", "{:.2f}") in PAGE
+    assert each("lateness_fast", US, "p99") in PAGE
     for row in ("journal_broker_cpu", "journal_client_cpu"):
-        assert " / ".join(f"{one[row]['one by one']['with']['ratio']:.2f}" for one in records) in text, row
-
-
-def test_figures_of_an_earlier_layout_are_marked() -> None:
-    about = {"memory": {**ABOUT, "layout": LAYOUT - 1}, "worker": ABOUT}
-    text = report.measured({"4.3": {"rows": {}, "about": about}})
-    assert text.endswith("CPUs. **With an earlier layout of the queues: `memory`.**")
-    about["memory"] = ABOUT
-    assert "layout" not in report.measured({"4.3": {"rows": {}, "about": about}})
+        assert " / ".join(f"{one[row]['one by one']['with']['ratio']:.2f}" for one in records) in PAGE, row
 
 
 def test_the_comparison_says_what_was_measured() -> None:
-    measured = [found["rows"] for found in report.read().values()]
-
-    def each(figure: Callable[[report.Rows], float], form: str = "{:.2f}") -> str:
-        return " / ".join(form.format(figure(rows)) for rows in measured)
+    def ratio(row: str) -> str:
+        return " / ".join(f"{one[row][US]['median'] / one[row][NATIVE]['median']:.2f}" for one in ROWS)
 
     def late(name: str) -> str:
-        return each(lambda rows: rows["lateness"][name]["p50"], "{:.0f}") + " ms"
+        return each("lateness", name, "p50", "{:.0f}") + " ms"
 
     def memory(name: str) -> str:
-        return each(lambda rows: rows["memory"][name]["median"] / 1000, "{:.1f}") + " kB"
+        return " / ".join(f"{one['memory'][name]['median'] / 1000:.1f}" for one in ROWS) + " kB"
 
-    comparison = said(ROOT / "docs" / "comparison.md")
-    confirmed, everyday = (
-        each(report.ratio(f"{row}_cpu_confirmed", report.US, report.NATIVE)) for row in ("broker", "everyday")
-    )
-    hour = each(lambda rows: rows["hour_cpu_confirmed"][report.US]["ratio"])
-    whole, native = late(f"{report.US}, whole seconds"), late(report.NATIVE)
-    for ratio in (confirmed, everyday, hour):
-        assert f"| 1 | {ratio} |" in comparison
-    burst = each(report.ratio("broker_cpu", f"{report.US}, quorum", f"{report.NATIVE}, quorum"))
-    assert f"| 1 | {burst} |" in comparison
-    assert f"| {native} | {whole}, fractions of a second {late(report.US)} |" in comparison
-    assert f"| {memory(report.NATIVE)} | {memory(report.US)} |" in comparison
+    comparison = said(DOCS / "comparison.md")
+    for row in ("broker_cpu_confirmed", "everyday_cpu_confirmed", "broker_cpu"):
+        assert f"| 1 | {ratio(row)} |" in comparison
+    assert f"| 1 | {each('hour_cpu_confirmed', US, 'ratio', '{:.2f}')} |" in comparison
+    whole = late(f"{US}, whole seconds")
+    assert f"| {late(NATIVE)} | {whole}, fractions of a second {late(US)} |" in comparison
+    assert f"| {memory(NATIVE)} | {memory(US)} |" in comparison
 
 
-def test_a_restart_went_as_its_picture_is_described() -> None:
-    found = json.loads((ROOT / "evidence" / "benchmarks" / "restart.json").read_text())
-    down, up = found["down"]
-    assert "within five seconds. Later ones are four seconds late]" in (ROOT / "docs" / "operations.md").read_text()
-    for due, at in found["runs"]:
-        assert due <= at
-        assert at - due < 0.2 or (down <= due <= up and at < up + 5) or (up < due and at - due < 4)
-
-
-@pytest.mark.parametrize("path", [report.RESULTS, report.SCHEDULE])
+@pytest.mark.parametrize("path", [RESULTS, SCHEDULE])
 def test_every_row_says_when_and_how_it_was_measured(path: Path) -> None:
+    how = {"rabbitmq", "date", "python", "cpus", "celery", "kombu", "amqp", "scale", "repeats"}
     for found in json.loads(path.read_text()).values():
         assert found["about"].keys() == found["rows"].keys()
-        assert all(ABOUT.keys() - {"messages", "layout"} <= about.keys() for about in found["about"].values())
+        assert all(how <= about.keys() for about in found["about"].values())
 
 
 def test_a_row_measured_later_leaves_what_others_say_of_themselves(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    later = {**ABOUT, "date": "2026-11-09", "cpus": 4, "note": "on a busy machine"}
-    add(path, "4.3", "lateness", {"us": {"p50": 1.0}}, ABOUT)
-    add(path, "4.3", "memory", {"us": meter.spread([1.0, 2.0, 3.0])}, ABOUT)
-    add(path, "4.3", "memory", {"us": meter.spread([4.0])}, later)
-    text = report.measured(json.loads(path.read_text()))
-    assert "Measured from 2026-11-01 to 2026-11-09 on RabbitMQ 4.3.6, " in text
-    assert text.endswith("on a machine with 2 or 4 CPUs. `memory`: on a busy machine.")
+    add(path, "4.3", "lateness", {"us": {"p50": 1.0}}, {"date": "2026-11-01"})
+    add(path, "4.3", "memory", {"us": meter.spread([1.0, 2.0, 3.0])}, {"date": "2026-11-01"})
+    add(path, "4.3", "memory", {"us": meter.spread([4.0])}, {"date": "2026-11-09"})
+    found = json.loads(path.read_text())["4.3"]
+    assert found["rows"]["memory"]["us"]["median"] == 4
+    assert {row: about["date"] for row, about in found["about"].items()} == {
+        "lateness": "2026-11-01",
+        "memory": "2026-11-09",
+    }
+
+
+def about(date: str, cpus: int, rabbitmq: str = "4.3.6") -> dict[str, Any]:
+    programs = {"python": "3.11.7", "celery": "5.7.0", "kombu": "5.7.0", "amqp": "5.4.2"}
+    return {"rabbitmq": rabbitmq, "date": date, "cpus": cpus, **programs}
 
 
 def test_what_was_measured_at_once_on_one_machine_is_said_once() -> None:
-    said = machine("Measured", [ABOUT, {**ABOUT, "rabbitmq": "3.10.8"}])
+    said = machine("Measured", [about("2026-11-01", 2), about("2026-11-01", 2, "3.10.8")])
     assert said == (
         "Measured on 2026-11-01 on RabbitMQ 4.3.6 and 3.10.8, Celery 5.7.0, Kombu 5.7.0, py-amqp 5.4.2 and "
         "Python 3.11.7, on a machine with 2 CPUs."
     )
+    said = machine("Measured", [about("2026-11-01", 4), about("2026-11-09", 2)])
+    assert said.startswith("Measured from 2026-11-01 to 2026-11-09 on RabbitMQ 4.3.6, ")
+    assert said.endswith("on a machine with 2 or 4 CPUs.")

@@ -74,7 +74,8 @@ class Suite:
         differing = different(outcomes)
         unexplained = differing - set(reasons)
         if unexplained:  # a busy machine is no difference, nor is what another test left behind
-            again = self.on_both_sides([*arguments, "-k", " or ".join({name_of(test) for test in unexplained})])
+            functions = {test.partition("[")[0].rpartition(".")[2] for test in unexplained}
+            again = self.on_both_sides([*arguments, "-k", " or ".join(functions)])
             unexplained &= different(again)
         for test in sorted(differing & set(reasons) | unexplained):
             told = reasons.get(test, "NO REASON IS KNOWN")
@@ -108,7 +109,8 @@ class Suite:
             done = subprocess.run(command, cwd=self.directory, env=environment, stdout=output, stderr=output)
         if done.returncode not in (0, 1):  # neither that all passed nor that some failed
             sys.exit(f"The tests of {self.name} did not run, {side}:\n{log.read_text()[-3000:]}")
-        return {identity(case): outcome(case) for case in ElementTree.parse(report).iter("testcase")}
+        cases = ElementTree.parse(report).iter("testcase")
+        return {f"{case.get('classname')}.{case.get('name')}": outcome(case) for case in cases}
 
 
 def fetch(name: str, directory: Path) -> Path:
@@ -117,10 +119,8 @@ def fetch(name: str, directory: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
     subprocess.run([*command, "--dest", str(directory), f"{name}=={version(name)}"], check=True)
     with tarfile.open(directory / f"{release}.tar.gz") as archive:
-        # Without the package itself, lest it be imported instead of the installed one.
-        wanted = [member for member in archive if member.name.startswith(f"{release}/t/")]
-        wanted += [member for member in archive if member.name in (f"{release}/pyproject.toml", f"{release}/setup.cfg")]
-        archive.extractall(directory, wanted, filter="data")
+        archive.extractall(directory, filter="data")
+    shutil.rmtree(directory / release / name)  # lest it be imported instead of the installed one
     if not (directory / release / SUITES[name][0]).exists():
         sys.exit(f"The source distribution of {name} {version(name)} has no {SUITES[name][0]}")
     return directory / release
@@ -144,30 +144,16 @@ def redis() -> Iterator[int]:
 
 def redis_server() -> str:
     """Return the path of a Redis server; root on Debian gets it installed."""
+    if not shutil.which("redis-server") and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-yq", "--no-install-recommends", "redis-server"], check=True)
     found = shutil.which("redis-server")
-    if not found and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(
-            ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", "redis-server"], check=True
-        )
-        found = shutil.which("redis-server")
-    if not found:
-        sys.exit("Redis is missing. Install it with: sudo apt-get install redis-server")
-    return found
+    return found or sys.exit("Redis is missing. Install it with: sudo apt-get install redis-server")
 
 
 def different(outcomes: dict[str, dict[str, str]]) -> set[str]:
     """Return the tests that did not end the same on both sides."""
     plain, ours = outcomes.values()
     return {test for test in plain.keys() | ours.keys() if plain.get(test) != ours.get(test)}
-
-
-def identity(case: ElementTree.Element) -> str:
-    return f"{case.get('classname')}.{case.get('name')}"
-
-
-def name_of(test: str) -> str:
-    """Return the name of the test function, which pytest's -k takes."""
-    return test.partition("[")[0].rpartition(".")[2]
 
 
 def outcome(case: ElementTree.Element) -> str:
