@@ -168,7 +168,7 @@ def figures(verdict: Verdict, arena: Arena) -> Piece:
         (struck if pieces.is_struck(run, arena.faults) else calm).append(run)
     delayed = sum(entry["due"] > entry["sent"] for entry in ledger.read(arena.published) if "due" in entry)
     return {
-        **{name: count for name, count in verdict.figures().items() if name in pieces.COUNTS},
+        **{name: count for name, count in verdict.figures().items() if name in (*pieces.COUNTS, "unexplained", "moved")},
         "delayed": delayed,
         "faults": dict(Counter(fault.name for fault in arena.faults)),
         "last": max(run.late for run in verdict.runs),

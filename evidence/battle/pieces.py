@@ -99,14 +99,14 @@ def lateness(pieces: Iterable[Piece], part: str) -> str:
     return f"{percentile(sum((Counter(piece[part]) for piece in pieces), Counter[str]()), 99):.2f}"
 
 
-def groups(pieces: Iterable[Piece]) -> Iterator[tuple[str, str, int, list[Piece]]]:
-    """Yield a contender, a release of RabbitMQ, a number of nodes, and the pieces with them."""
+def groups(pieces: Iterable[Piece]) -> Iterator[tuple[str, str, str, int, list[Piece]]]:
+    """Yield a contender, a day, a release of RabbitMQ, a number of nodes, and the pieces with them."""
 
-    def key(piece: Piece) -> tuple[int, str, int]:
-        return list(CONTENDERS).index(piece["contender"]), piece["rabbitmq"], piece["nodes"]
+    def key(piece: Piece) -> tuple[int, str, str, int]:
+        return list(CONTENDERS).index(piece["contender"]), piece["date"], piece["rabbitmq"], piece["nodes"]
 
-    for (contender, rabbitmq, nodes), found in groupby(sorted(pieces, key=key), key):
-        yield list(CONTENDERS)[contender], rabbitmq, nodes, list(found)
+    for (contender, date, rabbitmq, nodes), found in groupby(sorted(pieces, key=key), key):
+        yield list(CONTENDERS)[contender], date, rabbitmq, nodes, list(found)
 
 
 def summary(pieces: list[Piece]) -> str:
@@ -118,21 +118,23 @@ def summary(pieces: list[Piece]) -> str:
         total(mine, name) for name in ("confirmed", "lost", "early", "cancelled", "revoked")
     )
     alone = [piece for piece in mine if piece["nodes"] == 1]
+    explained = [piece for piece in mine if "unexplained" in piece]  # whether faults explain it was not always noted
     delayed = 100 * total(mine, "delayed") // confirmed
     return (
         f"In a campaign of {confirmed:,} tasks, {delayed} % of them delayed, through {faults(mine).total():,} faults, "
         f"{faults(alone).total():,} of them on single nodes, {lost:,} were lost, {early:,} ran early, and of "
-        f"{cancelled:,} cancelled ones {ran:,} ran; {total(mine, 'unexplained'):,} ran twice without a fault."
+        f"{cancelled:,} cancelled ones {ran:,} ran; of {total(explained, 'confirmed'):,} tasks "
+        f"{total(explained, 'unexplained'):,} ran twice without a fault."
     )
 
 
 def totals(pieces: list[Piece]) -> str:
-    """Return a table with a line for each contender, RabbitMQ and number of nodes."""
+    """Return a table with a line for each contender, day, RabbitMQ and number of nodes."""
     lines = []
-    for contender, rabbitmq, nodes, found in groups(pieces):
+    for contender, date, rabbitmq, nodes, found in groups(pieces):
         sums = [f"{total(found, name):,}" for name in COUNTS]
         late = [lateness(found, part) for part in ("calm", "struck")]
         last = f"{max(piece['last'] for piece in found):.0f}"
-        lines.append([contender, rabbitmq, str(nodes), str(faults(found).total()), *sums, *late, last])
+        lines.append([contender, date, rabbitmq, str(nodes), str(faults(found).total()), *sums, *late, last])
     titles = ["99 % late by, calm, s", "near a fault, s", "the last, s"]
-    return markdown(["", "RabbitMQ", "nodes", "faults", *COUNTS.values(), *titles], lines)
+    return markdown(["", "on", "RabbitMQ", "nodes", "faults", *COUNTS.values(), *titles], lines)

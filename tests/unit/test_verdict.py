@@ -159,12 +159,13 @@ def test_pieces_of_a_campaign_add_up() -> None:
     native = {**PIECE, "contender": "native delayed delivery"}
     assert pieces.summary([PIECE, native, other]) == (
         "In a campaign of 1,500 tasks, 90 % of them delayed, through 6 faults, 3 of them on single nodes, 1 were lost, "
-        "0 ran early, and of 40 cancelled ones 0 ran; 0 ran twice without a fault."
+        "0 ran early, and of 40 cancelled ones 0 ran; of 1,500 tasks 0 ran "
+        "twice without a fault."
     )
     _, _, alone, clustered, theirs = pieces.totals([native, PIECE, other]).splitlines()
     assert "| 4.3.6 | 1 | 3 | 1,000 | 0 | 0 | 2 | 20 | 0 | 0.00 | 2.05 | 62 |" in alone
     assert "| 4.3.6 | 3 | 3 | 500 | 1 | 0 | 2 | 20 | 0 | 0.00 | 2.05 | 9 |" in clustered
-    assert theirs.startswith("| native delayed delivery | 4.3.6 | 1 | 3 | 1,000 | 0 |")
+    assert theirs.startswith("| native delayed delivery | 2026-11-25 | 4.3.6 | 1 | 3 | 1,000 | 0 |")
     summed = pieces.totals([PIECE, {**other, "nodes": 1}]).splitlines()
     assert "| 1 | 6 | 1,500 | 1 | 0 | 4 | 40 | 0 | 0.00 | 2.05 | 62 |" in summed[-1]
 
