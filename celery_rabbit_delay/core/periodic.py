@@ -120,17 +120,11 @@ def part(state: State, name: str, run: Run) -> State:
 
 def merge(states: Iterable[State]) -> State:
     """Return what was written, by several states: the last whole one, and the parts that came after it."""
-    whole, parts = State(), []
-    for state in sorted(states, key=lambda state: state.version):
-        if state.is_part:
-            parts.append(state)
-        else:
-            whole = state
-    entries, last = dict(whole.entries), whole
-    for state in parts:
-        if state.version > whole.version:
-            entries.update(state.entries)
-            last = state
+    entries, last = dict[str, Written](), State()
+    for last in sorted(states, key=lambda state: (state.version, state.is_part)):
+        if not last.is_part:
+            entries.clear()
+        entries.update(last.entries)
     return State(last.version, last.last, {name: entry for name, entry in entries.items() if entry.version})
 
 
