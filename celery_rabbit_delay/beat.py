@@ -169,9 +169,9 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
     def _take_over(self, lock: Lock) -> None:
         """Go on where the process before, or this one, has stopped."""
         left = list(_read(lock.read_left()))
-        self._runs = core.merge([self._runs, *(runs for runs, _ in left)], _now())
+        self._runs = core.merge([self._runs, *(state.runs for state in left)], _now())
         # What this process wrote before may be older, or have never been stored.
-        self._state = periodic.merge(state for _, state in left) if left else self._state
+        self._state = periodic.merge(left) if left else self._state
         self._note(lock)
         names = {*self._code, *self._entries, *self._state.entries}
         for number, name in enumerate(names):
@@ -188,12 +188,11 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         """Leave the runs, and what was written, to the next process: of an entry, or from time to time of all."""
         state = state or self._state
         if name is not None and lock.age_of_first < APART:
-            changed = b"" if state is self._state else b"\n" + periodic.dump(periodic.part(state, name))
-            lock.add(core.dump({name: self._runs[name]}) + changed)
+            lock.add(periodic.dump(periodic.part(state, name, self._runs[name])))
         else:
             names = {*self._code, *state.entries, *(self._runs if self._visiting else ())}
             self._runs = core.remember(self._runs, names, _now())
-            lock.write(core.dump(self._runs) + (b"\n" + periodic.dump(state) if state.version else b""))
+            lock.write(periodic.dump(state._replace(runs=self._runs)))
         self._state = state
 
     def _arrange(self, name: str) -> None:
@@ -382,11 +381,10 @@ def _run_of(entry: Any) -> Run:
     return Run(maybe_make_aware(entry.last_run_at).astimezone(timezone.utc), entry.total_run_count)
 
 
-def _read(left: list[bytes]) -> Iterator[tuple[dict[str, Run], State]]:
+def _read(left: list[bytes]) -> Iterator[State]:
     for body in left:
-        runs, _, written = (body if isinstance(body, bytes) else body.encode()).partition(b"\n")
         try:
-            yield core.load(runs), periodic.load(written) if written else State()
+            yield periodic.load(body)
         except Unreadable as exc:
             logger.warning("beat: a message in the queue is not from a beat, and is dropped: %s", exc)
 

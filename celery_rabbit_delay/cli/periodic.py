@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..core.periodic import SENT_WITH, parse_field
+from ..core.periodic import SENT_WITH, parse_fields
 from ..core.text import escape
 from ..operate import PeriodicTask
 from .output import fit, format_time, is_terminal, utc_option
@@ -40,8 +40,7 @@ def _of_an_entry(command: F) -> F:
 
 def _write(target: Target, act: str, name: str, definition: dict[str, Any]) -> None:
     with handle_errors():
-        typed = {field: parse_field(field, definition[field]) for field in SENT_WITH if definition[field] is not None}
-        target.periodic(act, name, **{**definition, **typed})
+        target.periodic(act, name, **parse_fields(definition))
 
 
 @periodic.command("list")
@@ -84,27 +83,20 @@ def change(target: Target, /, name: str, **changes: Any) -> None:
     _write(target, "change", name, changes)
 
 
-def _add_command(act: str, help_: str) -> None:
-    @periodic.command(act, help=help_)
+def _add_command(name: str, act: str, help_: str) -> None:
+    @periodic.command(name, help=help_)
     @click.argument("name")
     @pass_target
     def command(target: Target, name: str) -> None:
         with handle_errors():
-            target.periodic(act, name)
+            if (answer := target.periodic(act, name)) is not None:
+                click.echo(answer)
 
 
-_add_command("disable", "Stop the runs of an entry.")
-_add_command("enable", "Let an entry run again. It begins now.")
-_add_command("remove", "Remove a written entry. One of the same name in the code counts again.")
-
-
-@periodic.command()
-@click.argument("name")
-@pass_target
-def run(target: Target, name: str) -> None:
-    """Send a task of an entry at once, besides those of its schedule, and print its id."""
-    with handle_errors():
-        click.echo(target.periodic("run_now", name))
+_add_command("disable", "disable", "Stop the runs of an entry.")
+_add_command("enable", "enable", "Let an entry run again. It begins now.")
+_add_command("remove", "remove", "Remove a written entry. One of the same name in the code counts again.")
+_add_command("run", "run_now", "Send a task of an entry at once, besides those of its schedule, and print its id.")
 
 
 def _format(one: PeriodicTask) -> str:

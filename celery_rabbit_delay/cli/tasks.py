@@ -419,11 +419,16 @@ def _found(
     with progress("reading") as shown:
         most = None if search else limit
         found = operate.scheduled(connection, task, only_queue, until, most, names, shown, report, elsewhere=elsewhere)
-    texts = ((one, (one.id, one.task or "", one.queue, f"{one.args or ''} {one.kwargs or ''}")) for one in found)
-    matches = (one for one, places in texts if all(word.is_in(*places) for word in search or ()))
+    matches = (one for one in found if all(word.is_in(_places(one)) for word in search or ()))
     yield from itertools.islice(matches, limit)
     if not is_all:
         click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)
+
+
+def _places(waiting: Scheduled) -> dict[str, str]:
+    """Return what is searched of a waiting message."""
+    arguments = f"{waiting.args or ''} {waiting.kwargs or ''}"
+    return {"id": waiting.id, "task": waiting.task or "", "queue": waiting.queue, "args": arguments}
 
 
 def _as_data(waiting: Scheduled) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 from uuid import UUID, uuid5
 
-from .streams import reading
-
 #: A time further ahead is that of a wrong clock, or forged, and does not count: until then its entry would not run.
 _MOST_AHEAD = timedelta(hours=1)
 
@@ -25,26 +23,22 @@ class Run(NamedTuple):
     at: datetime  # aware
     total: int = 0
 
+    def dump(self) -> tuple[str, int]:
+        """Return what JSON can hold of it."""
+        return self.at.astimezone(timezone.utc).isoformat(), self.total
+
+    @classmethod
+    def load(cls, at: str, total: int) -> Run:
+        """Return what `dump` has returned. Raises `ValueError`, `TypeError` for anything else."""
+        run = cls(datetime.fromisoformat(at), total)
+        if type(total) is not int or run.at.astimezone(timezone.utc) != run.at:
+            raise ValueError("a time or a number is invalid")
+        return run
+
 
 def beat_prefix(prefix: str) -> str:
     """Return what the names of beats' queues begin with, unless an app chooses another name; the app's name follows."""
     return f"{prefix}.beat."
-
-
-def dump(runs: Mapping[str, Run]) -> bytes:
-    """Return runs, by the names of their entries, as JSON."""
-    return json.dumps(
-        {name: (run.at.astimezone(timezone.utc).isoformat(), run.total) for name, run in runs.items()}
-    ).encode()
-
-
-@reading
-def load(body: bytes | str) -> dict[str, Run]:
-    """Return the runs that `dump` has written. Raises `Unreadable` for anything else."""
-    runs = {name: Run(datetime.fromisoformat(at), total) for name, (at, total) in json.loads(body).items()}
-    if all(type(run.total) is int and run.at.astimezone(timezone.utc) == run.at for run in runs.values()):
-        return runs
-    raise ValueError("a time or a number is invalid")
 
 
 def merge(several: Iterable[Mapping[str, Run]], now: datetime) -> dict[str, Run]:

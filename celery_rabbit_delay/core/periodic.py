@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
+from .beat import Run
 from .errors import EntryConflict, InvalidEntry
 from .streams import reading
 
@@ -29,8 +30,13 @@ SENT_WITH: dict[str, tuple[str, type, str]] = {
 T = TypeVar("T", bound=Any)
 
 
-def parse_field(field: str, text: str) -> Any:
-    """Return what somebody typed as a field of `SENT_WITH`. Raises `InvalidEntry`."""
+def parse_fields(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what somebody typed as fields of an entry, with those of `SENT_WITH` read. Raises `InvalidEntry`."""
+    read = {name: _parsed(name, text) for name, text in typed.items() if name in SENT_WITH and text is not None}
+    return {**typed, **read}
+
+
+def _parsed(field: str, text: str) -> Any:
     what, kind, example = SENT_WITH[field]
     with suppress(ValueError, RecursionError):
         if isinstance(parsed := json.loads(text) if text.strip() else kind(), kind):
@@ -53,14 +59,13 @@ UNWRITTEN = Written(0, "", "")
 
 
 class State(NamedTuple):
-    """All that was written, or the part of it that an edit has changed."""
+    """All that a beat leaves to the next one, or what has changed of an entry."""
 
     version: int = 0  # the number of edits
     last: str = ""  # the id of the last edit
-    entries: Mapping[str, Written] = {}
-    size: int = 0  # bytes of JSON of all entries
+    entries: Mapping[str, Written] = {}  # what was written; in a part, `UNWRITTEN` is one that was removed
+    runs: Mapping[str, Run] = {}  # also of entries in the code
     is_part: bool = False
-    removed: str = ""  # the entry that a part removes
 
 
 class Edit(NamedTuple):
@@ -96,57 +101,45 @@ def apply(state: State, edit: Edit, in_code: Container[str]) -> State:
     if edit.removes or (is_enabled and definition is None):
         return without(state, name, edit.id)
     written = Written(state.version + 1, edit.by, edit.at, is_enabled, definition)
-    size = state.size - _size(state, name) + len(json.dumps([name, written]))
-    if size > max(MOST, state.size):
+    entries = {**state.entries, name: written}
+    if (size := len(json.dumps(entries))) > MOST and size > len(json.dumps(state.entries)):
         raise InvalidEntry(f"all entries that are written at run time take more than {MOST:,} bytes: remove some")
-    return State(written.version, edit.id, {**state.entries, name: written}, size)
+    return State(written.version, edit.id, entries)
 
 
 def without(state: State, name: str, edit: str | None = None) -> State:
     """Return the state without an entry, because of an edit, or as it has run for the only time."""
     entries = {other: entry for other, entry in state.entries.items() if other != name}
-    return State(state.version + 1, state.last if edit is None else edit, entries, state.size - _size(state, name))
+    return State(state.version + 1, state.last if edit is None else edit, entries)
 
 
-def _size(state: State, name: str) -> int:
-    return len(json.dumps([name, state.entries[name]])) if name in state.entries else 0
-
-
-def part(state: State, name: str) -> State:
-    """Return the part of a state that is new if one entry has changed."""
-    if name in state.entries:
-        return state._replace(entries={name: state.entries[name]}, is_part=True)
-    return state._replace(entries={}, is_part=True, removed=name)
+def part(state: State, name: str, run: Run) -> State:
+    """Return what is new of a state if one entry has changed, or has run."""
+    return state._replace(entries={name: state.entries.get(name, UNWRITTEN)}, runs={name: run}, is_part=True)
 
 
 def merge(states: Iterable[State]) -> State:
-    """Return what states add up to: the last whole one, and the parts that came after it."""
-    whole = State()
-    parts = []
-    for state in sorted(states, key=lambda state: state.version):
-        if state.is_part:
-            parts.append(state)
-        else:
-            whole = state
-    entries = dict(whole.entries)
-    for state in parts:
-        if state.version > whole.version:
-            entries.update(state.entries)
-            entries.pop(state.removed, None)
-            whole = whole._replace(version=state.version, last=state.last, size=state.size)
-    return whole._replace(entries=entries)
+    """Return what was written, by several states: the last whole one, and the parts that came after it."""
+    entries, last = dict[str, Written](), State()
+    for last in sorted(states, key=lambda state: (state.version, state.is_part)):
+        if not last.is_part:
+            entries.clear()
+        entries.update(last.entries)
+    return State(last.version, last.last, {name: entry for name, entry in entries.items() if entry.version})
 
 
 def dump(state: State) -> bytes:
     """Return a state as compressed JSON."""
-    return zlib.compress(json.dumps(state).encode(), 1)
+    runs: Any = {name: run.dump() for name, run in state.runs.items()}
+    return zlib.compress(json.dumps(state._replace(runs=runs)).encode(), 1)
 
 
 @reading
 def load(body: bytes) -> State:
     """Return the state that `dump` has written. Raises `Unreadable` for anything else."""
-    version, last, entries, *more = json.loads(zlib.decompressobj().decompress(body, 2 * MOST))
-    return _checked(State(version, last, {name: _checked(Written(*one)) for name, one in entries.items()}, *more))
+    version, last, entries, runs, is_part = json.loads(zlib.decompressobj().decompress(body, 4 * MOST))
+    written = {name: _checked(Written(*one)) for name, one in entries.items()}
+    return _checked(State(version, last, written, {name: Run.load(*one) for name, one in runs.items()}, is_part))
 
 
 @reading
@@ -161,7 +154,7 @@ _TYPES: dict[str, Any] = {
     "is_enabled": (bool, type(None)),
     "removes": bool,
     "entries": dict,
-    "size": int,
+    "runs": dict,
     "is_part": bool,
 }
 
@@ -170,6 +163,6 @@ def _checked(one: T) -> T:
     for field, value in one._asdict().items():
         if not isinstance(value, _TYPES.get(field, str)):
             raise ValueError(f"{field} is {value!r}")
-        if field == "at" and datetime.fromisoformat(value).tzinfo is None:
+        if field == "at" and value and datetime.fromisoformat(value).tzinfo is None:
             raise ValueError(f"{value} has no time zone")
     return one

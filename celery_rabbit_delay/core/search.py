@@ -1,26 +1,25 @@
-"""What somebody searches for among waiting messages: words, each anywhere or in a field. Pure."""
+"""What somebody searches for among waiting messages or periodic entries: words, each anywhere or in a field. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
-#: The fields of a message; an id is found by its beginning, the others by any part. "" is all of them.
+#: The fields of a message, and of a periodic entry; an id is found by its beginning, the others by any part.
 FIELDS = ("id", "task", "queue", "args")
-
-_WORD = re.compile(rf'(?:({"|".join(FIELDS)}):)?(?:"([^"]+)"|(\S+))')
+ENTRY_FIELDS = ("entry", "task", "queue", "args")
 
 
 class Word(NamedTuple):
-    """A text to be found in a field."""
+    """A text to be found in a field; "" is all of them."""
 
     field: str
     text: str
 
-    def is_in(self, id_: str, task: str, queue: str, arguments: str) -> bool:
-        """Return whether a message has the word, in upper or lower case."""
+    def is_in(self, values: Mapping[str, str]) -> bool:
+        """Return whether something has the word in a field, by the fields' names, in upper or lower case."""
         text = self.text.casefold()
-        values = dict(zip(FIELDS, (id_, task, queue, arguments), strict=True))
         return any(
             value.casefold().startswith(text) if name == "id" else text in value.casefold()
             for name, value in values.items()
@@ -28,6 +27,7 @@ class Word(NamedTuple):
         )
 
 
-def parse(text: str) -> list[Word]:
+def parse(text: str, fields: tuple[str, ...] = FIELDS) -> list[Word]:
     """Return the words of a search, all of which are to be found: `mail task:remind args:"two words"`."""
-    return [Word(field or "", quoted or plain) for field, quoted, plain in _WORD.findall(text)]
+    found = re.findall(rf'(?:({"|".join(fields)}):)?(?:"([^"]+)"|(\S+))', text)
+    return [Word(field or "", quoted or plain) for field, quoted, plain in found]

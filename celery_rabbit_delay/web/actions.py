@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
@@ -11,7 +12,6 @@ from flask import Flask, abort, flash, redirect, render_template, request, url_f
 from .. import operate
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
-from ..core.errors import DelayError
 from ..core.text import counted
 from . import forms, plot, search
 from .database import reading
@@ -40,12 +40,12 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
     def who() -> str:
         return operate.of_app(user(), operations.broker.app)
 
-    def answer(act: Callable[[], Done], what: str) -> Any:
+    def answer(act: Callable[[], Done]) -> Any:
         done = or_reason(act)
         if isinstance(done, str):
             flash(printable(done, 500), "bad")
         else:
-            flash(counted(done.amount, what), "good" if done.amount else "bad")
+            flash(counted(done.amount, done.what), "good" if done.amount else "bad")
             for refused in done.refused[:5]:
                 flash(printable(refused, 300), "bad")
             if len(done.refused) > 5:
@@ -53,57 +53,32 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         overview.forget()
         return redirect(forms.back(), 303)
 
-    @site.post("/cancel", endpoint="cancel")
-    @site.post("/restore", endpoint="restore")
-    def cancel_or_restore() -> Any:
-        numbers, workflow = selected(), "workflow" in request.form
-        act = str(request.endpoint)
-        done = {"cancel": "cancelled", "restore": "restored"}[act]
-        return answer(
-            lambda: getattr(operations, act)(numbers, who(), workflow), f"workflows {done}" if workflow else done
-        )
-
-    @site.post("/run-now")
-    def run_now() -> Any:
-        numbers = selected()
-        return answer(lambda: operations.move(numbers, datetime.now(timezone.utc), who()), "due at once")
-
-    @site.post("/reschedule")
-    def reschedule() -> Any:
-        numbers = selected()
-        try:
-            due = forms.due()
-        except DelayError as exc:
-            flash(printable(str(exc), 300), "bad")
-            return redirect(forms.back(), 303)
+    def reschedule() -> Done:
+        numbers, due = selected(), forms.due()
         shown = plot.text(headers_.milliseconds(due), forms.zone(), "%Y-%m-%d %H:%M:%S %Z")
-        return answer(lambda: operations.move(numbers, due, who()), f"moved to {shown}")
+        return operations.move(numbers, due, who(), f"moved to {shown}")
 
-    @site.post("/pause")
-    def pause() -> Any:
-        queue = request.form["queue"]
-        return answer(lambda: operations.on_queue(operate.pause, queue, forms.until(), who()), "paused")
+    def at_once() -> Done:
+        return operations.move(selected(), datetime.now(timezone.utc), who(), "due at once")
 
-    @site.post("/resume")
-    def resume() -> Any:
-        queue = request.form["queue"]
-        return answer(lambda: operations.on_queue(operate.resume, queue, who()), "resumed")
-
-    @site.post("/orphans/replay")
-    def replay() -> Any:
-        marks = forms.marks()
-        return answer(lambda: operations.replay(marks, who()), "sent on")
-
-    @site.post("/orphans/remove")
-    def remove() -> Any:
-        marks = forms.marks()
-        return answer(lambda: operations.remove(marks, who()), "removed")
+    acts: dict[str, Callable[[], Done]] = {
+        "/cancel": lambda: operations.cancel(selected(), who(), "workflow" in request.form),
+        "/restore": lambda: operations.restore(selected(), who(), "workflow" in request.form),
+        "/run-now": at_once,
+        "/reschedule": reschedule,
+        "/pause": lambda: operations.on_queue("paused", operate.pause, request.form["queue"], forms.until(), who()),
+        "/resume": lambda: operations.on_queue("resumed", operate.resume, request.form["queue"], who()),
+        "/orphans/replay": lambda: operations.replay(forms.marks(), who()),
+        "/orphans/remove": lambda: operations.remove(forms.marks(), who()),
+    }
+    for path, act in acts.items():
+        name = path.rpartition("/")[2].replace("-", "_")
+        site.add_url_rule(path, name, partial(answer, act), methods=["POST"])
 
     @site.post("/periodic/<any(enable, disable, remove, run_now):act>")
     def edit_entry(act: str) -> Any:
         seen = {} if act == "run_now" else forms.version()
-        done = "run of a periodic entry sent" if act == "run_now" else f"periodic entry {act}d"
-        return answer(lambda: operations.periodic(act, request.form["name"], **seen, by=user()), done)
+        return answer(lambda: operations.periodic(act, request.form["name"], **seen, by=user()))
 
     @site.post("/periodic")
     def write_entry() -> Any:
@@ -112,7 +87,7 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         done = or_reason(lambda: operations.periodic(act, name, **seen, **forms.entry(), by=user()))
         if isinstance(done, str):
             return render_template("entry.html", values=request.form, error=done)
-        return answer(lambda: done, "periodic entry written")
+        return answer(lambda: done)
 
     @site.post("/health/verify")
     def verify() -> Any:

@@ -14,7 +14,7 @@ from flask import abort, g, request, url_for
 from ..core import headers as headers_
 from ..core.due import due_at, eta_in_utc
 from ..core.errors import InvalidDelay
-from ..core.periodic import SENT_WITH, parse_field
+from ..core.periodic import SENT_WITH, parse_fields
 from ..operate import PeriodicTask
 from .database import CANCELLED, WAITING
 from .index import NUMBERS
@@ -84,8 +84,15 @@ def version() -> dict[str, int]:
 def entry() -> dict[str, Any]:
     """Return the definition of a periodic entry in a form, and whether it is enabled. Raises `InvalidEntry`."""
     typed = {name: request.form.get(name, "").strip() for name in ("task", "schedule", *SENT_WITH)}
-    given = {name: parse_field(name, text) if name in SENT_WITH else text for name, text in typed.items()}
-    return {**given, "enabled": "disabled" not in request.form}
+    return {**parse_fields(typed), "enabled": "disabled" not in request.form}
+
+
+def searched(one: PeriodicTask) -> dict[str, str]:
+    """Return what is searched of a periodic entry, by the names of `ENTRY_FIELDS`."""
+    given = one.definition or {}
+    sent_with = [json.dumps(given[name], ensure_ascii=False) for name in ("args", "kwargs") if given.get(name)]
+    queue = str(given.get("options", {}).get("queue", ""))
+    return {"entry": one.entry, "task": one.task, "queue": queue, "args": " ".join(sent_with)}
 
 
 def filled(one: PeriodicTask) -> dict[str, Any]:

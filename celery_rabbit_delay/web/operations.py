@@ -30,6 +30,14 @@ T = TypeVar("T")
 #: The maximum number of orphans to show, send or remove at a time.
 ORPHANS = 500
 
+#: What is said of periodic entries that were not written.
+_WRITTEN = {
+    "enable": "periodic entry enabled",
+    "disable": "periodic entry disabled",
+    "remove": "periodic entry removed",
+    "run_now": "run of a periodic entry sent",
+}
+
 #: What is said of messages that are in another state than was expected.
 _OTHERS = {WAITING: ("no longer waits", "no longer wait"), CANCELLED: ("is not cancelled", "are not cancelled")}
 
@@ -49,10 +57,11 @@ class Broker(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The number of processed messages, and the reasons for the refused ones."""
+    """The number of processed messages, what was done to them, and the reasons for the refused ones."""
 
     amount: int
-    refused: list[str]
+    what: str
+    refused: Sequence[str] = ()
 
 
 class Verified(NamedTuple):
@@ -95,7 +104,7 @@ class Operations:
             if found:
                 operate.cancel(connection, ids, without_id, by, workflow)
                 self.indexer.catch_up(connection)
-        return Done(len(ids) + len(without_id), refused)
+        return Done(len(ids) + len(without_id), "workflows cancelled" if workflow else "cancelled", refused)
 
     def restore(self, numbers: Iterable[int], by: str, workflow: bool) -> Done:
         """Take back what has cancelled messages, by the numbers of their records, or their workflows."""
@@ -108,9 +117,9 @@ class Operations:
                 self.indexer.catch_up(connection)
                 stay, _ = self._found((row.number for row in found), CANCELLED)
                 refused += [f"{row.id} stays cancelled, with its workflow or by a stamp" for row in stay]
-        return Done(len(ids), refused)
+        return Done(len(ids), "workflows restored" if workflow else "restored", refused)
 
-    def move(self, numbers: Iterable[int], due: datetime, by: str) -> Done:
+    def move(self, numbers: Iterable[int], due: datetime, by: str, what: str) -> Done:
         """Give waiting messages another due time, by the numbers of their records; `by` is who does it."""
         moved: list[str] = []
         covered: set[int] = set()  # numbers of all copies of the moved messages
@@ -134,14 +143,14 @@ class Operations:
                         refused.append(why if name in why else f"{name}: {why}")
             operate.tell(connection, by, operate.moved_to(due), len(moved), moved)
             self.indexer.catch_up(connection)
-        return Done(len(moved), refused)
+        return Done(len(moved), what, refused)
 
-    def on_queue(self, change: Callable[..., None], queue: str, *more: object) -> Done:
+    def on_queue(self, what: str, change: Callable[..., None], queue: str, *more: object) -> Done:
         """Pause or resume a queue: call a function of `operate`."""
         with self._acting() as connection:
             change(connection, queue, self.broker.names, *more)
             self.indexer.catch_up(connection)
-        return Done(1, [])
+        return Done(1, what)
 
     def record(self, row: Row) -> Record:
         """Return the record of a message from the journal. Raises `NotWaiting`."""
@@ -187,14 +196,14 @@ class Operations:
             results = list(operate.replay(connection, ORPHANS, self.broker.allowed, _chosen(marks)))
             operate.tell(connection, by, "orphans sent on", sum(reason is None for _, reason in results))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
-        return Done(len(results) - len(refused), refused)
+        return Done(len(results) - len(refused), "sent on", refused)
 
     def remove(self, marks: Iterable[str], by: str) -> Done:
         """Remove the orphans with some marks."""
         with self._acting() as connection, self._turn_at_orphans:
             removed = operate.remove(connection, ORPHANS, _chosen(marks))
             operate.tell(connection, by, "orphans removed", removed)
-        return Done(removed, [])
+        return Done(removed, "removed")
 
     def status(self) -> Status:
         """Return the message counts of the cascade."""
@@ -210,7 +219,7 @@ class Operations:
         """Call a function of the API for a periodic entry."""
         with self._turn:
             self.broker.periodic(act, name, **more)
-        return Done(1, [])
+        return Done(1, _WRITTEN.get(act, "periodic entry written"))
 
     def verify(self) -> None:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""

@@ -15,6 +15,7 @@ from ..core import headers as headers_
 from ..core import streams
 from ..core.headers import Delivery
 from ..core.routing_key import MAX_LENGTH
+from ..core.search import ENTRY_FIELDS, parse
 from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
@@ -103,13 +104,13 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
     def health() -> Any:
         beat, asked = overview.beat(), request.args.get("entry", "").strip()
         known = [] if beat is None or isinstance(beat, str) else beat.entries
-        words = asked.lower().split()
+        words = parse(asked, ENTRY_FIELDS)
         return render_template(
             "health.html",
             status=overview.status(),
             beat=beat,
             asked=asked,
-            entries=[one for one in known if all(word in f"{one.entry} {one.task}".lower() for word in words)],
+            entries=[one for one in known if all(word.is_in(forms.searched(one)) for word in words)],
             most=_ENTRIES,
             verified=operations.verified,
             notes=operations.indexer.notes,

@@ -19,6 +19,8 @@ from celery.schedules import crontab
 from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfiguration, beat
 from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
+from celery_rabbit_delay.core.beat import Run
+from celery_rabbit_delay.core.periodic import State, dump
 from celery_rabbit_delay.operate import BeatStatus, beat_status
 from tests.kit.broker import Vhost
 from tests.kit.commands import celery, management, run
@@ -253,7 +255,7 @@ def test_what_is_no_state_is_dropped_with_a_warning(vhost: Vhost, caplog: pytest
         begun = scheduler.schedule["run"].last_run_at
     wait_until(lambda: vhost.count(QUEUE) == 1, "nobody is active")
     publish(vhost, b"junk")
-    publish(vhost, b'{"run": ["9999-01-01T00:00:00+00:00", 1]}')
+    publish(vhost, dump(State(runs={"run": Run(datetime(9999, 1, 1, tzinfo=timezone.utc), 1)})))
     with scheduling(vhost, schedule) as scheduler:
         tick_for(scheduler, 0.2)
         assert scheduler.schedule["run"].last_run_at == begun

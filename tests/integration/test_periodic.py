@@ -241,7 +241,7 @@ def test_among_thousands_a_change_or_a_run_calculates_and_writes_no_other_entry(
     with vhost.plain() as connection:
         before = Lock(connection, QUEUE, "here:1", patience=60)
         wait_until(lambda: before.wait(0.1), "it is the active consumer")
-        before.write(b"{}\n" + periodic_core.dump(State(5000, "", entries)))
+        before.write(periodic_core.dump(State(5000, "", entries)))
     with closing(beat.Scheduler(app)) as scheduler:
         wait_until(lambda: scheduler.tick() and len(scheduler.schedule) == 5000 + len(CODE), "it knows them")
         calculated: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import InvalidOption, install
 from celery_rabbit_delay.app import signals
 from celery_rabbit_delay.beat import Scheduler, heartbeat_of, queue_of
-from celery_rabbit_delay.core.beat import Run, dump, load, merge, remember, task_id
-from celery_rabbit_delay.core.streams import Unreadable
+from celery_rabbit_delay.core.beat import Run, merge, remember, task_id
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
 BERLIN = timezone(timedelta(hours=1))
@@ -25,31 +25,9 @@ def run(hours: float, total: int = 0) -> Run:
     return Run(NOW + timedelta(hours=hours), total)
 
 
-@given(st.dictionaries(st.text(), st.builds(Run, st.datetimes(timezones=st.just(timezone.utc)), st.integers(0))))
-def test_runs_are_read_as_they_were_written(runs: dict[str, Run]) -> None:
-    assert load(dump(runs)) == runs
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"\xff",
-        b"[]",
-        b"[" * 100_000,
-        b'{"a": null}',
-        b'{"a": ["2026-11-25T12:00:00+00:00"]}',
-        b'{"a": [1, 2]}',
-        b'{"a": ["then", 2]}',
-        b'{"a": ["2026-11-25T12:00:00+00:00", "2"]}',
-        b'{"a": ["2026-11-25T12:00:00+00:00", true]}',
-        b'{"a": ["2026-11-25T12:00:00", 2]}',
-        b'{"a": ["0001-01-01T00:00:00+14:00", 2]}',
-    ],
-)
-def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
-    with pytest.raises(Unreadable, match=r"."):
-        load(body)
+@given(st.builds(Run, st.datetimes(timezones=st.just(timezone.utc)), st.integers(0)))
+def test_a_run_is_read_as_it_was_written(run: Run) -> None:
+    assert Run.load(*json.loads(json.dumps(run.dump()))) == run
 
 
 def test_the_latest_run_of_each_entry_counts() -> None:

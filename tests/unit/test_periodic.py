@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import EntryConflict, InvalidEntry
 from celery_rabbit_delay.core import periodic
+from celery_rabbit_delay.core.beat import Run
 from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, merge, part, without
 from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.schedules import Once, definition_of, entry_of, schedule_of, text_of
@@ -25,6 +26,7 @@ from celery_rabbit_delay.schedules import Once, definition_of, entry_of, schedul
 CODE = {"code"}
 AT = "2026-11-27T12:00:00+00:00"
 DEFINITION = {"task": "t", "schedule": "every 1 s", "args": [], "kwargs": {}, "options": {}}
+RUN = Run(datetime.fromisoformat(AT), 3)
 APP = Celery("shop", set_as_current=False, timezone="Europe/Berlin")
 
 ids = map(str, itertools.count())
@@ -119,11 +121,14 @@ def test_of_editors_who_saw_the_same_version_at_most_one_wins(several: list[Any]
             won.add((name, version))
             seen.append(state)
         assert load(dump(state)) == state
-        assert state.size == sum(len(json.dumps(entry)) for entry in state.entries.items())
-        parts = [part(after, name) for after in seen for name in ("a", "code")]
+        parts = [part(after, name, RUN) for after in seen for name in ("a", "code")]
         assert merge([state, *parts]) == merge([*parts, seen[-1]]) == state
         assert all(not one.is_enabled or one.definition for one in state.entries.values())
         assert "a" not in state.entries or state.entries["a"].definition
+
+
+def left(entries: Any = None, runs: Any = None, version: Any = 1) -> bytes:
+    return json.dumps([version, "x", entries or {}, runs or {}, False]).encode()
 
 
 @pytest.mark.parametrize(
@@ -134,17 +139,22 @@ def test_of_editors_who_saw_the_same_version_at_most_one_wins(several: list[Any]
         b"[]",
         b"{}",
         b"[" * 100_000,
-        b'[1, "x", []]',
-        b'["1", "x", {}]',
-        b'[1, "x", {"a": null}]',
-        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00+00:00", "yes", null]}]',
-        b'[1, "x", {"a": [1, "ann", "now", true, null]}]',
-        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00", true, null]}]',
-        b'[1, "x", {"a": [1, "ann", "2026-11-27T12:00:00+00:00", true, []]}]',
-        b'[1, "x", {"a": [1, 2, "2026-11-27T12:00:00+00:00", true, null]}]',
+        b'[1, "x", {}]',
+        left([1]),
+        left(version="1"),
+        left({"a": None}),
+        left({"a": [1, "ann", AT, "yes", None]}),
+        left({"a": [1, "ann", "now", True, None]}),
+        left({"a": [1, "ann", "2026-11-27T12:00:00", True, None]}),
+        left({"a": [1, "ann", AT, True, []]}),
+        left({"a": [1, 2, AT, True, None]}),
+        left(runs=[1]),
+        *(left(runs={"a": run}) for run in (None, [AT], [1, 2], ["then", 2], [AT, "2"], [AT, True])),
+        *(left(runs={"a": [at, 2]}) for at in ("2026-11-25T12:00:00", "0001-01-01T00:00:00+14:00")),
     ],
 )
 def test_what_no_beat_has_written_is_an_error(body: bytes) -> None:
+    assert load(zlib.compress(left({"a": [1, "ann", AT, True, None]}, {"a": [AT, 2]}))).runs["a"].total == 2
     for written in (body, zlib.compress(body)):
         with pytest.raises(Unreadable, match=r"."):
             load(written)
@@ -170,7 +180,7 @@ def test_parts_add_up_to_the_whole_in_any_order_and_however_often_they_come(lost
     """Of what a beat has left the last messages may be missing, and the first may come again."""
     edits = [ADDED, edit("b", definition=DEFINITION), edit("a", 1, removes=True), edit("code", is_enabled=False)]
     states = list(itertools.accumulate(edits, lambda state, one: apply(state, one, CODE), initial=State()))
-    parts = [part(state, one.name) for one, state in zip(edits, states[1:], strict=True)]
+    parts = [part(state, one.name, RUN) for one, state in zip(edits, states[1:], strict=True)]
     kept = parts[: len(parts) - lost]
     for whole in range(len(kept) + 1):
         for several in itertools.permutations([states[whole], *kept]):

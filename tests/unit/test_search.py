@@ -38,4 +38,5 @@ def test_words_are_apart_unless_they_are_quoted_and_may_have_a_field(text: str, 
     ],
 )
 def test_a_word_is_the_beginning_of_an_id_or_a_part_of_the_others(field: str, text: str, is_found: bool) -> None:
-    assert Word(field, text).is_in("abc", "shop.Remind", "mail", "(42,)") is is_found
+    message = {"id": "abc", "task": "shop.Remind", "queue": "mail", "args": "(42,)"}
+    assert Word(field, text).is_in(message) is is_found

@@ -555,6 +555,30 @@ def test_of_many_periodic_entries_some_are_shown_and_others_found(
 
 
 @pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("T every", []),
+        ('"Daily mail"', ["Daily mail"]),
+        ('"mail Daily"', []),
+        ("entry:t", ["invoice t"]),
+        ("task:T queue:post", ["Daily mail"]),
+        ("args:ä", ["Daily mail"]),
+        ("id:x", []),
+    ],
+)
+def test_periodic_entries_are_searched_as_messages_are(
+    asked: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch, words: str, found: list[str]
+) -> None:
+    definition = {"args": ["ä"], "kwargs": {}, "options": {"queue": "post"}}
+    entries = [REPORT._replace(entry="Daily mail", definition=definition)]
+    entries.append(REPORT._replace(entry="invoice t", definition=None))
+    monkeypatch.setattr(Operations, "beat", lambda _: BeatStatus("host:1", entries))
+    monkeypatch.setattr(Operations, "status", lambda _: away())
+    page = text(asked[0].get("/health", query_string={"entry": words}))
+    assert [name for name in ("Daily mail", "invoice t") if f"<td>{name}</td>" in page] == found
+
+
+@pytest.mark.parametrize(
     ("typed", "says"),
     [
         ({"args": '{"a": 1}'}, "cannot read positional arguments: use JSON such as [1, 2]"),
@@ -673,7 +697,7 @@ def test_all_that_match_can_be_changed_at_once(client: Any, tmp_path: Path, monk
 
     def cancel(operations: Operations, *what: Any) -> Done:
         asked.append(what)
-        return Done(len(what[0]), [])
+        return Done(len(what[0]), "cancelled")
 
     monkeypatch.setattr(Operations, "cancel", cancel)
     link = "/?task=shop.%3Cb%3E1&range=day"
@@ -708,7 +732,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args: nullcontext())
     indexer = Indexer(index, lambda: None, QueueNames())
     operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
-    assert operations.move([5], datetime.now(timezone.utc), "ada").refused == [shown]
+    assert operations.move([5], datetime.now(timezone.utc), "ada", "due at once").refused == [shown]
     index.close()
 
 

@@ -42,23 +42,16 @@ function update(old, fresh) {
     else old.setAttribute(name, value);
   }
   const named = new Map([...old.children].filter(key).map((child) => [key(child), child]));
-  const kept = new Set([...fresh.children].map(key));
-  for (const [name, child] of named) if (!kept.has(name)) child.remove();
-  let at = old.firstChild;
-  const drop = () => ([at] = [at.nextSibling, at.remove()]);
-  for (const wanted of [...fresh.childNodes]) {
-    const same = key(wanted) ? named.get(key(wanted)) : at;
-    while (same && at && at !== same && !key(at)) drop();
-    if (!same || same.nodeName !== wanted.nodeName || key(same) !== key(wanted)) {
-      old.insertBefore(wanted, at);
-      continue;
-    }
-    if (same === at) at = at.nextSibling;
-    else old.insertBefore(same, at);
-    if (same.nodeType === Node.ELEMENT_NODE) update(same, wanted);
-    else if (same.data !== wanted.data) same.data = wanted.data;
-  }
-  while (at) drop();
+  const others = [...old.childNodes].filter((node) => !key(node));
+  const wanted = [...fresh.childNodes].map((node) => {
+    const same = key(node) ? named.get(key(node)) : others.shift();
+    if (same?.nodeName !== node.nodeName) return node;
+    if (same.nodeType === Node.ELEMENT_NODE) update(same, node);
+    else if (same.data !== node.data) same.data = node.data;
+    return same;
+  });
+  const stays = wanted.length === old.childNodes.length && wanted.every((node, at) => node === old.childNodes[at]);
+  if (!stays) old.replaceChildren(...wanted);
 }
 
 function replace(fresh) {
