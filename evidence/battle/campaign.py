@@ -55,6 +55,9 @@ LONGEST = 90  # seconds of delay
 FAULTS = 12  # of a storm
 QUIET = 120  # seconds between storms
 
+#: The numbers of tasks that are noted of a piece.
+NOTED = (*pieces.COUNTS, "unexplained", "moved")
+
 
 class Campaigner:
     """What is done to one piece, by chance. The `seed` decides what, and in which order."""
@@ -168,7 +171,7 @@ def figures(verdict: Verdict, arena: Arena) -> Piece:
         (struck if pieces.is_struck(run, arena.faults) else calm).append(run)
     delayed = sum(entry["due"] > entry["sent"] for entry in ledger.read(arena.published) if "due" in entry)
     return {
-        **{name: count for name, count in verdict.figures().items() if name in (*pieces.COUNTS, "unexplained", "moved")},
+        **{name: count for name, count in verdict.figures().items() if name in NOTED},
         "delayed": delayed,
         "faults": dict(Counter(fault.name for fault in arena.faults)),
         "last": max(run.late for run in verdict.runs),

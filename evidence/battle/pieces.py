@@ -74,17 +74,6 @@ def of_ours(pieces: Iterable[Piece]) -> list[Piece]:
     return [piece for piece in pieces if piece["contender"] == OURS]
 
 
-def beside_peers(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the pieces that several contenders fought, at the same rate through the same faults."""
-
-    def conditions(piece: Piece) -> tuple[Any, ...]:
-        return tuple(piece[name] for name in ("release", "nodes", "rate", "minutes", "seed"))
-
-    pieces = list(pieces)
-    fought = Counter(where for where, _ in {(conditions(piece), piece["contender"]) for piece in pieces})
-    return [piece for piece in pieces if fought[conditions(piece)] > 1]
-
-
 def total(pieces: Iterable[Piece], name: str) -> int:
     return sum(piece[name] for piece in pieces)
 

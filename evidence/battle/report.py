@@ -157,7 +157,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "clusters": lambda: clusters(read()),
     "campaign": lambda: pieces.summary(pieces.read()),
     "campaign_totals": lambda: pieces.totals(pieces.of_ours(pieces.read())),
-    "campaign_peers": lambda: pieces.totals(pieces.beside_peers(pieces.read())),
 }
 
 

@@ -37,7 +37,7 @@ PLACES = int(os.environ.get("INTERRUPTS", 20))
 #: Seconds after which a call has hung. The close of a user's connection, and of its channels, may take 10 s each.
 HANGS = 25
 
-#: Where a lock of others is taken, which an interrupt may leave taken: py-amqp's of a frame, and those of Kombu's pools.
+#: Where locks of others are, which an interrupt may leave taken: py-amqp's of a frame, and those of Kombu's pools.
 LOCKS_OF_OTHERS = ("/amqp/method_framing.py", "/queue.py", "/threading.py")
 
 

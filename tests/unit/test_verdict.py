@@ -179,14 +179,3 @@ def test_a_follower_of_a_ledger_reads_each_entry_once_and_none_by_halves(tmp_pat
     with path.open("ab") as file:
         file.write(b'd": 2}\n')
     assert follower.read() == [{"id": 2}]
-
-
-def test_pieces_are_compared_with_those_of_peers_in_the_same_conditions() -> None:
-    def piece(contender: str, seed: int, rate: float = 100) -> pieces.Piece:
-        return {"contender": contender, "seed": seed, "rate": rate, "release": "4.3", "nodes": 1, "minutes": 4}
-
-    ours, native = "celery-rabbit-delay", "native delayed delivery"
-    alone = [piece(ours, 1), piece(ours, 1), piece(native, 2), piece(ours, 3), piece(native, 3, rate=500)]
-    together = [piece(ours, 4), piece(native, 4)]
-    assert pieces.beside_peers([*alone, *together]) == together
-    assert pieces.of_ours([*alone, *together]) == [piece(ours, 1), piece(ours, 1), piece(ours, 3), piece(ours, 4)]
