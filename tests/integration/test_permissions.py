@@ -182,3 +182,4 @@ def test_a_missing_permission_is_an_error_that_names_it_and_the_connection_stays
             assert says in str(caught.value)
         assert channel.is_open
         channel.queue_declare("q", passive=True)
+    vhost.take("q", 1)  # in the next test it would be an orphan
