@@ -63,8 +63,10 @@ class State(NamedTuple):
 
     version: int = 0  # the number of edits
     last: str = ""  # the id of the last edit
-    entries: Mapping[str, Written] = {}  # what was written; in a part, `UNWRITTEN` is one that was removed
-    runs: Mapping[str, Run] = {}  # also of entries in the code
+    entries: Mapping[str, Written] = {}  # what was written
+    runs: Mapping[
+        str, Run
+    ] = {}  # also of entries in the code; what a part has a run of, but no entry, is not written any more
     is_part: bool = False
 
 
@@ -115,17 +117,18 @@ def without(state: State, name: str, edit: str | None = None) -> State:
 
 def part(state: State, name: str, run: Run) -> State:
     """Return what is new of a state if one entry has changed, or has run."""
-    return state._replace(entries={name: state.entries.get(name, UNWRITTEN)}, runs={name: run}, is_part=True)
+    entries = {name: state.entries[name]} if name in state.entries else {}
+    return state._replace(entries=entries, runs={name: run}, is_part=True)
 
 
 def merge(states: Iterable[State]) -> State:
     """Return what was written, by several states: the last whole one, and the parts that came after it."""
     entries, last = dict[str, Written](), State()
     for last in sorted(states, key=lambda state: (state.version, state.is_part)):
-        if not last.is_part:
-            entries.clear()
+        for name in list(last.runs if last.is_part else entries):
+            entries.pop(name, None)
         entries.update(last.entries)
-    return State(last.version, last.last, {name: entry for name, entry in entries.items() if entry.version})
+    return State(last.version, last.last, entries)
 
 
 def dump(state: State) -> bytes:
@@ -163,6 +166,6 @@ def _checked(one: T) -> T:
     for field, value in one._asdict().items():
         if not isinstance(value, _TYPES.get(field, str)):
             raise ValueError(f"{field} is {value!r}")
-        if field == "at" and value and datetime.fromisoformat(value).tzinfo is None:
+        if field == "at" and datetime.fromisoformat(value).tzinfo is None:
             raise ValueError(f"{value} has no time zone")
     return one

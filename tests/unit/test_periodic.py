@@ -145,6 +145,7 @@ def left(entries: Any = None, runs: Any = None, version: Any = 1) -> bytes:
         left({"a": None}),
         left({"a": [1, "ann", AT, "yes", None]}),
         left({"a": [1, "ann", "now", True, None]}),
+        left({"a": [1, "ann", "", True, None]}),
         left({"a": [1, "ann", "2026-11-27T12:00:00", True, None]}),
         left({"a": [1, "ann", AT, True, []]}),
         left({"a": [1, 2, AT, True, None]}),
