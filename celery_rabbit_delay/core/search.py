@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 #: The fields of a message, and of a periodic entry; an id is found by its beginning, the others by any part.
@@ -25,6 +25,11 @@ class Word(NamedTuple):
             for name, value in values.items()
             if self.field in ("", name)
         )
+
+
+def has_all(words: Iterable[Word], values: Mapping[str, str]) -> bool:
+    """Return whether something has all of some words."""
+    return all(word.is_in(values) for word in words)
 
 
 def parse(text: str, fields: tuple[str, ...] = FIELDS) -> list[Word]:
