@@ -30,7 +30,7 @@ T = TypeVar("T")
 #: The maximum number of orphans to show, send or remove at a time.
 ORPHANS = 500
 
-#: What is said of periodic entries that were not written.
+#: What is said of what is done to a periodic entry, but of writing it.
 _WRITTEN = {
     "enable": "periodic entry enabled",
     "disable": "periodic entry disabled",

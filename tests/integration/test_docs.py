@@ -64,7 +64,9 @@ def run_all(vhost: Vhost, page: str, ids: tuple[str, ...] = ()) -> list[tuple[st
     here = f"http://guest:guest@127.0.0.1:{vhost.broker.node.management_port}"
     codes = []
     for command, _ in commands(page):
-        command = re.sub(UUID, " ".join(ids), command.replace("http://guest:guest@localhost:15672", here))
+        command = command.replace("http://guest:guest@localhost:15672", here)
+        if ids:
+            command = re.sub(UUID, " ".join(ids), command)
         if command.startswith("rabbitmqctl "):
             of_a_vhost = [] if command.split()[1] in OF_A_NODE else ["--vhost", vhost.name]
             vhost.broker.node.ctl(*shlex.split(command)[1:], *of_a_vhost)
