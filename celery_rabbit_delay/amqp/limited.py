@@ -33,6 +33,9 @@ NO_ANSWER = "RabbitMQ has not answered in time: is it reachable, and does an ala
 #: so that a call would never raise its own error while nobody answers.
 CLOSING = 10
 
+#: The factor by which a wait may be longer than asked for: to tell the socket its limit takes two system calls a frame.
+_INEXACT = 1.02
+
 #: The frame with the method `connection.close`, without a reason (AMQP 0-9-1, clause 1.4.2.10). py-amqp would write it
 #: under a lock, which an interrupt may have left taken.
 _CLOSE = struct.pack(">BHIHHHBHHB", 1, 0, 11, *spec.Connection.Close, 0, 0, 0, 0, 0xCE)
@@ -70,7 +73,8 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         """Limit all waits from now on, until the next call, also those for room in the socket's buffer."""
         self._end = None if seconds is None else time.monotonic() + seconds
         self.raises_if_blocked = False
-        self.transport.sock.settimeout(seconds)
+        if self.transport.sock.gettimeout() != seconds:
+            self.transport.sock.settimeout(seconds)
 
     def within(self, seconds: float | None) -> AbstractContextManager[None]:
         """Limit the total time that a `with` block waits. Blocks may be nested. Raises `TimeoutError`.
@@ -133,8 +137,10 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
                 self.blocking_read(0)
 
     def blocking_read(self, timeout: float | None = None) -> Any:
-        with self.transport.having_timeout(timeout):
-            frame = self.transport.read_frame()
+        transport, sock = self.transport, self.transport.sock
+        has_limit = timeout and sock and timeout <= (sock.gettimeout() or 0) <= timeout * _INEXACT
+        with nullcontext() if has_limit else transport.having_timeout(timeout):
+            frame = transport.read_frame()
         self._is_parsing = True
         try:
             return self.on_inbound_frame(frame)

@@ -43,7 +43,7 @@ class Broker:
     """A transport to a broker that answers some questions, and then sends nothing but a heartbeat every second."""
 
     connected = True
-    sock = None
+    sock: Any = None
 
     def __init__(self) -> None:
         self.answers: list[Frame] = []
@@ -52,12 +52,14 @@ class Broker:
         self.reads = True
         self.now = 0.0
         self._timeout: float | None = None
+        self.having: list[float | None] = []  # the limits of single reads
 
     def monotonic(self) -> float:
         return self.now
 
     def having_timeout(self, seconds: float | None) -> AbstractContextManager[None]:
         self._timeout = seconds
+        self.having.append(seconds)
         return nullcontext()
 
     def read_frame(self) -> Frame:
@@ -141,6 +143,21 @@ def test_refusals_that_are_on_their_way_hit_nobody_else(broker: Broker, connecti
             declare()
         assert confirmed.get_channel().channel_id not in numbers
         assert not broker.answers
+
+
+def test_a_socket_is_told_its_limit_again_only_when_that_changes(broker: Broker, connection: Any) -> None:
+    """It takes two system calls for each frame, and an answer is one."""
+    told: list[float] = []
+    broker.sock = SimpleNamespace(settimeout=told.append, gettimeout=lambda: told[-1] if told else None)
+    broker.answers += [method(0, spec.Connection.Unblocked)] * 3
+    for _ in range(2):
+        connection.limit(30)
+        connection.drain_events()
+    assert told == [30]
+    assert broker.having == []
+    broker.now += 1
+    connection.drain_events()
+    assert broker.having == [29]
 
 
 def test_what_waits_without_a_limit_does_so_as_py_amqp_does(broker: Broker, connection: Any) -> None:
