@@ -44,6 +44,7 @@ def test_the_whole_lines_grant_what_the_table_says_of_the_cascade_and_no_more() 
     publisher = 'publisher, `declare="passive"`'
     roles = {
         "web": (publisher,),
+        "sender": (publisher,),
         "worker": ('worker, `declare="passive"`', publisher),
         "beat": ("beat", publisher),
         "operator": ("operator",),
