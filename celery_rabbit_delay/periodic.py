@@ -10,7 +10,6 @@ The active beat of `celery beat -S rabbit-delay` makes each change, at once, or 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import datetime, timezone
@@ -23,6 +22,7 @@ from celery import Celery
 from .amqp.connecting import connected
 from .amqp.history import of_app, tell, who_calls
 from .amqp.lock import NoHolder, ask
+from .amqp.patience import Patience
 from .beat import Scheduler, queue_of
 from .core.errors import DelayError, EntryConflict, InvalidEntry
 from .core.options import DRIVER_TYPE
@@ -141,13 +141,15 @@ def _edit(
 
 def _ask(app: Celery, question: Any, change: tuple[str, str, str] | None = None) -> dict[str, Any]:
     """Ask the active beat, or do what it would do if there is none; note who has made which change of which entry."""
-    answer, end = None, time.monotonic() + PATIENCE
+    answer, tries = None, Patience(PATIENCE)
     with connected(app.connection_for_write()) as connection:
-        while answer is None and time.monotonic() < end:
+        while answer is None:
             try:
                 answer = ask(connection, queue_of(app), question, PATIENCE)
             except (NoHolder, NotFound):
                 answer = _visit(app, question)
+            if answer is None and not tries.pause():
+                break
         is_done = answer is not None and not {"conflict", "error"} & answer.keys()
         if change and is_done and connection.transport.driver_type == DRIVER_TYPE:
             by, what, name = change

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed, ResourceLocked
 
 from . import declare
-
-#: Seconds: the first and the longest pause between two attempts. RabbitMQ logs each one.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+from .patience import Patience
 
 
 @contextmanager
@@ -22,15 +19,12 @@ def exclusive_reader(channel: Any, queue: str, patience: float = 5) -> Iterator[
     If another one still reads it after `patience` seconds, go on without the lock, as does a user who may not configure
     it, or where a limit leaves no room for it.
     """
-    lock, deadline, pause = f"{queue}.reader", time.monotonic() + patience, _FIRST_PAUSE
+    lock, tries = f"{queue}.reader", Patience(patience)
     owned = known = False
     with suppress(AccessRefused, PreconditionFailed):
-        while not (owned := _declare_exclusively(channel, lock)):
-            if time.monotonic() > deadline:
-                known = True
-                break
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        while not (owned or known):
+            owned = _declare_exclusively(channel, lock)
+            known = not owned and not tries.pause()
     try:
         yield not known
     finally:
@@ -44,9 +38,9 @@ def wait_for_return(channel: Any, queue: str, amount: int, patience: float = 2) 
 
     Not for longer than `patience` seconds, because another consumer may have taken some of them.
     """
-    deadline = time.monotonic() + patience
-    while (declare.message_count(channel, queue) or 0) < amount and time.monotonic() < deadline:
-        time.sleep(0.01)
+    tries = Patience(patience, 0.01, 0.1)
+    while (declare.message_count(channel, queue) or 0) < amount and tries.pause():
+        pass
 
 
 def _declare_exclusively(channel: Any, queue: str) -> bool:

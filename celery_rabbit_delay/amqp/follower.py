@@ -28,6 +28,7 @@ from .confirms import ConfirmedChannel
 from .connecting import abandon, copy_of, ensure_connection, is_lost
 from .create import ensure_stream
 from .limited import NO_ANSWER
+from .patience import Patience
 from .stream_consumer import PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
 
 #: Seconds for which a stream that exists is waited for, because a starting broker restores streams last; at most the
@@ -142,24 +143,24 @@ class Follower(StreamConsumer):
     def _with_retries(self, stream: Stream, attempt: Callable[[], Iterator[Any]], patience: float) -> Iterator[Any]:
         """Yield what an attempt yields; begin another one after an error, for some time since the last that worked."""
         self.options.require_streams()
-        deadline: float | None = None
+        tries = Patience(min(patience, self._most))
         while True:
-            deadline = deadline or time.monotonic() + min(patience, self._most)
+            has_worked = False
             try:
                 for one in attempt():
-                    deadline = None  # it works: whatever fails from here on is another failure
+                    has_worked = True
                     yield one
                 return
             except (AMQPError, OSError, StreamUnavailable, OperationalError) as exc:
                 self.close()
-                is_over = time.monotonic() > (deadline or math.inf)
-                if is_over and not isinstance(exc, StreamReplaced):  # that one is read from its beginning
+                if has_worked or isinstance(exc, StreamReplaced):  # which is read from its beginning
+                    tries.renew()
+                if not tries.pause():
                     if isinstance(exc, OperationalError):  # there is no connection, which says nothing of the stream
                         raise
                     raise StreamUnavailable(
                         f"the stream {stream.name!r} cannot be read ({exc}): {_advice(exc)}"
                     ) from exc
-                time.sleep(0.2)
 
     def _extents(self, wanted: Iterable[Stream]) -> dict[Stream, Extent]:
         connection = self._connect()

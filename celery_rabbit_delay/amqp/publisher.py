@@ -23,13 +23,14 @@ from . import create, declare
 from .confirms import ConfirmedChannel, NotStored, Outgoing, Sent, with_headers
 from .delivery_time import BrokerClock
 from .limited import LimitedConnection
+from .patience import Patience
 from .routes import Routes
 from .stream_writer import StreamWriter, record_of
 
-#: Seconds for which a refused message is published again, and seconds until the first attempt, which double for each
-#: further one. RabbitMQ refuses at once what comes before the leader of a queue is up (rabbit_fifo_client, `enqueue`):
-#: another process may just be creating the queue, or its node may just have started.
-PATIENCE, PAUSE = 3, 0.1
+#: Seconds for which a refused message is published again. RabbitMQ refuses at once what comes before the leader of a
+#: queue is up (rabbit_fifo_client, `enqueue`): another process may just be creating the queue, or its node may have
+#: started just now.
+PATIENCE = 3
 
 #: Binds a queue to the cascade that only the user's connection may bind, because it is exclusive to that.
 BindForUser = Callable[[Cascade, Destination], None]
@@ -90,7 +91,7 @@ class DelayedPublisher:
 
     def _publish(self, plan: Plan) -> tuple[Message, Sent | None]:
         """Send a message, and its record if it can follow at once; return both once the message is stored."""
-        deadline, pause, is_repaired = time.monotonic() + PATIENCE, PAUSE, False
+        tries, is_repaired = Patience(PATIENCE), False
         while True:
             try:
                 self.ensure(plan)
@@ -106,11 +107,9 @@ class DelayedPublisher:
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:
                     self.channel.reset()
-                if time.monotonic() >= deadline:
+                if not tries.pause():
                     self.void(plan)
                     raise
-                time.sleep(pause)
-                pause *= 2
             except (CascadeMissing, NotRouted) as exc:  # a part of the cascade, or an outbox, was deleted meanwhile
                 self.routes.reset()
                 if is_repaired or not self.routes.repair(plan.destination):

@@ -23,6 +23,7 @@ from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.history import who_calls
+from ..amqp.patience import Patience
 from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import write_changes
 from ..core import changes, notes, streams
@@ -70,15 +71,13 @@ def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> No
 
 def _until_there_is_a_leader(write: Callable[[], None]) -> None:
     """Call a function that writes to a stream, which has no leader for some time after the loss of a node."""
-    deadline = time.monotonic() + STREAM_PATIENCE
+    tries = Patience(STREAM_PATIENCE)
     while True:
         try:
-            write()
-            return
+            return write()
         except (StreamUnavailable, NotStored):
-            if time.monotonic() > deadline:
+            if not tries.pause():
                 raise
-            time.sleep(0.3)
 
 
 def as_text(ids: Any) -> Any:
