@@ -93,6 +93,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._paused: dict[str, float] = {}
         #: Until when more questions are expected, by `time.monotonic`.
         self._asked = 0.0
+        #: The id of the last run besides the schedule.
+        self._ran: str | None = None
         #: What was written at run time, as it is in RabbitMQ.
         self._state = State()
         #: The entries whose next runs are known, and these.
@@ -278,8 +280,11 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         """Send a run besides those of its schedule. Raises `NotSent`, `InvalidEntry`."""
         if name not in self._entries:
             raise InvalidEntry(f"there is no entry {name!r}")
+        if id_ == self._ran:  # it comes again, as the beat that was asked has left
+            return
         entry = self._entries[name]
         self._send(type(entry)(**dict(entry, options={**entry.options, "task_id": id_})), id_)
+        self._ran = id_
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send a run, and note it then: what is interrupted in between is sent twice, with the same task id.

@@ -40,6 +40,9 @@ ARGUMENTS = {
 #: Replies go only here, so that nobody can make a holder write to a queue (https://www.rabbitmq.com/docs/direct-reply-to).
 REPLY_TO = "amq.rabbitmq.reply-to"
 
+#: Seconds until who asks looks whether there still is a holder: RabbitMQ notes late that one has left.
+_LOOK = 1.0
+
 
 class NoHolder(Exception):
     """Nobody holds the lock, or waits for it."""
@@ -173,7 +176,8 @@ class Lock:
 def ask(connection: kombu.Connection, queue: str, question: Any = None, patience: float = 5) -> Any:
     """Ask the holder of a lock, wait `patience` seconds, and return its answer; both are JSON, and None is no answer.
 
-    Raises `NoHolder` if there is none, and `NotFound` if there has never been one.
+    Raises `NoHolder` if there is none, also if the one that was there has left: then the next one has the question, but
+    nobody gets its answer. Raises `NotFound` if there has never been one.
     """
     answers: list[Any] = []
     with own_channel(connection) as channel:
@@ -186,5 +190,7 @@ def ask(connection: kombu.Connection, queue: str, question: Any = None, patience
         deadline = time.monotonic() + patience
         while not answers and (left := deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):
-                connection.drain_events(timeout=left)
+                connection.drain_events(timeout=min(left, _LOOK))
+            if not answers and not (passive_declare_queue(channel, queue).consumer_count or answers):
+                raise NoHolder
     return answers[0] if answers else None

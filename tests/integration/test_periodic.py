@@ -147,8 +147,8 @@ def test_one_of_two_who_edit_at_once_wins_and_the_other_learns_it(app: Celery) -
     assert listed(app)["report"].schedule == "every 30 s"
 
 
-def test_of_many_at_the_same_moment_one_wins(app: Celery, serve: Serve) -> None:
-    serve()
+@pytest.mark.usefixtures("served")
+def test_of_many_at_the_same_moment_one_wins(app: Celery) -> None:
     periodic.add(app, "report", "r", 3600)
     seen, results = listed(app)["report"].version, []
 
@@ -337,6 +337,27 @@ def test_an_entry_that_cannot_be_read_here_stops_no_other(app: Celery, serve: Se
         assert (listed(app)["kept"].next, listed(app)["kept"].schedule) == (None, "every 3600 s")
     serve()
     assert listed(app)["kept"].next
+
+
+@pytest.mark.parametrize("does", [periodic.disable, periodic.run_now])
+def test_a_beat_that_ends_before_it_answers_does_not_keep_whoever_asks(
+    app: Celery, vhost: Vhost, does: Callable[[Celery, str], Any]
+) -> None:
+    with app.connection_for_write() as connection:
+        ending = Lock(connection, QUEUE, "ending", 60)
+        ending.write(b"")
+
+        def end() -> None:
+            wait_until(lambda: ending.wait(0) and ending.questions, "it is asked")
+            ending.abandon()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        does(app, "hourly")
+        thread.join()
+    is_run = does is periodic.run_now
+    assert listed(app)["hourly"].is_enabled == is_run
+    assert vhost.count("celery") == is_run, "its question waits for the next one, who must not run it once more"
 
 
 def test_without_an_answer_it_is_said_how_to_find_out(
