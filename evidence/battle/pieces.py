@@ -109,9 +109,10 @@ def summary(pieces: list[Piece]) -> str:
     alone = [piece for piece in mine if piece["nodes"] == 1]
     explained = [piece for piece in mine if "unexplained" in piece]  # whether faults explain it was not always noted
     delayed = 100 * total(mine, "delayed") // confirmed
+    was = "was" if lost == 1 else "were"
     return (
         f"In a campaign of {confirmed:,} tasks, {delayed} % of them delayed, through {faults(mine).total():,} faults, "
-        f"{faults(alone).total():,} of them on single nodes, {lost:,} were lost, {early:,} ran early, and of "
+        f"{faults(alone).total():,} of them on single nodes, {lost:,} {was} lost, {early:,} ran early, and of "
         f"{cancelled:,} cancelled ones {ran:,} ran; of {total(explained, 'confirmed'):,} tasks "
         f"{total(explained, 'unexplained'):,} ran twice without a fault."
     )

@@ -155,7 +155,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "first": lambda: f"{first(read())} {pieces.summary(pieces.read())}",
     "answers": lambda: answers(read()),
     "clusters": lambda: clusters(read()),
-    "campaign": lambda: pieces.summary(pieces.read()),
     "campaign_totals": lambda: pieces.totals(pieces.of_ours(pieces.read())),
 }
 

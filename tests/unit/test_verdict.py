@@ -158,7 +158,7 @@ def test_pieces_of_a_campaign_add_up() -> None:
     }
     native = {**PIECE, "contender": "native delayed delivery"}
     assert pieces.summary([PIECE, native, other]) == (
-        "In a campaign of 1,500 tasks, 90 % of them delayed, through 6 faults, 3 of them on single nodes, 1 were lost, "
+        "In a campaign of 1,500 tasks, 90 % of them delayed, through 6 faults, 3 of them on single nodes, 1 was lost, "
         "0 ran early, and of 40 cancelled ones 0 ran; of 1,500 tasks 0 ran "
         "twice without a fault."
     )
