@@ -91,7 +91,8 @@ class DelayedPublisher:
 
     def _publish(self, plan: Plan) -> tuple[Message, Sent | None]:
         """Send a message, and its record if it can follow at once; return both once the message is stored."""
-        tries, is_repaired = Patience(PATIENCE), False
+        tries: Patience | None = None
+        is_repaired = False
         while True:
             try:
                 self.ensure(plan)
@@ -107,6 +108,7 @@ class DelayedPublisher:
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:
                     self.channel.reset()
+                tries = tries or Patience(PATIENCE)
                 if not tries.pause():
                     self.void(plan)
                     raise

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, NamedTuple
 
 import kombu
@@ -21,19 +22,24 @@ from ..core import changes, notes, streams
 from ..core import headers as headers_
 from ..core.changes import Changes, Pause
 from ..core.due import eta_in_utc
-from ..core.errors import InvalidDelay
+from ..core.errors import InvalidDelay, StreamUnavailable
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
 from ..core.sent import Sent
 from ..core.streams import Unreadable
 from .clocks import sent_now, utc_ms
+from .confirms import NotStored
 from .destinations import QueueNames
 from .follower import Follower
+from .patience import Patience
 
 logger = logging.getLogger(__name__)
 
 #: The exchange of Celery's remote control: its setting `control_exchange`, and what kombu.pidbox adds.
 CONTROL = "celery.pidbox"
+
+#: Seconds for which a write to a stream without a leader is tried again.
+LEADERLESS = 15
 
 #: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
@@ -366,7 +372,23 @@ def read_changes(connection: kombu.Connection) -> Iterator[bytes]:
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes], seconds: float | None = None) -> None:
     """Add to the stream of changes. Raises as `cancel`.
 
-    With a limit in seconds it does not wait for the end of an alarm: `TimeoutError`. RabbitMQ has the messages then, in
-    the buffers of its socket, and takes them when the alarm ends.
+    With a limit in seconds it waits neither for a leader nor for the end of an alarm: `TimeoutError`. RabbitMQ has the
+    messages then, in the buffers of its socket, and takes them when the alarm ends.
     """
-    connection.connection.sender.write(streams.changes(connection.transport.delay_options.cascade), messages, seconds)
+    stream, bodies = streams.changes(connection.transport.delay_options.cascade), list(messages)
+    write = partial(connection.connection.sender.write, stream, bodies, seconds)
+    if seconds is None:
+        until_there_is_a_leader(write)
+    else:
+        write()
+
+
+def until_there_is_a_leader(write: Callable[[], None]) -> None:
+    """Call a function that writes to a stream, which has no leader just after its creation, or the loss of a node."""
+    tries = Patience(LEADERLESS)
+    while True:
+        try:
+            return write()
+        except (StreamUnavailable, NotStored):
+            if not tries.pause():
+                raise

@@ -23,12 +23,11 @@ from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.history import who_calls
-from ..amqp.patience import Patience
 from ..amqp.receiving import Following, known_to
-from ..amqp.schedule import write_changes
+from ..amqp.schedule import until_there_is_a_leader, write_changes
 from ..core import changes, notes, streams
 from ..core.changes import KEPT, Changes
-from ..core.errors import DelayError, StreamUnavailable
+from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
 from ..core.sent import Sent
 from ..core.topology import Stream
@@ -41,9 +40,8 @@ PATIENCE = 30
 #: Seconds between two looks at the changes while no task comes: one that a worker holds already may be cancelled.
 POLL = 1.0
 
-#: Seconds for which a write to the stream is retried while the stream has no leader; for which `revoke` waits for its
-#: answer.
-STREAM_PATIENCE, STORING = 15, 5
+#: Seconds for which `revoke` waits for the answer to a write.
+STORING = 5
 
 
 def publish_retry(app: Celery) -> dict[str, Any]:
@@ -55,29 +53,15 @@ def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> No
     """Call `work` with a connection of an app's pool; retry after a lost connection as `task_publish_retry` says."""
     retry = publish_retry(app)
 
-    def once() -> None:
-        with app.producer_or_acquire() as producer:
-            client = producer.connection
-            ensure_connection(client, retry=retry)
+    with app.producer_or_acquire() as producer:
+        client = producer.connection
+        ensure_connection(client, retry=retry)
 
-            def attempt() -> None:
-                client.default_channel  # noqa: B018  connects: a pool may contain closed connections
-                work(client)
+        def attempt() -> None:
+            client.default_channel  # noqa: B018  connects: a pool may contain closed connections
+            work(client)
 
-            client.ensure(producer, attempt, **retry)()
-
-    _until_there_is_a_leader(once)
-
-
-def _until_there_is_a_leader(write: Callable[[], None]) -> None:
-    """Call a function that writes to a stream, which has no leader for some time after the loss of a node."""
-    tries = Patience(STREAM_PATIENCE)
-    while True:
-        try:
-            return write()
-        except (StreamUnavailable, NotStored):
-            if not tries.pause():
-                raise
+        client.ensure(producer, attempt, **retry)()
 
 
 def as_text(ids: Any) -> Any:
@@ -139,7 +123,7 @@ class DelayedControl:
                     if producer.connection.transport.driver_type == DRIVER_TYPE:
                         producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections
                         # An alarm may go on: its end is not waited for.
-                        _until_there_is_a_leader(partial(write_changes, producer.connection, messages, STORING))
+                        until_there_is_a_leader(partial(write_changes, producer.connection, messages, STORING))
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:

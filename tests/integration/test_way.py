@@ -33,6 +33,10 @@ class Way:
         self.functions: dict[CodeType, None] = {}
         self.lines: set[tuple[str, int]] = set()
 
+    @property
+    def is_new(self) -> bool:
+        return not {"wanted", "_find_way"}.isdisjoint(code.co_name for code in self.functions)
+
     def note(self, frame: FrameType, event: str, argument: Any) -> Any:
         file = frame.f_code.co_filename
         if not file.startswith(PACKAGE):
@@ -63,10 +67,10 @@ def test_a_warm_task_that_is_recorded_passes_few_functions_between_kombu_and_the
             sys.settrace(before)
 
     monkeypatch.setattr(Channel, "basic_publish", traced)
-    for _ in range(5):
+    # Of a task that took longer to get there, as on a busy machine, fewer ticks are left, and its way is not known yet.
+    while len(ways) < 5 or (len(ways) < 50 and ways[-1].is_new):
         app.send_task("t", countdown=3600)
-    assert len(list(celery_rabbit_delay.scheduled(app))) == 8, "the record is a part of the way"
-    # Of a task that took longer to get there, fewer ticks are left, and its way is not known yet.
+    assert len(list(celery_rabbit_delay.scheduled(app))) == 3 + len(ways), "the record is a part of the way"
     way = min(ways, key=lambda one: len(one.lines))
     passed = [f"{code.co_filename.removeprefix(PACKAGE)} {code.co_name}" for code in way.functions]
     with vhost.connection() as connection:

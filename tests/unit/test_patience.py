@@ -1,12 +1,16 @@
-"""What is tried again is tried for as long as it says, with pauses that double."""
+"""What is tried again is tried for as long as it says, with pauses that double; changes are among it."""
 
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.amqp.patience import Patience
+from celery_rabbit_delay.amqp.schedule import LEADERLESS, write_changes
 
 
 @pytest.fixture
@@ -38,3 +42,34 @@ def test_what_has_worked_meanwhile_has_all_its_seconds_again(pauses: list[float]
 def test_without_seconds_nothing_is_tried_again(pauses: list[float]) -> None:
     assert not Patience(0).pause()
     assert not pauses
+
+
+class Leaderless:
+    """A connection to a broker where the stream of changes has a leader only after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.connection, self.sender = self, self
+        self.transport = SimpleNamespace(delay_options=Options())
+        self.since, self.written = seconds, list[bytes]()
+
+    def write(self, stream: Any, bodies: list[bytes], limit: float | None) -> None:
+        if time.monotonic() < self.since:
+            raise StreamUnavailable("it has no leader")
+        self.written += bodies
+
+
+@pytest.mark.parametrize("seconds", [0, 1, LEADERLESS - 1])
+def test_a_change_waits_until_its_stream_has_a_leader(pauses: list[float], seconds: float) -> None:
+    connection: Any = Leaderless(seconds)
+    write_changes(connection, iter([b"one", b"two"]))
+    assert connection.written == [b"one", b"two"]
+
+
+def test_a_change_does_not_wait_for_ever_nor_with_a_limit_of_its_own(pauses: list[float]) -> None:
+    connection: Any = Leaderless(LEADERLESS + 2)
+    with pytest.raises(StreamUnavailable):
+        write_changes(connection, [b"one"], 5)
+    assert not pauses
+    with pytest.raises(StreamUnavailable):
+        write_changes(connection, [b"one"])
+    assert LEADERLESS <= sum(pauses) <= LEADERLESS + 1
