@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 #: RabbitMQ restarts the replicas of streams, and refuses to send them meanwhile.
 SOON, AGAIN, MUCH_LATER = 0.5, 10, 300
 
-#: While a stream cannot be read, trying takes at most one part in so many of the time.
+#: While a stream cannot be read, trying takes half of the time at first, for cancelled tasks may come meanwhile, and
+#: later at most one part in so many.
 SHARE = 5
 
 #: Seconds after which a message that comes renews the subscription to a stream.
@@ -300,7 +301,7 @@ class Following:
         """Return the seconds until the next attempt: more, the longer the last one took and the stream has failed."""
         now = time.monotonic()
         failing: float = now - self.failing.setdefault(stream.name, began)
-        return min(AGAIN, max(SOON, (SHARE - 1) * (now - began), failing / SHARE))
+        return min(AGAIN, max(SOON, now - began, failing / SHARE))
 
 
 def learn(client: kombu.Connection) -> None:

@@ -98,13 +98,15 @@ def first(results: Results) -> str:
 
 def answers(results: Results) -> str:
     """Return what a reader wants to know first."""
-    twice, unexplained = (total(results, OURS, name) for name in ("duplicated", "unexplained"))
+    names = ("duplicated", "unexplained", "revoked", "cancelled")
+    twice, unexplained, revoked, cancelled = (total(results, OURS, name) for name in names)
     share = 100 * twice / total(results, OURS, "confirmed")
     return "\n".join(
         [
             f"- **Lost or early?** {first(results)}",
             f"- **Run twice?** {twice:,} ({share:.1f} %), each because a fault struck while it was on its way; "
             f"{unexplained:,} without a fault.",
+            f"- **Cancelled, and run?** {revoked:,} of {cancelled:,}.",
             f"- **Native delayed delivery**: {lost(results, NATIVE)}.",
             f"- **Plain `eta`**: {lost(results, PLAIN)}, mostly because two scenarios delete the queue in which all of "
             "them wait, and because the worker's clock decides when they run.",
