@@ -143,12 +143,12 @@ def _ask(app: Celery, question: Any, change: tuple[str, str, str] | None = None)
     """Ask the active beat, or do what it would do if there is none; note who has made which change of which entry."""
     answer, tries = None, Patience(PATIENCE)
     with connected(app.connection_for_write()) as connection:
-        while answer is None:
+        while True:
             try:
                 answer = ask(connection, queue_of(app), question, PATIENCE)
             except (NoHolder, NotFound):
                 answer = _visit(app, question)
-            if answer is None and not tries.pause():
+            if answer is not None or not tries.pause():
                 break
         is_done = answer is not None and not {"conflict", "error"} & answer.keys()
         if change and is_done and connection.transport.driver_type == DRIVER_TYPE:

@@ -191,6 +191,7 @@ def ask(connection: kombu.Connection, queue: str, question: Any = None, patience
         while not answers and (left := deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 connection.drain_events(timeout=min(left, _LOOK))
-            if not answers and not (passive_declare_queue(channel, queue).consumer_count or answers):
+            # The answer may come with that to the declaration.
+            if not (answers or passive_declare_queue(channel, queue).consumer_count or answers):
                 raise NoHolder
     return answers[0] if answers else None

@@ -52,7 +52,6 @@ def publish_retry(app: Celery) -> dict[str, Any]:
 def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
     """Call `work` with a connection of an app's pool; retry after a lost connection as `task_publish_retry` says."""
     retry = publish_retry(app)
-
     with app.producer_or_acquire() as producer:
         client = producer.connection
         ensure_connection(client, retry=retry)

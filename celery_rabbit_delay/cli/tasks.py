@@ -15,7 +15,7 @@ from .. import operate
 from ..core.due import due_at
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.headers import milliseconds, moment
-from ..core.search import Word, has_all, parse
+from ..core.search import Word, matching, parse
 from ..core.streams import Unreadable
 from ..core.text import counted, escape, span
 from ..operate import Scheduled
@@ -419,8 +419,7 @@ def _found(
     with progress("reading") as shown:
         most = None if search else limit
         found = operate.scheduled(connection, task, only_queue, until, most, names, shown, report, elsewhere=elsewhere)
-    matches = (one for one in found if not search or has_all(search, _places(one)))
-    yield from itertools.islice(matches, limit)
+    yield from itertools.islice(matching(search or (), found, _places), limit)
     if not is_all:
         click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)
 

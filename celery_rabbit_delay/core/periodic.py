@@ -64,9 +64,8 @@ class State(NamedTuple):
     version: int = 0  # the number of edits
     last: str = ""  # the id of the last edit
     entries: Mapping[str, Written] = {}  # what was written
-    runs: Mapping[
-        str, Run
-    ] = {}  # also of entries in the code; what a part has a run of, but no entry, is not written any more
+    #: Also of entries in the code. What a part has a run of, but no entry, is not written any more.
+    runs: Mapping[str, Run] = {}
     is_part: bool = False
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 #: The fields of a message, and of a periodic entry; an id is found by its beginning, the others by any part.
 FIELDS = ("id", "task", "queue", "args")
@@ -27,9 +29,12 @@ class Word(NamedTuple):
         )
 
 
-def has_all(words: Iterable[Word], values: Mapping[str, str]) -> bool:
-    """Return whether something has all of some words."""
-    return all(word.is_in(values) for word in words)
+def matching(words: Collection[Word], things: Iterable[T], values_of: Callable[[T], Mapping[str, str]]) -> Iterator[T]:
+    """Yield those of some things that have all of some words; `values_of` returns the texts of one by their fields."""
+    for one in things:
+        values = values_of(one) if words else {}
+        if all(word.is_in(values) for word in words):
+            yield one
 
 
 def parse(text: str, fields: tuple[str, ...] = FIELDS) -> list[Word]:

@@ -15,7 +15,7 @@ from ..core import headers as headers_
 from ..core import streams
 from ..core.headers import Delivery
 from ..core.routing_key import MAX_LENGTH
-from ..core.search import ENTRY_FIELDS, has_all, parse
+from ..core.search import ENTRY_FIELDS, matching, parse
 from ..core.unwrap import unwrap
 from ..operate import Record
 from . import forms, plot, search
@@ -110,7 +110,7 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
             status=overview.status(),
             beat=beat,
             asked=asked,
-            entries=[one for one in known if not words or has_all(words, forms.searched(one))],
+            entries=list(matching(words, known, forms.searched)),
             most=_ENTRIES,
             verified=operations.verified,
             notes=operations.indexer.notes,
