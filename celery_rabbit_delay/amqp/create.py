@@ -64,9 +64,8 @@ def _declare(channels: Sequence[Any], cascade: Cascade) -> None:
     _declare_all(channels[:1], exchanges, declare.declare_exchange)
     _declare_all(channels, list(cascade.queues()), declare.declare_queue)
     _declare_all(channels, list(cascade.bindings()), declare.bind)
-    if not declare.exchange_exists(channels[0], marker.name):
-        time.sleep(declare.SAVED_AFTER)
-        declare.declare_exchange(channels[0], marker)  # it shows that all others are there, and are on the disk
+    time.sleep(declare.SAVED_AFTER)  # also if the marker exists: another process may just be repairing the same part
+    declare.declare_exchange(channels[0], marker)  # it shows that all others are there, and are on the disk
 
 
 def _declare_all(channels: Sequence[Any], parts: Sequence[Any], ask_for: Callable[..., None]) -> None:

@@ -36,7 +36,13 @@ _UNKNOWN_AFTER = 0.25
 #: Seconds until RabbitMQ has written the name of a new quorum queue to its disk. If it is killed before, it loses what
 #: the queue holds, although it has confirmed it. It looks every half second, and writes once no name was added since
 #: the last look, as a rule after a second (rabbitmq/ra, ra_directory.erl: `names.dets`; Erlang, dets: `auto_save`).
+#: By then it has also started the queue completely: see `STARTS_WITH_TTL`.
 SAVED_AFTER = 1.5
+
+#: The first release that starts a quorum queue with its TTL. Earlier ones tell other connections that it exists some
+#: milliseconds before (rabbit_quorum_queue, `start_cluster`: `update_machine_state`). What these send to it in between
+#: never expires, and holds up all that follows.
+STARTS_WITH_TTL = (4, 1)
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 

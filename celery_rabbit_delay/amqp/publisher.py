@@ -143,19 +143,21 @@ class DelayedPublisher:
     def ensure(self, plan: Plan) -> None:
         """Lead to the destination of a message, through the outbox with a delay that suits it. Once per connection.
 
-        With `declare="passive"`, look for that outbox, and do without it if it is missing.
+        With `declare="passive"`, look for that outbox, and do without it if it is missing. Wait up to
+        `declare.SAVED_AFTER` if the message could arrive in an outbox that is just being created.
         """
         destination = plan.destination
         if self.clock and self.clock.is_old:
             self.choose_way()
         lacking = self.routes.lacking(destination, self._wanted(self.cascade, *self._ticks(plan)))
-        if not lacking and destination in self.routes.known and self.routes.has_cascade:
-            return
-        try:
-            self.routes.ensure(destination, *lacking)
-        except InvalidDestination:  # an exclusive queue
-            self._bind_for_user(self.cascade, destination)
-            self.routes.note(destination)
+        if lacking or destination not in self.routes.known or not self.routes.has_cascade:
+            try:
+                self.routes.ensure(destination, *lacking)
+            except InvalidDestination:  # an exclusive queue
+                self._bind_for_user(self.cascade, destination)
+                self.routes.note(destination)
+        if self.routes.fresh:
+            self.routes.settle(destination, plan.due / 10**9)
 
     def _ticks(self, plan: Plan) -> tuple[int, int]:
         """Return the ticks of the remaining delay, for declaring, or a batch, may have taken time; and of the delay."""

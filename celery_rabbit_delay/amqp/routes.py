@@ -63,6 +63,8 @@ class Routes:
         #: By the destinations that the cascade leads to: the moment (`time.monotonic`) from which on each outbox with a
         #: delay, by its ticks, may be used; infinite for those that do not exist.
         self.known: dict[Destination, dict[int, float]] = {}
+        #: By some of these: the moment before which nothing may arrive in their outbox without a delay.
+        self.fresh: dict[Destination, float] = {}
 
     def usable(self, destination: Destination) -> tuple[int, ...]:
         """Return the outboxes with a delay that a message for a destination may take now, by their ticks."""
@@ -98,9 +100,24 @@ class Routes:
             lead = self._create if self._options.declare == "auto" else self._check
             found = lead(destination, outboxes)
         self.has_cascade = True
+        if destination not in self.known and not destination.short_lived:
+            self._note_fresh(destination)
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
         self.known.setdefault(destination, {}).update({**dict.fromkeys(outboxes, math.inf), **found})
+
+    def _note_fresh(self, destination: Destination) -> None:
+        """Take note of the outbox without a delay, if levels alone do not keep messages from it for long enough."""
+        if self._cascade.by_time or self._channel.server_version < declare.STARTS_WITH_TTL:
+            self.fresh[destination] = self._safe_from(destination, 0)
+
+    def settle(self, destination: Destination, due: float) -> None:
+        """Wait until a message may be sent that is due at a moment (`time.monotonic`), and in levels until then."""
+        if since := self.fresh.get(destination):
+            arrival = 0 if self._cascade.by_time else due
+            time.sleep(max(0, since - max(arrival, time.monotonic())))
+            if since <= time.monotonic():
+                self.fresh.pop(destination, None)
 
     def _check(self, destination: Destination, outboxes: Sequence[int]) -> dict[int, float]:
         """Check that there is a route to a destination; return the outboxes that exist, as in `known`."""
@@ -136,8 +153,6 @@ class Routes:
                 raise
             self._refuse(destination, wanted, exc)
             raise RecoverableConnectionError(str(exc)) from exc  # Kombu connects and publishes again
-        if own and self._cascade.by_time and not destination.short_lived:  # no level holds the first message meanwhile
-            time.sleep(max(0, self._safe_from(destination, 0) - time.monotonic()))
         return {ticks: self._safe_from(destination, ticks) for ticks in wanted}
 
     def _create_some(self, destination: Destination, outboxes: Sequence[int], refusal: Exception) -> list[int]:
@@ -189,7 +204,7 @@ class Routes:
         return process.safe_from.setdefault(self._key(destination, ticks), time.monotonic() + declare.SAVED_AFTER)
 
     def _forget_outboxes(self, destination: Destination) -> None:
-        for ticks in self._options.outbox_ticks:
+        for ticks in (0, *self._options.outbox_ticks):
             process.safe_from.pop(self._key(destination, ticks), None)
 
     def lead_back(self, destination: Destination) -> None:
@@ -241,6 +256,7 @@ class Routes:
         """Forget everything."""
         self.has_cascade = False
         self.known.clear()
+        self.fresh.clear()
 
     @contextmanager
     def _reset_on_error(self) -> Iterator[None]:

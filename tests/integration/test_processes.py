@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.kit.broker import DECLARED_TWICE, Vhost
+from tests.kit.broker import DECLARED_TWICE, Vhost, publish, take, waiting_for_disks
 
 from .conftest import MakeApp
 
@@ -86,10 +86,36 @@ def test_forked_children_publish_beside_their_parent(vhost: Vhost, make_app: Mak
     def work(process: int) -> None:
         for n in range(10):
             app.send_task("t", (100 * process + n,), countdown=0.3 if n % 2 else 1)
-            time.sleep(0.01)  # all at the same time
+            time.sleep(0.2)  # some before the outbox is in use, and some afterwards; all at the same time
 
-    in_children(3, work)
+    with waiting_for_disks():
+        in_children(3, work)
     expected = [100 * process + n for process in range(4) for n in range(10)]
     assert payloads(vhost, 40 + before) == [-1] * before + expected
     assert set(connections) <= set(vhost.connections())
     assert f"{vhost.cascade.root}.out.1s.+celery" in vhost.names("queues")
+
+
+@pytest.mark.levels
+@pytest.mark.own_vhost
+def test_an_outbox_that_several_processes_create_at_once_holds_up_nothing(vhost: Vhost) -> None:
+    """Before 4.1, RabbitMQ tells the others that it exists before it has its TTL."""
+    names = [f"q{n}" for n in range(5)]
+    vhost.declare("first", *names)
+    tick = 0.001
+
+    def work(process: int) -> None:
+        with vhost.connection(tick=tick) as connection:
+            publish(connection, tick, "first")
+            for n, name in enumerate(names):
+                while time.time() < start + 2 * n:
+                    time.sleep(tick)
+                publish(connection, tick, name)
+
+    with waiting_for_disks():
+        with vhost.connection(tick=tick) as connection:
+            publish(connection, tick, "first")  # creates the cascade
+        start = time.time() + 1
+        in_children(3, work)
+    with vhost.plain() as connection:
+        assert len(take(connection, ["first", *names], 5 + 4 * len(names), DECLARED_TWICE)) == 5 + 4 * len(names)

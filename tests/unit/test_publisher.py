@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from amqp import Message
 from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError, ResourceError
+from freezegun import freeze_time
 
 from celery_rabbit_delay import (
     CascadeConflict,
@@ -62,8 +63,10 @@ class Parts:
         self.client: Any = Client()  # or what is known of it would be collected
         self.connection: Any = SimpleNamespace(client=self.client, host="localhost", virtual_host="/")
         declaring = SimpleNamespace(connection=self.connection)
-        channel = SimpleNamespace(get_channel=lambda: declaring, send=self.take, wait=self.wait)
-        monkeypatch.setattr(publisher, "ConfirmedChannel", lambda connection: channel)
+        self.channel = SimpleNamespace(
+            get_channel=lambda: declaring, send=self.take, wait=self.wait, server_version=(4, 1, 0)
+        )
+        monkeypatch.setattr(publisher, "ConfirmedChannel", lambda connection: self.channel)
         self.again()
         for name in ("bind_destination", "require_cascade", "require_route", "outbox_exists"):
             monkeypatch.setattr(declare, name, getattr(self, name))
@@ -179,6 +182,42 @@ def test_an_outbox_is_used_only_when_the_broker_has_certainly_written_it_down(
     process.safe_from.update(dict.fromkeys(process.safe_from, time.monotonic()))
     assert parts.again().send(60) == "@.60s.+q", "what one connection has seen, the next one uses"
     assert parts.send(300) == "@.^11.^8.^6.^5"
+
+
+@pytest.mark.parametrize("options", [Options(), Options(declare="passive")], ids=["auto", "passive"])
+@pytest.mark.parametrize(
+    ("version", "delays", "waits"),
+    [
+        ((4, 0, 9), [0.5], [1.0]),
+        ((4, 0, 9), [1.5, 60], []),
+        ((3, 10, 8), [10, 0.5, 1.4, 0.5], [1.0]),
+        ((4, 1, 0), [0.5], []),
+    ],
+)
+def test_nothing_arrives_in_an_outbox_that_another_process_may_just_be_creating(
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    version: tuple[int, ...],
+    delays: list[float],
+    waits: list[float],
+) -> None:
+    """Before 4.1, RabbitMQ starts it without its TTL; levels hold a message until it is due."""
+    monkeypatch.setattr(declare, "SAVED_AFTER", 1.5)
+    waited: list[float] = []
+    with freeze_time() as clock:
+
+        def sleep(seconds: float) -> None:
+            waited.append(round(seconds, 6))
+            clock.tick(seconds)
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        parts = Parts(monkeypatch, options)
+        parts.channel.server_version = version
+        for delay in delays:
+            parts.send(delay)
+        clock.tick(1.5)
+        parts.again().send(0.1)
+    assert [seconds for seconds in waited if seconds] == waits
 
 
 @pytest.mark.parametrize(
