@@ -26,7 +26,7 @@ settings.register_profile(
 )
 settings.load_profile("without a clock")
 
-declare.SAVED_AFTER = 0.0  # see tests.kit.broker.own_node
+declare.SAVED_AFTER = 0.0  # see tests.kit.broker.waiting_for_queues
 
 
 #: Plug-ins with more types of exchanges, which every distribution of RabbitMQ has.

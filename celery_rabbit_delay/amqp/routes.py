@@ -112,10 +112,14 @@ class Routes:
             self.fresh[destination] = self._safe_from(destination, 0)
 
     def settle(self, destination: Destination, due: float) -> None:
-        """Wait until a message may be sent that is due at a moment (`time.monotonic`), and in levels until then."""
+        """Wait until a message may be sent that is due at a moment (`time.monotonic`), and in levels until then.
+
+        Raises `TimeoutError` if that is beyond the limit of this turn: nothing was sent.
+        """
         if since := self.fresh.get(destination):
             arrival = 0 if self._cascade.by_time else due
             time.sleep(max(0, since - max(arrival, time.monotonic())))
+            self._channel.get_channel().connection.seconds_left()
             if since <= time.monotonic():
                 self.fresh.pop(destination, None)
 

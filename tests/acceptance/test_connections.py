@@ -10,7 +10,7 @@ import celery
 import pytest
 
 from tests.kit.abilities import Ability
-from tests.kit.broker import Broker, waiting_for_disks
+from tests.kit.broker import Broker, waiting_for_queues
 from tests.kit.node import Node, dead_letters_again, free_port
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
@@ -57,7 +57,7 @@ def ran(shop: Shop) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("wiped", [False, True], ids=["restarted", "wiped"])
 def test_a_broker_is_killed_under_a_worker_and_a_publisher(make_shop: MakeShop, wiped: bool) -> None:
     """What was confirmed survives; a broker that comes back empty gets its cascade and its bindings again."""
-    with waiting_for_disks(), Node(advanced=dead_letters_again(5)) as node:
+    with waiting_for_queues(), Node(advanced=dead_letters_again(5)) as node:
         shop = make_shop(broker_url=node.url(), **PATIENT)
         worker = shop.worker()
         shop.send("note", "before", countdown=0.3)

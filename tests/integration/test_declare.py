@@ -18,7 +18,7 @@ from celery_rabbit_delay.amqp.confirms import NotStored, Sent
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate.verify import probe
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost, own_node, publish, take
+from tests.kit.broker import QUICK, Vhost, own_node, publish, take, waiting_for_queues
 from tests.kit.frames import frames
 from tests.kit.wait import wait_until
 
@@ -83,7 +83,7 @@ def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
         start.wait()
         vhost.publish_one()
 
-    with ThreadPoolExecutor(12) as threads:
+    with waiting_for_queues(), ThreadPoolExecutor(12) as threads:
         list(threads.map(run, range(12)))
     assert len(vhost.take("q", 12)) == 12
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.kit.broker import DECLARED_TWICE, Vhost, publish, take, waiting_for_disks
+from tests.kit.broker import DECLARED_TWICE, Vhost, publish, take, waiting_for_queues
 
 from .conftest import MakeApp
 
@@ -54,7 +54,8 @@ def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp) -> 
         for n in range(8):
             app.send_task("t", (100 * thread + n,), countdown=0.3)
 
-    in_threads(8, work)
+    with waiting_for_queues():
+        in_threads(8, work)
     assert payloads(vhost, 64) == [100 * thread + n for thread in range(8) for n in range(8)]
 
 
@@ -88,7 +89,7 @@ def test_forked_children_publish_beside_their_parent(vhost: Vhost, make_app: Mak
             app.send_task("t", (100 * process + n,), countdown=0.3 if n % 2 else 1)
             time.sleep(0.2)  # some before the outbox is in use, and some afterwards; all at the same time
 
-    with waiting_for_disks():
+    with waiting_for_queues():
         in_children(3, work)
     expected = [100 * process + n for process in range(4) for n in range(10)]
     assert payloads(vhost, 40 + before) == [-1] * before + expected
@@ -112,7 +113,7 @@ def test_an_outbox_that_several_processes_create_at_once_holds_up_nothing(vhost:
                     time.sleep(tick)
                 publish(connection, tick, name)
 
-    with waiting_for_disks():
+    with waiting_for_queues():
         with vhost.connection(tick=tick) as connection:
             publish(connection, tick, "first")  # creates the cascade
         start = time.time() + 1

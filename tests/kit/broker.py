@@ -76,13 +76,17 @@ class Broker:
             self.api("DELETE", f"/vhosts/{vhost.name}")
 
 
-#: What the package waits for a broker's disk. Most tests do not: see tests/conftest.py.
+#: What the package waits for a new queue. Most tests do not: see tests/conftest.py.
 SAVED_AFTER = declare.SAVED_AFTER
 
 
 @contextmanager
-def waiting_for_disks() -> Iterator[None]:
-    """Let publishers of this process wait for the broker's disk as the package does, for a node that is killed."""
+def waiting_for_queues() -> Iterator[None]:
+    """Let publishers of this process wait for new queues as the package does.
+
+    For a node that is killed before its disk has them, or publishers that create one at once: before 4.1, it may be
+    used before it has its TTL.
+    """
     waited, declare.SAVED_AFTER = declare.SAVED_AFTER, SAVED_AFTER
     try:
         yield
@@ -93,7 +97,7 @@ def waiting_for_disks() -> Iterator[None]:
 @contextmanager
 def own_node(**options: Any) -> Iterator[Vhost]:
     """Yield a vhost on a node of its own, for a test that others would notice; `options` are those of `Node`."""
-    with waiting_for_disks(), Node(plugins=("rabbitmq_management",), **options) as node:
+    with waiting_for_queues(), Node(plugins=("rabbitmq_management",), **options) as node:
         yield Broker(node).add_vhost()
 
 

@@ -61,7 +61,9 @@ class Parts:
         self.options = options
         self.cascade = options.high_cascade if high else options.cascade
         self.client: Any = Client()  # or what is known of it would be collected
-        self.connection: Any = SimpleNamespace(client=self.client, host="localhost", virtual_host="/")
+        self.connection: Any = SimpleNamespace(
+            client=self.client, host="localhost", virtual_host="/", seconds_left=lambda: None
+        )
         declaring = SimpleNamespace(connection=self.connection)
         self.channel = SimpleNamespace(
             get_channel=lambda: declaring, send=self.take, wait=self.wait, server_version=(4, 1, 0)
@@ -218,6 +220,20 @@ def test_nothing_arrives_in_an_outbox_that_another_process_may_just_be_creating(
         clock.tick(1.5)
         parts.again().send(0.1)
     assert [seconds for seconds in waited if seconds] == waits
+
+
+def test_a_limit_that_ends_while_a_new_outbox_is_waited_for_ends_the_try_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seconds_left() -> None:
+        raise TimeoutError("no answer")
+
+    parts = Parts(monkeypatch, Options())
+    parts.channel.server_version = (4, 0, 9)
+    parts.connection.seconds_left = seconds_left
+    with pytest.raises(TimeoutError, match="no answer"):
+        parts.send(0.5)
+    assert not hasattr(parts, "last")
 
 
 @pytest.mark.parametrize(
