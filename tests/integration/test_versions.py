@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 #: The columns of the table on the page on deployment, as tox's factors and tools/get-rabbitmq write them.
@@ -52,3 +54,12 @@ def version(name: str) -> list[int]:
 def test_the_main_job_of_the_matrix_is_there() -> None:
     [named] = re.findall(r"^\[main-job\]\ntests =\n((?: +\S+\n)+)", (ROOT / "tox.ini").read_text(), re.MULTILINE)
     assert [path for path in named.split() if not (ROOT / path).exists()] == []
+
+
+def test_tox_has_all_that_tests_read_but_the_package_which_is_installed() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("tox has the tests, and not the checkout")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    copied = re.findall(r"\{tox_root\}/(\S+)", (ROOT / "tox.ini").read_text())
+    left = {name.split("/")[0] for name in tracked} - set(copied)
+    assert left == {"celery_rabbit_delay", ".gitignore", ".pre-commit-config.yaml", ".readthedocs.yaml"}
