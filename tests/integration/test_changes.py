@@ -90,7 +90,7 @@ def test_a_consumer_on_a_node_that_was_cut_off_learns_of_later_changes() -> None
         nodes[1].suspend(True)
         wait_until(lambda: not is_whole(nodes[0]), "the others have noticed")
         nodes[1].suspend(False)
-        wait_until(lambda: all(map(is_whole, nodes)), "the cluster is whole", 180)
+        wait_until(lambda: all(map(is_whole, nodes)), "the cluster is whole")
         for number, consumer in enumerate(consumers):
             with Vhost(Broker(nodes[number]), "/").connection(journal=0, confirm_timeout=60) as publisher:
                 publish(publisher, 3, f"q{number}", correlation_id="victim")

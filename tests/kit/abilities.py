@@ -19,7 +19,8 @@ class Ability(Enum):
     TIMES_OUT_BY_POLICY = (3, 12), None  # consumer-timeout
     DENIES_TRANSIENT_QUEUES = (3, 13), None  # has a switch to deny those that connections share
     LIMITS_MESSAGES_TO_16_MB = (4, 0), None
-    HEALS_PARTITIONS = (4, 0), None  # earlier, nodes may stay apart until they are restarted
+    #: With Mnesia, as 3.10 and 4.0 were seen to, nodes may stay apart until they are restarted.
+    HEALS_PARTITIONS = (4, 2), None
     KOMBU_LIMITS_CONSUMERS = (4, 0), None  # from Kombu 5.7 on, also those of classic queues
     #: Quorum queues have priorities, and look for expired messages only at the head, where the high ones are.
     HOLDS_UP_LOW_PRIORITIES = (4, 0), (4, 3)
