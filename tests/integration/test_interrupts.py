@@ -89,10 +89,11 @@ def no_hang(what: str) -> Iterator[list[str]]:
         is_ours = any(one.filename.endswith("/celery_rabbit_delay/amqp/sender.py") for one in stack)
         is_lock = stack[-1].filename.endswith(LOCKS_OF_OTHERS)
         (locked if is_lock and not is_ours else hung).append("".join(stack.format()))
+        signal.setitimer(signal.ITIMER_REAL, 1)  # again and again: a cleanup may take the same lock
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, on_alarm)
-    signal.setitimer(signal.ITIMER_REAL, HANGS, 1)  # again and again: a cleanup may take the same lock
+    signal.setitimer(signal.ITIMER_REAL, HANGS)
     try:
         yield locked
     finally:
