@@ -156,7 +156,7 @@ class DelayedPublisher:
             except InvalidDestination:  # an exclusive queue
                 self._bind_for_user(self.cascade, destination)
                 self.routes.note(destination)
-        if self.routes.fresh:
+        if 0 in self.routes.known.get(destination, ()):
             self.routes.settle(destination, plan.due / 10**9)
 
     def _ticks(self, plan: Plan) -> tuple[int, int]:

@@ -61,16 +61,15 @@ class Routes:
         #: Whether the cascade exists, as far as this connection knows.
         self.has_cascade = False
         #: By the destinations that the cascade leads to: the moment (`time.monotonic`) from which on each outbox with a
-        #: delay, by its ticks, may be used; infinite for those that do not exist.
+        #: delay, by its ticks, may be used; infinite for those that do not exist. By 0, until it has been waited for:
+        #: the moment before which nothing may arrive in the outbox without a delay.
         self.known: dict[Destination, dict[int, float]] = {}
-        #: By some of these: the moment before which nothing may arrive in their outbox without a delay.
-        self.fresh: dict[Destination, float] = {}
 
     def usable(self, destination: Destination) -> tuple[int, ...]:
         """Return the outboxes with a delay that a message for a destination may take now, by their ticks."""
         usable, now = [], time.monotonic()
         for ticks, since in self.known.get(destination, {}).items():
-            if since <= now:
+            if ticks and since <= now:
                 usable.append(ticks)
         return tuple(usable)
 
@@ -100,28 +99,26 @@ class Routes:
             lead = self._create if self._options.declare == "auto" else self._check
             found = lead(destination, outboxes)
         self.has_cascade = True
-        if destination not in self.known and not destination.short_lived:
-            self._note_fresh(destination)
+        # From 4.1 on, levels alone keep messages from the outbox without a delay for long enough.
+        may_be_early = self._cascade.by_time or self._channel.server_version < declare.STARTS_WITH_TTL
+        if may_be_early and destination not in self.known and not destination.short_lived:
+            found[0] = self._safe_from(destination, 0)
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
         self.known.setdefault(destination, {}).update({**dict.fromkeys(outboxes, math.inf), **found})
-
-    def _note_fresh(self, destination: Destination) -> None:
-        """Take note of the outbox without a delay, if levels alone do not keep messages from it for long enough."""
-        if self._cascade.by_time or self._channel.server_version < declare.STARTS_WITH_TTL:
-            self.fresh[destination] = self._safe_from(destination, 0)
 
     def settle(self, destination: Destination, due: float) -> None:
         """Wait until a message may be sent that is due at a moment (`time.monotonic`), and in levels until then.
 
         Raises `TimeoutError` if that is beyond the limit of this turn: nothing was sent.
         """
-        if since := self.fresh.get(destination):
+        known = self.known.get(destination, {})  # another thread may make this connection forget it: see `forget`
+        if since := known.get(0):
             arrival = 0 if self._cascade.by_time else due
             time.sleep(max(0, since - max(arrival, time.monotonic())))
             self._channel.get_channel().connection.seconds_left()
             if since <= time.monotonic():
-                self.fresh.pop(destination, None)
+                known.pop(0, None)
 
     def _check(self, destination: Destination, outboxes: Sequence[int]) -> dict[int, float]:
         """Check that there is a route to a destination; return the outboxes that exist, as in `known`."""
@@ -260,7 +257,6 @@ class Routes:
         """Forget everything."""
         self.has_cascade = False
         self.known.clear()
-        self.fresh.clear()
 
     @contextmanager
     def _reset_on_error(self) -> Iterator[None]:
