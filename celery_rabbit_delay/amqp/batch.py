@@ -84,6 +84,8 @@ class Batch:
             self._settle(sender, 0)
         elif len(self._plans) - len(self._stored) - len(self._refused) >= self.max_size:
             self._settle(sender, self.max_size // 2)
+        if plan.key:
+            sender.prepare_key(plan)
         name = next(self._serial)
         self._plans[name] = plan
         try:
@@ -147,8 +149,6 @@ class Batch:
 
     def _send(self, sender: Sender, name: int, plan: Plan) -> None:
         publisher = sender.publisher_for(plan.priority)
-        if plan.key:
-            publisher.streams.prepare_keys()
         record = publisher.submit(plan, partial(self._answer, name))
         self._sent.add(name)
         if plan.stream and record:

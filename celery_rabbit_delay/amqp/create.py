@@ -90,9 +90,11 @@ def ensure_stream(channel: ConfirmedChannel, options: Options, cascade: Cascade,
         raise CascadeMissing(
             f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery -A APP delay setup`'
         )
+    # Another process may just be creating it.
+    pause = declare.SAVED_AFTER if channel.server_version < declare.SHOWS_WHAT_STARTED else 0
     try:
-        declare.bind_stream(channel.get_channel(), cascade, stream)
+        declare.bind_stream(channel.get_channel(), cascade, stream, pause)
     except CascadeMissing:
         cascade, _ = choose(channel, options, cascade)
         create_cascade(channel, cascade)
-        declare.bind_stream(channel.get_channel(), cascade, stream)
+        declare.bind_stream(channel.get_channel(), cascade, stream, pause)

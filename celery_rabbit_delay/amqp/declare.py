@@ -36,13 +36,14 @@ _UNKNOWN_AFTER = 0.25
 #: Seconds until RabbitMQ has written the name of a new quorum queue to its disk. If it is killed before, it loses what
 #: the queue holds, although it has confirmed it. It looks every half second, and writes once no name was added since
 #: the last look, as a rule after a second (rabbitmq/ra, ra_directory.erl: `names.dets`; Erlang, dets: `auto_save`).
-#: By then it has also started the queue completely: see `STARTS_WITH_TTL`.
+#: By then it has also started the queue completely: see `SHOWS_WHAT_STARTED`.
 SAVED_AFTER = 1.5
 
-#: The first release that starts a quorum queue with its TTL. Earlier ones tell other connections that it exists some
-#: milliseconds before (rabbit_quorum_queue, `start_cluster`: `update_machine_state`). What these send to it in between
-#: never expires, and holds up all that follows.
-STARTS_WITH_TTL = (4, 1)
+#: The first release that tells other connections of a new queue once it can be used. Earlier ones tell them some
+#: milliseconds before they give a quorum queue its TTL (rabbit_quorum_queue, `start_cluster`: `update_machine_state`):
+#: what these send to it in between never expires, and holds up all that follows. Nor has a stream a leader then: before
+#: 4.0.6, RabbitMQ closes the connection of whoever sends to it (rabbitmq-server #12969).
+SHOWS_WHAT_STARTED = (4, 1)
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -141,8 +142,8 @@ def bind_destination(
             ask_for(channel, part, nowait=number < len(parts))
 
 
-def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
-    """Create a stream and lead to it from ingest: one round trip.
+def bind_stream(channel: Channel, cascade: Cascade, stream: Stream, pause: float = 0) -> None:
+    """Create a stream, and after a pause in seconds lead to it from ingest.
 
     Raises `CascadeMissing`, also while another process is creating the cascade, and `NotPermitted`;
     `UnsupportedConfiguration` if the broker cannot create streams, for which it closes the connection.
@@ -150,7 +151,8 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
     with translate_errors(cascade):
         try:
             passive_declare(channel, cascade.marker, nowait=True)
-            declare_queue(channel, stream.queue, nowait=True)
+            declare_queue(channel, stream.queue, nowait=not pause)
+            time.sleep(pause)
             bind(channel, cascade.stream_binding(stream))
         except PreconditionFailed as exc:
             if _is_limit(exc):

@@ -76,18 +76,11 @@ class DelayedPublisher:
         Raises `DelayError` if the broker refuses it, `NotStored` if the broker cannot store it now, and py-amqp's
         connection errors and time-outs.
 
-        The record of a message follows it on the same channel: what raises here is in no list. The key of a message is
-        written only after the message is stored, because a message that is not stored must not replace an earlier one.
-        So the message is stored even if writing the key raises `CascadeConflict`, `CascadeMissing`, `NotPermitted` or
-        `StreamUnavailable`.
+        The record of a message follows it on the same channel: what raises here is in no list.
         """
-        if plan.key:
-            self.streams.prepare_keys()
         message, record = self._publish(plan)
         if plan.stream:
             self.streams.finish(plan, message, record)
-        if plan.key:
-            self.streams.write_keys([plan])
 
     def _publish(self, plan: Plan) -> tuple[Message, Sent | None]:
         """Send a message, and its record if it can follow at once; return both once the message is stored."""

@@ -100,7 +100,7 @@ class Routes:
             found = lead(destination, outboxes)
         self.has_cascade = True
         # From 4.1 on, levels alone keep messages from the outbox without a delay for long enough.
-        may_be_early = self._cascade.by_time or self._channel.server_version < declare.STARTS_WITH_TTL
+        may_be_early = self._cascade.by_time or self._channel.server_version < declare.SHOWS_WHAT_STARTED
         if may_be_early and destination not in self.known and not destination.short_lived:
             found[0] = self._safe_from(destination, 0)
         if len(self.known) >= _MAX_KNOWN:

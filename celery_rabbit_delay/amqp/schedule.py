@@ -22,24 +22,20 @@ from ..core import changes, notes, streams
 from ..core import headers as headers_
 from ..core.changes import Changes, Pause
 from ..core.due import eta_in_utc
-from ..core.errors import InvalidDelay, StreamUnavailable
+from ..core.errors import InvalidDelay
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
 from ..core.sent import Sent
 from ..core.streams import Unreadable
 from .clocks import sent_now, utc_ms
-from .confirms import NotStored
 from .destinations import QueueNames
 from .follower import Follower
-from .patience import Patience
+from .stream_writer import until_there_is_a_leader
 
 logger = logging.getLogger(__name__)
 
 #: The exchange of Celery's remote control: its setting `control_exchange`, and what kombu.pidbox adds.
 CONTROL = "celery.pidbox"
-
-#: Seconds for which a write to a stream without a leader is tried again.
-LEADERLESS = 15
 
 #: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
@@ -381,14 +377,3 @@ def write_changes(connection: kombu.Connection, messages: Iterable[bytes], secon
         until_there_is_a_leader(write)
     else:
         write()
-
-
-def until_there_is_a_leader(write: Callable[[], None]) -> None:
-    """Call a function that writes to a stream, which has no leader just after its creation, or the loss of a node."""
-    tries = Patience(LEADERLESS)
-    while True:
-        try:
-            return write()
-        except (StreamUnavailable, NotStored):
-            if not tries.pause():
-                raise

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -35,7 +35,7 @@ from . import declare
 from .connecting import connect, copy_of
 from .limited import NO_ANSWER, LimitedConnection
 from .publisher import Answered, DelayedPublisher
-from .stream_writer import paused_of
+from .stream_writer import StreamWriter, paused_of, until_there_is_a_leader
 
 #: What the broker answers. After anything else nobody knows what was sent, and what will come.
 ANSWERS = (ChannelError, MessageNacked, DelayError)
@@ -56,10 +56,32 @@ class Sender:
         self._publishers: dict[tuple[bool, bool], DelayedPublisher] = {}
 
     def publish(self, plan: Plan, seconds: float | None = None) -> None:
-        """Send a message into the cascade; return once the broker has stored it. See `DelayedPublisher.publish`."""
+        """Send a message into the cascade, and its key; return once the broker has stored both.
+
+        Raises as `DelayedPublisher.publish`. A message that is not stored must not replace an earlier one, so its key
+        follows it: the message is stored even if that raises what `prepare_key` raises.
+        """
         limits = seconds, plan.confirm_timeout or plan.timeout, self.options.confirm_timeout
+        if plan.key:
+            self.prepare_key(plan)
         with Turn(self, min(filter(None, limits), default=None)):
             self.publisher_for(plan.priority, plan.came_early).publish(plan)
+        if plan.key:
+            self._write_key(plan, lambda writer: writer.write_keys([plan]))
+
+    def prepare_key(self, plan: Plan) -> None:
+        """Create the stream of keys for a message with a key, before this is sent.
+
+        Raises as `StreamWriter.write`, also `StreamUnavailable` if the stream has no leader for some seconds.
+        """
+        self._write_key(plan, StreamWriter.prepare_keys)
+
+    def _write_key(self, plan: Plan, write: Callable[[StreamWriter], None]) -> None:
+        def try_once() -> None:
+            with self.turn(self.options.confirm_timeout):
+                write(self.publisher_for(plan.priority, plan.came_early).streams)
+
+        until_there_is_a_leader(try_once)
 
     def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
         """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from amqp import Message
@@ -22,9 +22,10 @@ from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import PerClient
 from .clocks import utc_ms
-from .confirms import ConfirmedChannel, Outgoing, Sent
+from .confirms import ConfirmedChannel, NotStored, Outgoing, Sent
 from .create import create_cascade, ensure_stream
 from .limited import LimitedConnection
+from .patience import Patience
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ _FIRST_PAUSE, _PAUSE = 1, 60
 
 #: The names of streams that do not work, and the time (`time.monotonic`) of the next attempt, for a `kombu.Connection`.
 paused_of: PerClient[dict[str, float]] = PerClient(dict)
+
+#: Seconds for which a write to a stream without a leader is tried again.
+LEADERLESS = 15
 
 
 class StreamWriter:
@@ -183,6 +187,17 @@ class StreamWriter:
     def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
         """Return a message for a stream."""
         return Outgoing(Message(body, delivery_mode=2), self.cascade.ingest, stream.routing_key)
+
+
+def until_there_is_a_leader(write: Callable[[], None]) -> None:
+    """Call a function that writes to a stream, which has no leader just after its creation, or the loss of a node."""
+    tries = Patience(LEADERLESS)
+    while True:
+        try:
+            return write()
+        except (StreamUnavailable, NotStored):
+            if not tries.pause():
+                raise
 
 
 def record_of(plan: Plan, message: Message) -> Record | None:

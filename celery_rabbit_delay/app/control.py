@@ -24,7 +24,8 @@ from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.history import who_calls
 from ..amqp.receiving import Following, known_to
-from ..amqp.schedule import until_there_is_a_leader, write_changes
+from ..amqp.schedule import write_changes
+from ..amqp.stream_writer import until_there_is_a_leader
 from ..core import changes, notes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError

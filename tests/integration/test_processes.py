@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.kit.broker import DECLARED_TWICE, Vhost, publish, take, waiting_for_queues
+from tests.kit.broker import DECLARED_TWICE, Vhost, publish, records, take, waiting_for_queues
 
 from .conftest import MakeApp
 
@@ -120,3 +121,20 @@ def test_an_outbox_that_several_processes_create_at_once_holds_up_nothing(vhost:
     sent = 1 + 4 * (1 + len(names))
     with vhost.plain() as connection:
         assert len(take(connection, ["first", *names], sent, DECLARED_TWICE)) == sent
+
+
+@pytest.mark.parametrize("key", [{}, {"x-delay-key": "report"}], ids=["without a key", "with a key"])
+def test_the_first_records_and_keys_of_several_processes_are_all_written(vhost: Vhost, key: dict[str, str]) -> None:
+    """Before 4.0.6, RabbitMQ closes the connection of whoever writes to a stream that another is just creating."""
+    vhost.declare("q")
+    together = threading.Barrier(8, timeout=60)
+
+    def work(process: int) -> None:
+        with vhost.connection(journal=10) as connection:
+            publish(connection, 0.01)  # is not recorded, and connects
+            together.wait()
+            publish(connection, 60, headers={"id": str(process), "task": "t", **key})
+
+    with waiting_for_queues():
+        in_threads(8, work)
+    assert sorted(record.id for record in records(vhost)) == [str(process) for process in range(8)]

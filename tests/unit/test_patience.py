@@ -10,7 +10,8 @@ import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.amqp.patience import Patience
-from celery_rabbit_delay.amqp.schedule import LEADERLESS, write_changes
+from celery_rabbit_delay.amqp.schedule import write_changes
+from celery_rabbit_delay.amqp.stream_writer import LEADERLESS
 
 
 @pytest.fixture
