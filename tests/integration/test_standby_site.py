@@ -54,7 +54,7 @@ def test_a_second_site_has_every_delayed_task_and_every_cancellation_and_so_has_
         follow(first, second)
         wait_until(lambda: len(federated(second)) == 2, "both exchanges are federated")
         with first.connection() as connection:
-            for name, delay in (("round", 10), ("arbitrary", 11.23), ("cancelled", 12), ("soon", 0.5)):
+            for name, delay in (("round", 20), ("arbitrary", 21.23), ("cancelled", 22), ("soon", 0.5)):
                 publish(connection, delay, headers={"id": name, "task": "t"})
             operate.cancel(connection, ["cancelled"])
         wait_until(lambda: sum(second.waiting().values()) == 3, "the second site has what waits")
