@@ -131,6 +131,27 @@ def test_a_batch_whose_keys_could_not_be_told_at_first_is_not_lost(
     assert set(found) == {"second", "end"}  # it may come twice
 
 
+@pytest.mark.parametrize("step", ["prepare_keys", "write_keys"])
+def test_a_key_whose_stream_has_no_leader_at_first_is_written_and_its_message_sent_once(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        publish(connection, "first", 7)
+        write, errors = getattr(StreamWriter, step), [StreamUnavailable("it has no leader")]
+
+        def fail_once(self: StreamWriter, *plans: Any) -> None:
+            if errors:
+                self._connection.abandon()  # as RabbitMQ does with INTERNAL_ERROR
+                raise errors.pop()
+            write(self, *plans)
+
+        monkeypatch.setattr(StreamWriter, step, fail_once)
+        publish(connection, "second", 8)
+        assert not errors
+        assert arriving(connection) == ["second"]
+
+
 @pytest.mark.long
 def test_a_message_that_is_published_again_as_it_was_received_is_no_later_one(vhost: Vhost) -> None:
     """As Celery's retry does."""
