@@ -85,7 +85,7 @@ class Batch:
         elif len(self._plans) - len(self._stored) - len(self._refused) >= self.max_size:
             self._settle(sender, self.max_size // 2)
         if plan.key:
-            sender.prepare_key(plan)
+            sender.prepare_key(plan, sender.options.confirm_timeout)
         name = next(self._serial)
         self._plans[name] = plan
         try:

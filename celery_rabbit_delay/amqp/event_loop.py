@@ -53,6 +53,8 @@ class EventLoop:
 
         The worker then goes on, reads the answer later, and sends the message again if its connection was lost.
         """
+        if plan.key:
+            sender.prepare_key(plan, PATIENCE)
         answers: list[Exception | None] = []
         note = answers.append
         sender.submit(plan, lambda refusal: note(refusal), PATIENCE)
@@ -69,6 +71,8 @@ class EventLoop:
             sender.publish(plan, PATIENCE)
         elif answers[0] is not None:
             raise answers[0]
+        elif plan.key:
+            sender.write_key(plan, PATIENCE)
         if sender.unanswered:  # perhaps its record alone
             self._look_for(sender)
 
@@ -126,12 +130,14 @@ class EventLoop:
                 self._look_for(sender)
 
     def _store(self, sender: Sender, plan: Plan, refusal: Exception | None) -> None:
-        """Send a message again that was refused, until it is stored."""
+        """Send a message again that was refused, until it is stored, and its key."""
         try:
             if refusal is not None:
                 sender.publish(plan, PATIENCE)
+            elif plan.key:
+                sender.write_key(plan, PATIENCE)
         except DelayError as exc:
-            logger.error("The delayed message %r is lost, because RabbitMQ refuses it: %s", plan.id, exc)
+            logger.error("The delayed message %r, or its key, is lost, because RabbitMQ refuses it: %s", plan.id, exc)
         except (AMQPError, OSError) as exc:
             self.call_later(AGAIN, partial(self._store, sender, plan, exc))
 

@@ -58,30 +58,37 @@ class Sender:
     def publish(self, plan: Plan, seconds: float | None = None) -> None:
         """Send a message into the cascade, and its key; return once the broker has stored both.
 
-        Raises as `DelayedPublisher.publish`. A message that is not stored must not replace an earlier one, so its key
-        follows it: the message is stored even if that raises what `prepare_key` raises.
+        Raises as `DelayedPublisher.publish`, `prepare_key` and `write_key`.
         """
         limits = seconds, plan.confirm_timeout or plan.timeout, self.options.confirm_timeout
+        limit = min(filter(None, limits), default=None)
         if plan.key:
-            self.prepare_key(plan)
-        with Turn(self, min(filter(None, limits), default=None)):
+            self.prepare_key(plan, limit)
+        with Turn(self, limit):
             self.publisher_for(plan.priority, plan.came_early).publish(plan)
         if plan.key:
-            self._write_key(plan, lambda writer: writer.write_keys([plan]))
+            self.write_key(plan, limit)
 
-    def prepare_key(self, plan: Plan) -> None:
+    def prepare_key(self, plan: Plan, seconds: float | None) -> None:
         """Create the stream of keys for a message with a key, before this is sent.
 
         Raises as `StreamWriter.write`, also `StreamUnavailable` if the stream has no leader for some seconds.
         """
-        self._write_key(plan, StreamWriter.prepare_keys)
+        self._write(plan, StreamWriter.prepare_keys, seconds)
 
-    def _write_key(self, plan: Plan, write: Callable[[StreamWriter], None]) -> None:
+    def write_key(self, plan: Plan, seconds: float | None) -> None:
+        """Write the key of a message that is stored, for one that is not must not replace an earlier one.
+
+        Raises as `prepare_key`.
+        """
+        self._write(plan, lambda writer: writer.write_keys([plan]), seconds)
+
+    def _write(self, plan: Plan, write: Callable[[StreamWriter], None], seconds: float | None) -> None:
         def try_once() -> None:
-            with self.turn(self.options.confirm_timeout):
+            with self.turn(seconds):
                 write(self.publisher_for(plan.priority, plan.came_early).streams)
 
-        until_there_is_a_leader(try_once)
+        until_there_is_a_leader(try_once, seconds)
 
     def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
         """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer."""

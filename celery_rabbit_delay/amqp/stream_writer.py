@@ -189,9 +189,12 @@ class StreamWriter:
         return Outgoing(Message(body, delivery_mode=2), self.cascade.ingest, stream.routing_key)
 
 
-def until_there_is_a_leader(write: Callable[[], None]) -> None:
-    """Call a function that writes to a stream, which has no leader just after its creation, or the loss of a node."""
-    tries = Patience(LEADERLESS)
+def until_there_is_a_leader(write: Callable[[], None], seconds: float | None = None) -> None:
+    """Call a function that writes to a stream, which has no leader just after its creation, or the loss of a node.
+
+    Again and again for some seconds, `LEADERLESS` at most.
+    """
+    tries = Patience(min(LEADERLESS, seconds or LEADERLESS))
     while True:
         try:
             return write()

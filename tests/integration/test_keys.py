@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
@@ -13,7 +13,8 @@ from kombu import Producer
 
 import celery_rabbit_delay
 from celery_rabbit_delay import StreamUnavailable, operate
-from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp import declare, event_loop
+from celery_rabbit_delay.amqp.limited import LimitedConnection
 from celery_rabbit_delay.amqp.stream_writer import StreamWriter
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from celery_rabbit_delay.core.plan import Plan
@@ -129,6 +130,27 @@ def test_a_batch_whose_keys_could_not_be_told_at_first_is_not_lost(
         while "end" not in found:
             found += [message.payload[0][0] for message in take(connection, "celery", 1)]
     assert set(found) == {"second", "end"}  # it may come twice
+
+
+@pytest.mark.parametrize("confirmed", ["at once", "later"])
+def test_a_message_that_is_sent_in_an_event_loop_replaces_others(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, confirmed: str
+) -> None:
+    vhost.declare("q")
+    timers: list[Callable[[], object]] = []
+    with vhost.connection() as connection:
+        publish(connection, "first", 7)
+        if confirmed == "later":
+            monkeypatch.setattr(LimitedConnection, "wait_until", lambda *args: False)
+        event_loop.enter(lambda seconds, call: timers.append(call))
+        try:
+            publish(connection, "second", 8)
+        finally:
+            event_loop.leave()
+        monkeypatch.undo()
+        while timers:
+            timers.pop()()
+        assert arriving(connection) == ["second"]
 
 
 @pytest.mark.parametrize("step", ["prepare_keys", "write_keys"])

@@ -55,7 +55,7 @@ class Sender:
     def publish(self, plan: Plan) -> None:
         self.done.append(f"{plan.message.body} alone")
 
-    def prepare_key(self, plan: Plan) -> None:
+    def prepare_key(self, plan: Plan, seconds: float | None) -> None:
         pass
 
     def repeat(self) -> None:
