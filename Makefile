@@ -40,17 +40,18 @@ endif
 demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
 
-# So many for each CPU; more would win nothing. The nodes of clusters have to answer in time.
+# So many for each CPU: more would win nothing, and each collects all tests. The nodes of clusters have to answer in time.
 processes = -n $$(tools/processes $(1)) --dist worksteal
 
 unit: $(VENV)/ready-for-unit
-	$(BIN)/python -m pytest $(call processes,2) tests/unit $(ARGS)
+	$(BIN)/python -m pytest $(call processes,1) tests/unit $(ARGS)
 
+# Unit tests keep the CPUs busy, and the others mostly wait, so unless ARGS says which tests, these have a run of their own.
 test: TIER = $(call processes,5) -m "not (long or more or browser or cluster)"
 test-all: TIER = $(call processes,3)
 test-all: browser
-test test-all: $(VENV)/ready $(VENV)/compiled broker
-	$(BIN)/python -m pytest $(TIER) --durations 10 $(ARGS)
+test test-all: $(if $(ARGS),,unit) $(VENV)/ready $(VENV)/compiled broker
+	$(BIN)/python -m pytest $(TIER) --durations 10 $(or $(ARGS),--ignore tests/unit)
 
 # Compiled once, which takes longer than to import them; otherwise each of the processes does it.
 $(VENV)/compiled: $(VENV)/ready $(wildcard tests/*.py tests/*/*.py)
