@@ -143,7 +143,7 @@ def bind_destination(
 
 
 def bind_stream(channel: Channel, cascade: Cascade, stream: Stream, pause: float = 0) -> None:
-    """Create a stream, and after a pause in seconds lead to it from ingest.
+    """Create a stream and lead to it from ingest; pause in between, for some seconds, if RabbitMQ counts no messages.
 
     Raises `CascadeMissing`, also while another process is creating the cascade, and `NotPermitted`;
     `UnsupportedConfiguration` if the broker cannot create streams, for which it closes the connection.
@@ -151,8 +151,9 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream, pause: float
     with translate_errors(cascade):
         try:
             passive_declare(channel, cascade.marker, nowait=True)
-            declare_queue(channel, stream.queue, nowait=not pause)
-            time.sleep(pause)
+            declared = declare_queue(channel, stream.queue, nowait=not pause)
+            if pause and not declared.message_count:
+                time.sleep(pause)
             bind(channel, cascade.stream_binding(stream))
         except PreconditionFailed as exc:
             if _is_limit(exc):
@@ -241,8 +242,9 @@ def declare_exchange(channel: Channel, exchange: Exchange, nowait: bool = False)
     )
 
 
-def declare_queue(channel: Channel, queue: Queue, nowait: bool = False) -> None:
-    channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=dict(queue.arguments), nowait=nowait)
+def declare_queue(channel: Channel, queue: Queue, nowait: bool = False) -> Any:
+    arguments = dict(queue.arguments)
+    return channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=arguments, nowait=nowait)
 
 
 def _is_limit(exc: PreconditionFailed) -> bool:
