@@ -123,7 +123,9 @@ class Batch:
                     if name not in self._sent and name not in self._refused and name not in self._stored:
                         self._send(sender, name, plan)
                 self._send_records(sender)
-                connection.wait_until(lambda: len(self._sent) <= most)
+                connection.wait_until(lambda: len(self._sent) <= most or not sender.unanswered)
+                if not sender.unanswered:  # an interrupt may have come between an answer and our note of it
+                    self._sent.clear()
                 if not most:
                     self._finish(sender, connection)
         except _REFUSALS:  # of one message, but of which?

@@ -26,7 +26,6 @@ class Sender:
     """Takes messages, and answers when somebody waits: those that it refuses once, with the reason."""
 
     options = SimpleNamespace(confirm_timeout=1)
-    unanswered = 0
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -41,6 +40,10 @@ class Sender:
 
     def publisher_for(self, priority: int | None) -> Sender:
         return self
+
+    @property
+    def unanswered(self) -> int:
+        return len(self.asked)
 
     def submit(self, plan: Plan, answered: Callable[[Exception | None], None]) -> None:
         self.asked.append((plan.message.body, answered))
@@ -81,6 +84,16 @@ def test_keys_are_written_once_all_messages_of_a_batch_are_stored(sender: Any) -
     batch = batch_of(sender, pending("1", "a"), pending("2"), pending("3", "a"))
     batch.flush(sender)
     assert (sender.done, batch.ids) == (["1", "2", "3", "a: 1", "a: 3"], [])
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_an_answer_that_an_interrupt_has_swallowed_is_not_waited_for(sender: Any, most: int) -> None:
+    batch = batch_of(sender, pending("1"), max_size=most)
+    sender.asked.clear()
+    batch.add(sender, pending("2"))
+    batch.flush(sender)
+    assert {name.removesuffix(" alone") for name in sender.done} == {"1", "2"}
+    assert not batch.ids
 
 
 def test_a_message_that_was_refused_at_first_does_not_replace_a_later_one_of_its_key(sender: Any) -> None:
