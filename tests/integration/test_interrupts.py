@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app import defaults
 from celery.exceptions import Retry
 
 import celery_rabbit_delay
@@ -37,8 +38,9 @@ PLACES = int(os.environ.get("INTERRUPTS", 20))
 #: Seconds after which a call has hung. The close of a user's connection, and of its channels, may take 10 s each.
 HANGS = 25
 
-#: Where locks of others are, which an interrupt may leave taken: py-amqp's of a frame, and those of Kombu's pools.
-LOCKS_OF_OTHERS = ("/amqp/method_framing.py", "/queue.py", "/threading.py")
+#: Where locks of others are, which an interrupt may leave taken: py-amqp's of a frame, and those of Kombu's pools and
+#: of its functions that remember results.
+LOCKS_OF_OTHERS = ("/amqp/method_framing.py", "/queue.py", "/threading.py", "/kombu/utils/functional.py")
 
 
 class Interrupt(Exception):
@@ -143,10 +145,12 @@ def declare(app: Celery) -> None:
 
 
 def restore_losses(app: Celery) -> None:
-    """Give Kombu's pools back what an interrupt has taken for good: their locks and entries.
+    """Give Kombu's pools back what an interrupt has taken for good, their locks and entries, and `memoize` its lock.
 
     That is so without this package, too: Kombu takes an entry out of a queue, and then notes that it is in use.
     """
+    remembers: Any = defaults.find  # a setting of Celery
+    remembers.__closure__[remembers.__code__.co_freevars.index("mutex")].cell_contents = threading.Lock()
     for pool in (app.producer_pool, app.pool):
         kept = pool._resource.queue
         pool._resource, pool._dirty = LifoQueue(), set()
