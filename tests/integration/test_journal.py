@@ -198,7 +198,6 @@ def test_a_stream_that_nothing_leads_to_any_more_is_found_again(vhost: Vhost) ->
     assert [record.id for record in records(vhost)] == ["first", "second"]
 
 
-@pytest.mark.own_vhost
 def test_only_a_stream_without_messages_is_waited_for_and_not_by_each_new_connection(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +215,7 @@ def test_only_a_stream_without_messages_is_waited_for_and_not_by_each_new_connec
     assert pauses == [1e-3]
 
 
+@pytest.mark.own_vhost
 def test_a_key_that_cannot_be_kept_is_an_error_but_a_retry_may_wait_for_more_than_a_day(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(max_delay=200_000) as connection:
