@@ -75,7 +75,7 @@ def stored() -> dict[str, str]:
     record = journal.Record(due=1, number=2, id="7", key="k", properties=properties, body=b"body")
     by_id, by_text = changes.cancelled(["00000000-0000-4000-8000-000000000007", "seven"], Sent(3_000_000, "clock"))
     messages = {
-        "record": journal.pack_records([record, record], now=3),
+        "record": journal.pack_records([record, record]),
         "marker": streams.marker()[:1],
         "cancelled ids": by_id,
         "cancelled ids that are no UUIDs": by_text,

@@ -21,7 +21,6 @@ from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import PerClient
-from .clocks import utc_ms
 from .confirms import ConfirmedChannel, NotStored, Outgoing, Sent
 from .create import create_cascade, ensure_stream
 from .limited import LimitedConnection
@@ -72,7 +71,7 @@ class StreamWriter:
         stream = plan.stream
         if stream is None or not self.takes(stream) or (record := record_of(plan, message)) is None:
             return None
-        return self._channel.send(self.outgoing(stream, journal.pack_records([record], utc_ms())))
+        return self._channel.send(self.outgoing(stream, journal.pack_records([record])))
 
     def finish(self, plan: Plan, message: Message, sent: Sent | None) -> None:
         """Wait for the record of a stored message; create a missing stream for it. Log a warning if that fails."""
@@ -86,7 +85,7 @@ class StreamWriter:
                 except (NotRouted, NotFound):
                     self._known.discard(stream)
             if record := record_of(plan, message):
-                self.write(stream, [journal.pack_records([record], utc_ms())])
+                self.write(stream, [journal.pack_records([record])])
         except (DelayError, AMQPError, OSError) as exc:
             self.pause(stream, exc)
             if not isinstance(exc, (DelayError, MessageNacked, ChannelError)):
@@ -99,7 +98,7 @@ class StreamWriter:
                 if not self._is_paused(stream):
                     if stream not in self._known:
                         self.ensure(stream)
-                    body = journal.pack_records(pack, utc_ms())
+                    body = journal.pack_records(pack)
                     self._channel.send(self.outgoing(stream, body), partial(self._on_answer, stream, body))
             except (DelayError, AMQPError) as exc:
                 self.pause(stream, exc)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from .streams import reading
 
 _RECORD = b"r"
-_TIME = struct.Struct(">Q")
 _HEAD = struct.Struct(">QQHHII")  # due, number, length of id, of key, of properties, of body
 
 
@@ -29,9 +28,9 @@ class Record(NamedTuple):
         return _HEAD.size + len(self.id) + len(self.key) + len(self.properties) + len(self.body)
 
 
-def pack_records(records: Iterable[Record], now: int) -> bytes:
-    """Return a message for a journal; `now` is in milliseconds since 1970."""
-    parts = [_RECORD, _TIME.pack(now)]
+def pack_records(records: Iterable[Record]) -> bytes:
+    """Return a message for a journal."""
+    parts = [_RECORD]
     for due, number, id_, key, properties, body in records:
         name, key_ = id_.encode(errors="replace")[:1024], key.encode()
         parts += [_HEAD.pack(due, number, len(name), len(key_), len(properties), len(body)), name, key_]
@@ -45,7 +44,7 @@ def unpack_records(message: bytes) -> list[Record]:
     records: list[Record] = []
     if message[:1] != _RECORD:
         return records
-    at = 1 + _TIME.size
+    at = len(_RECORD)
     while at < len(message):
         due, number, *lengths = _HEAD.unpack_from(message, at)
         at += _HEAD.size

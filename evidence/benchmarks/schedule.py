@@ -128,7 +128,7 @@ def _record(app: Any, amount: int) -> None:
                 )
                 for _ in range(min(1000, amount - start))
             )
-            writer.write(stream, [journal.pack_records([copy], now) for copy in copies])
+            writer.write(stream, [journal.pack_records([copy]) for copy in copies])
 
 
 def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:

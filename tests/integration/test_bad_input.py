@@ -92,7 +92,7 @@ def test_messages_that_cannot_move_do_not_hinder_the_others(vhost: Vhost) -> Non
     due, stream = int(time.time() + 100) * 1000, streams.journals(vhost.cascade)[0]
     records = [Record(due, n, "odd", "", *message) for n, message in enumerate([*forged, (b"\xff", b"")])]
     with vhost.plain() as connection:
-        message = Message(pack_records(records, due))
+        message = Message(pack_records(records))
         connection.default_channel.basic_publish(message, vhost.cascade.ingest, stream.routing_key)
     moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new")
     assert (moved.code, moved.out.split(",")[0]) == (3, "2 moved"), moved.err

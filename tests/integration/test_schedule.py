@@ -142,7 +142,7 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
         stream = streams.journal_for(vhost.cascade, 60)
-        connection.connection.sender.write(stream, [journal.pack_records(records(vhost), 0)])
+        connection.connection.sender.write(stream, [journal.pack_records(records(vhost))])
     assert ids(vhost) == ids(vhost, limit=5) == ["a"]
 
 
@@ -209,7 +209,7 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
 FORGED: dict[str, list[bytes]] = {
     "@.changes": [b"u123", b"c{", b"v1"],
     "@.keys": [b"k1"],
-    "@.journal.600": [b"r1234567812", journal.pack_records([Record(2**63, 5, "far", "", b"\xff" * 9, b"")], 0)],
+    "@.journal.600": [b"r1234567812", journal.pack_records([Record(2**63, 5, "far", "", b"\xff" * 9, b"")])],
 }
 
 
@@ -255,7 +255,7 @@ def test_a_made_up_record_leads_no_command_to_another_queue(vhost: Vhost) -> Non
             properties, body = upstream.serialize(Message("forged", application_headers={HEADER: ours, **keys}))
             forged = Record(due, streams.new_number(), name, "", properties, body)
             stream = streams.journal_for(vhost.cascade, 60)
-            connection.connection.sender.write(stream, [journal.pack_records([forged], due - 60_000)])
+            connection.connection.sender.write(stream, [journal.pack_records([forged])])
             refused = run(vhost.url("amqp"), "--queue", "q", "run-now", name)
             assert refused.code == 1
             assert "is not allowed" in refused.err or "is not one of the allowed queues" in refused.err
@@ -381,7 +381,7 @@ def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost:
         [record] = records(vhost)
         due = int(time.time() * 1000) + 3000
         never = record._replace(due=due, number=streams.new_number(), id="never")
-        connection.connection.sender.write(stream, [journal.pack_records([never], due - 3000)])
+        connection.connection.sender.write(stream, [journal.pack_records([never])])
         assert ids(vhost) == ["never", "sent"] or time.time() * 1000 > due
         wait_until(lambda: ids(vhost) == ["sent"], "it is not listed once it is due")
 

@@ -291,7 +291,7 @@ def test_hostile_messages_are_shown_as_text_and_stop_nothing(vhost: Vhost, make_
             journal.Record(due, 8, "broken properties", "", b"\xff" * 20, b"x"),
             journal.Record(2**64 - 1, 9, "never", "", b"", b"x"),
         ]
-        packed = [journal.pack_records([one], 0) for one in made_up]
+        packed = [journal.pack_records([one]) for one in made_up]
         for hostile_body in [*packed, packed[0][:30], b"r"]:
             connection.default_channel.basic_publish(Message(hostile_body), CASCADE.ingest, stream.routing_key)
         connection.Producer().publish(b"\xff\x00<b>" * 500_000, routing_key="q", headers={"x-delay": 80_000})

@@ -54,7 +54,7 @@ def read(*messages: bytes) -> Changes:
 
 @given(st.lists(records, max_size=5))
 def test_records_come_out_of_a_message_as_they_went_in(wanted: list[Record]) -> None:
-    assert journal.unpack_records(journal.pack_records(wanted, 17)) == wanted
+    assert journal.unpack_records(journal.pack_records(wanted)) == wanted
 
 
 def test_what_is_no_record_holds_none() -> None:
@@ -64,8 +64,8 @@ def test_what_is_no_record_holds_none() -> None:
 
 @given(st.lists(records, min_size=1, max_size=3), st.data())
 def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], data: st.DataObject) -> None:
-    whole = journal.pack_records(wanted, 17)
-    ends = [len(journal.pack_records(wanted[:count], 17)) for count in range(len(wanted))]
+    whole = journal.pack_records(wanted)
+    ends = [len(journal.pack_records(wanted[:count])) for count in range(len(wanted))]
     cut = data.draw(st.integers(ends[0] + 1, len(whole) - 1).filter(lambda length: length not in ends))
     with pytest.raises(Unreadable, match="it is not what this package writes"):
         journal.unpack_records(whole[:cut])
@@ -491,7 +491,7 @@ def test_a_message_with_a_key_may_not_wait_longer_than_its_key_is_remembered() -
 
 def test_a_record_knows_about_how_large_it_is() -> None:
     record = Record(1, 2, "id", "key", b"properties", b"body")
-    message = journal.pack_records([record], 0)
+    message = journal.pack_records([record])
     assert record.size <= len(message) <= record.size + 20
 
 

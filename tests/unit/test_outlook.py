@@ -63,7 +63,7 @@ def soonest(waits: Outlook, *queues: str, limit: int = 10) -> list[str]:
 
 
 def test_what_waits_for_some_queues_is_there_the_soonest_first(followed: Followed, waits: Outlook) -> None:
-    followed.say(pack_records([record(1, 50), record(2, 40, "r"), record(3, 30, priority=7), record(4, -1)], 0))
+    followed.say(pack_records([record(1, 50), record(2, 40, "r"), record(3, 30, priority=7), record(4, -1)]))
     assert soonest(waits, "q") == ["3", "1"]
     assert soonest(waits, "q", "s", limit=1) == ["3"]
     assert [(one.id, one.task, priority) for one, priority in waits.find({"3", "2", "9"}, QueueNames())] == [
@@ -75,9 +75,9 @@ def test_what_waits_for_some_queues_is_there_the_soonest_first(followed: Followe
 
 
 def test_it_is_complete_when_all_is_read_whatever_is_malformed(followed: Followed, waits: Outlook) -> None:
-    followed.say(pack_records([record(1, 50)], 0)[:-1])
-    followed.say(pack_records([record(2, 50)._replace(properties=b"\xff\xff")], 0))
-    followed.say(pack_records([record(3, 50)], 0))
+    followed.say(pack_records([record(1, 50)])[:-1])
+    followed.say(pack_records([record(2, 50)._replace(properties=b"\xff\xff")]))
+    followed.say(pack_records([record(3, 50)]))
     assert not waits.is_complete
     followed.say(b"")
     assert waits.is_complete
@@ -88,9 +88,9 @@ def test_the_soonest_are_kept_until_too_few_are_left(
     followed: Followed, waits: Outlook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outlook, "MOST", 20)
-    followed.say(pack_records([record(n, 100 - n) for n in range(22)], 0))
+    followed.say(pack_records([record(n, 100 - n) for n in range(22)]))
     assert len(soonest(waits, "q", limit=100)) == 22
-    followed.say(pack_records([record(22, 50)], 0))
+    followed.say(pack_records([record(22, 50)]))
     assert soonest(waits, "q", limit=100) == ["22", *(str(n) for n in range(21, 2, -1))]
     assert not waits.is_exhausted
     later = int((datetime.now(timezone.utc) + timedelta(seconds=91)).timestamp() * 1000)

@@ -38,7 +38,7 @@ class Streams:
     def tell(self, *bodies: bytes | Record, now: int = NOW) -> None:
         entries = []
         for body in bodies:
-            packed = journal.pack_records([body], NOW) if isinstance(body, Record) else body
+            packed = journal.pack_records([body]) if isinstance(body, Record) else body
             entries.append(StreamMessage("stream", self.offset, packed))
             self.offset += 1
         self.index.apply(entries, QueueNames(), now)
@@ -225,13 +225,13 @@ def test_an_index_goes_on_where_it_stopped_and_may_begin_anew(tmp_path: Path) ->
     streams.index.close()
     index = Index(path, "here")
     assert {name: place.offset for name, place in index.places().items()} == {"stream": 1}
-    entries = [StreamMessage("stream", 2, journal.pack_records([record(2), record(3)], NOW))]
+    entries = [StreamMessage("stream", 2, journal.pack_records([record(2), record(3)]))]
     index.apply([*entries, *cancelled], QueueNames(), NOW)
     assert streams.found() == ["id-1", "id-3"]
     index.clear()
     assert index.places() == {}
     assert streams.found() == []
-    index.apply([StreamMessage("stream", 0, journal.pack_records([record(2)], NOW))], QueueNames(), NOW)
+    index.apply([StreamMessage("stream", 0, journal.pack_records([record(2)]))], QueueNames(), NOW)
     assert streams.found(text="id-2") == ["id-2"]
     assert index.prune(NOW + 2 * MINUTE) == 1
     index.close()
@@ -377,7 +377,7 @@ def test_a_file_that_is_no_longer_seen_to_be_an_index_is_left_alone(tmp_path: Pa
 def test_an_index_of_the_queues_of_an_app_has_no_others_and_is_built_again_for_others(tmp_path: Path) -> None:
     mine = QueueNames([kombu.Queue("q")], only=True)
     entries = [
-        StreamMessage("stream", n, journal.pack_records([record(n, queue=queue)], NOW))
+        StreamMessage("stream", n, journal.pack_records([record(n, queue=queue)]))
         for n, queue in enumerate(("q", "others"), start=1)
     ]
     path = tmp_path / "index"

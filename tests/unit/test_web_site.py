@@ -68,7 +68,7 @@ def store(index: Index, *numbers: int, **more: str) -> None:
         wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
         properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
         records.append(Record(due, number, f"my-id-{number}", "", properties, body))
-    index.apply([StreamMessage("s", 0, journal.pack_records(records, moment))], QueueNames(), moment)
+    index.apply([StreamMessage("s", 0, journal.pack_records(records))], QueueNames(), moment)
 
 
 @pytest.fixture
