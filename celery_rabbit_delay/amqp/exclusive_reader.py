@@ -9,7 +9,7 @@ from typing import Any
 from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed, ResourceLocked
 
 from . import declare
-from .patience import Patience
+from .patience import Patience, again
 
 
 @contextmanager
@@ -19,12 +19,13 @@ def exclusive_reader(channel: Any, queue: str, patience: float = 5) -> Iterator[
     If another one still reads it after `patience` seconds, go on without the lock, as does a user who may not configure
     it, or where a limit leaves no room for it.
     """
-    lock, tries = f"{queue}.reader", Patience(patience)
-    owned = known = False
+    lock, owned, known = f"{queue}.reader", False, False
     with suppress(AccessRefused, PreconditionFailed):
-        while not (owned or known):
-            owned = _declare_exclusively(channel, lock)
-            known = not owned and not tries.pause()
+        try:
+            again(lambda: channel.queue_declare(lock, exclusive=True, auto_delete=True), ResourceLocked, patience)
+            owned = True
+        except ResourceLocked:
+            known = True
     try:
         yield not known
     finally:
@@ -41,11 +42,3 @@ def wait_for_return(channel: Any, queue: str, amount: int, patience: float = 2) 
     tries = Patience(patience, 0.01, 0.1)
     while (declare.message_count(channel, queue) or 0) < amount and tries.pause():
         pass
-
-
-def _declare_exclusively(channel: Any, queue: str) -> bool:
-    try:
-        channel.queue_declare(queue, exclusive=True, auto_delete=True)
-    except ResourceLocked:
-        return False
-    return True

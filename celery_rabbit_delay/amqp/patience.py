@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Patience:
@@ -23,3 +27,14 @@ class Patience:
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, self._longest)
         return True
+
+
+def again(call: Callable[[], T], errors: type[Exception] | tuple[type[Exception], ...], seconds: float) -> T:
+    """Call a function, again and again for some seconds while it raises one of some errors."""
+    tries = Patience(seconds)
+    while True:
+        try:
+            return call()
+        except errors:
+            if not tries.pause():
+                raise

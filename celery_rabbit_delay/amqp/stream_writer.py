@@ -24,7 +24,7 @@ from .clients import PerClient
 from .confirms import ConfirmedChannel, NotStored, Outgoing, Sent
 from .create import create_cascade, ensure_stream
 from .limited import LimitedConnection
-from .patience import Patience
+from .patience import again
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class StreamWriter:
     def finish(self, plan: Plan, message: Message, sent: Sent | None) -> None:
         """Wait for the record of a stored message; create a missing stream for it. Log a warning if that fails."""
         stream = plan.stream
-        if stream is None or self._is_paused(stream):
+        if stream is None or (sent is None and self._is_paused(stream)):
             return None
         try:
             if sent is not None:
@@ -193,13 +193,7 @@ def until_there_is_a_leader(write: Callable[[], None], seconds: float | None = N
 
     Again and again for some seconds, `LEADERLESS` at most.
     """
-    tries = Patience(min(LEADERLESS, seconds or LEADERLESS))
-    while True:
-        try:
-            return write()
-        except (StreamUnavailable, NotStored):
-            if not tries.pause():
-                raise
+    again(write, (StreamUnavailable, NotStored), min(LEADERLESS, seconds or LEADERLESS))
 
 
 def record_of(plan: Plan, message: Message) -> Record | None:
