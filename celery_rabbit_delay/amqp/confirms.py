@@ -37,8 +37,8 @@ class Outgoing(NamedTuple):
     key: str
 
 
-class Sent:
-    """A message that was sent, and the broker's answer to it."""
+class Confirm:
+    """The broker's answer to a message, once it comes."""
 
     def __init__(self, target: tuple[str, str], answered: Callable[[Exception | None], None] | None) -> None:
         self.target = target  # exchange and routing key
@@ -82,7 +82,7 @@ class ConfirmedChannel:
         self._declaring: Any = None
         self._confirming: Any = None
         self._delivery_tag = 0  # of the last published message; the broker counts in the same way
-        self._unanswered: dict[int, Sent] = {}  # by delivery tag
+        self._unanswered: dict[int, Confirm] = {}  # by delivery tag
         #: By exchange and routing key: why no queue took a message, and the last delivery tag for which that is true.
         self._returned: dict[tuple[str, str], tuple[str, int]] = {}
 
@@ -120,22 +120,22 @@ class ConfirmedChannel:
         """The number of messages that the broker has not answered yet."""
         return len(self._unanswered)
 
-    def send(self, outgoing: Outgoing, answered: Callable[[Exception | None], None] | None = None) -> Sent:
+    def send(self, outgoing: Outgoing, answered: Callable[[Exception | None], None] | None = None) -> Confirm:
         """Send a message. A later read of the connection notes the answer, and calls `answered` with the refusal."""
         message, exchange, key = outgoing
         channel = self._confirming or self._open()
-        sent = Sent((exchange, key), answered)
+        confirm = Confirm((exchange, key), answered)
         self._delivery_tag += 1
-        self._unanswered[self._delivery_tag] = sent
+        self._unanswered[self._delivery_tag] = confirm
         channel.send_method(spec.Basic.Publish, "Bssbb", (0, exchange, key, True, False), message)
-        return sent
+        return confirm
 
-    def wait(self, sent: Sent) -> None:
+    def wait(self, confirm: Confirm) -> None:
         """Wait for the answer to a message. Raises `NotRouted`, `NotStored`, `ChannelError`, as the connection does."""
-        while not sent.is_answered:
+        while not confirm.is_answered:
             self._connection.drain_events()
-        if sent.refusal is not None:
-            raise sent.refusal
+        if confirm.refusal is not None:
+            raise confirm.refusal
 
     def publish(self, message: Message, exchange: str, key: str) -> str | None:
         """Publish a message; return None once the broker has stored it, or the reason why no queue took it.
@@ -152,8 +152,8 @@ class ConfirmedChannel:
         """Answer all messages with an error, and close the channels without waiting for the broker."""
         unanswered = list(self._unanswered.values())
         self.reset()
-        for sent in unanswered:
-            sent.answer(exc)
+        for confirm in unanswered:
+            confirm.answer(exc)
 
     def reset(self) -> None:
         """Close the channels; the next message opens new ones. Does not wait, because the broker may not answer."""
@@ -177,10 +177,10 @@ class ConfirmedChannel:
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         for tag in self._tags(delivery_tag, multiple):
-            sent = self._unanswered.pop(tag)
+            confirm = self._unanswered.pop(tag)
             # The broker returns a message before it confirms it.
-            reason, last = self._returned.get(sent.target, ("", 0))
-            sent.answer(NotRouted(reason) if tag <= last else None)
+            reason, last = self._returned.get(confirm.target, ("", 0))
+            confirm.answer(NotRouted(reason) if tag <= last else None)
         if not self._unanswered:
             self._returned.clear()
 

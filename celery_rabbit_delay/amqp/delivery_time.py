@@ -93,8 +93,8 @@ def _ask(channel: ConfirmedChannel, cascade: Cascade, arrived: list[str]) -> Bro
     messages = [_message(names[delay], {X_DELIVERY_TIME: wall // _MS + delay}) for delay in names]
     messages.append(_message(name, {}))
     try:
-        for sent in [channel.send(Outgoing(message, cascade.outbox_ingest, PROBE)) for message in messages]:
-            channel.wait(sent)
+        for confirm in [channel.send(Outgoing(message, cascade.outbox_ingest, PROBE)) for message in messages]:
+            channel.wait(confirm)
     except NotRouted as exc:
         raise CascadeMissing(f"{cascade.probe!r} takes no message: {exc}") from exc
     if not connection.wait_until(lambda: name in arrived, _PATIENCE):

@@ -20,7 +20,7 @@ from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade
 from . import create, declare
-from .confirms import ConfirmedChannel, NotStored, Outgoing, Sent, with_headers
+from .confirms import Confirm, ConfirmedChannel, NotStored, Outgoing, with_headers
 from .delivery_time import BrokerClock
 from .limited import LimitedConnection
 from .patience import Patience
@@ -82,7 +82,7 @@ class DelayedPublisher:
         if plan.stream:
             self.streams.finish(plan, message, record)
 
-    def _publish(self, plan: Plan) -> tuple[Message, Sent | None]:
+    def _publish(self, plan: Plan) -> tuple[Message, Confirm | None]:
         """Send a message, and its record if it can follow at once; return both once the message is stored."""
         tries: Patience | None = None
         is_repaired = False
@@ -90,10 +90,10 @@ class DelayedPublisher:
             try:
                 self.ensure(plan)
                 outgoing = self._outgoing(plan)
-                sent = self.channel.send(outgoing)
+                confirm = self.channel.send(outgoing)
                 record = self.streams.send(plan, outgoing.message) if plan.stream else None
                 try:
-                    self.channel.wait(sent)
+                    self.channel.wait(confirm)
                 except (ChannelError, FrameError) as exc:
                     raise self._translated(exc) from None
                 return outgoing.message, record

@@ -21,7 +21,7 @@ from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import PerClient
-from .confirms import ConfirmedChannel, NotStored, Outgoing, Sent
+from .confirms import Confirm, ConfirmedChannel, NotStored, Outgoing
 from .create import create_cascade, ensure_stream
 from .limited import LimitedConnection
 from .patience import again
@@ -62,7 +62,7 @@ class StreamWriter:
         """Return whether a record can be sent to a stream without waiting for the answer: it exists, and it works."""
         return stream in self._known and not self._is_paused(stream)
 
-    def send(self, plan: Plan, message: Message) -> Sent | None:
+    def send(self, plan: Plan, message: Message) -> Confirm | None:
         """Send the record of a message behind it, if its stream is known to take it. For `finish`.
 
         A stream that has lost its data makes RabbitMQ 4.3 close the connection, which must not hit the message. So the
@@ -73,15 +73,15 @@ class StreamWriter:
             return None
         return self._channel.send(self.outgoing(stream, journal.pack_records([record])))
 
-    def finish(self, plan: Plan, message: Message, sent: Sent | None) -> None:
+    def finish(self, plan: Plan, message: Message, confirm: Confirm | None) -> None:
         """Wait for the record of a stored message; create a missing stream for it. Log a warning if that fails."""
         stream = plan.stream
-        if stream is None or (sent is None and self._is_paused(stream)):
+        if stream is None or (confirm is None and self._is_paused(stream)):
             return None
         try:
-            if sent is not None:
+            if confirm is not None:
                 try:
-                    return self._channel.wait(sent)
+                    return self._channel.wait(confirm)
                 except (NotRouted, NotFound):
                     self._known.discard(stream)
             if record := record_of(plan, message):
@@ -170,8 +170,8 @@ class StreamWriter:
     def _write(self, stream: Stream, messages: Iterable[Outgoing]) -> None:
         with declare.translate_errors(self.cascade):
             try:
-                for sent in [self._channel.send(one) for one in messages]:
-                    self._channel.wait(sent)
+                for confirm in [self._channel.send(one) for one in messages]:
+                    self._channel.wait(confirm)
             except NotRouted as exc:
                 raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down") from exc
             except (InternalError, ResourceError) as exc:  # the stream has no leader, or has lost its data

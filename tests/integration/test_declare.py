@@ -14,7 +14,7 @@ from amqp.exceptions import NotFound
 
 from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotRouted, operate
 from celery_rabbit_delay.amqp import declare, publisher
-from celery_rabbit_delay.amqp.confirms import NotStored, Sent
+from celery_rabbit_delay.amqp.confirms import Confirm, NotStored
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate.verify import probe
 from tests.kit.abilities import Ability
@@ -129,16 +129,16 @@ def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(monkeypatch: pytest.Mo
 
         tell_leaders("stop")
         refusals: list[NotStored] = []
-        answer = Sent.answer
+        answer = Confirm.answer
 
-        def note(sent: Sent, refusal: Exception | None) -> None:
+        def note(confirm: Confirm, refusal: Exception | None) -> None:
             if isinstance(refusal, NotStored):
                 if not refusals:
                     tell_leaders("restart")
                 refusals.append(refusal)
-            answer(sent, refusal)
+            answer(confirm, refusal)
 
-        monkeypatch.setattr(Sent, "answer", note)
+        monkeypatch.setattr(Confirm, "answer", note)
         monkeypatch.setattr(publisher, "PATIENCE", 60)
         vhost.publish_one()
         assert refusals

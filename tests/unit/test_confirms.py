@@ -18,7 +18,7 @@ from kombu.transport import pyamqp
 from celery_rabbit_delay import NotRouted, Options, StreamUnavailable
 from celery_rabbit_delay.amqp import follower, limited, stream_consumer
 from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
-from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, NotStored, Outgoing, Sent
+from celery_rabbit_delay.amqp.confirms import Confirm, ConfirmedChannel, NotStored, Outgoing
 from celery_rabbit_delay.amqp.follower import Extent, Follower
 from celery_rabbit_delay.amqp.transport import DelayConnection
 from celery_rabbit_delay.core.topology import Stream
@@ -275,7 +275,7 @@ def confirmed(broker: Broker, connection: Any) -> ConfirmedChannel:
     return ConfirmedChannel(connection)
 
 
-def send(confirmed: ConfirmedChannel, key: str) -> Sent:
+def send(confirmed: ConfirmedChannel, key: str) -> Confirm:
     return confirmed.send(Outgoing(amqp.Message(key), "e", key))
 
 
