@@ -110,11 +110,6 @@ def close_without_waiting(channel: Any) -> None:
         channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
 
 
-def limit_waits(connection: amqp.Connection, seconds: float) -> None:
-    """Make each read and write of an `amqp.Connection` without a limit of its own raise `TimeoutError` after a time."""
-    connection.transport.sock.settimeout(seconds)
-
-
 def schedule_again(scheduler: Any, entry: Any, seconds: float) -> None:
     """Make a `celery.beat.Scheduler`, which has taken an entry out of its schedule, run it in some seconds."""
     heappush(scheduler._heap, (scheduler._when(entry, seconds), 5, entry))

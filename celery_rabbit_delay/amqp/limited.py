@@ -139,8 +139,11 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
     def blocking_read(self, timeout: float | None = None) -> Any:
         transport, sock = self.transport, self.transport.sock
         has_limit = timeout and sock and timeout <= (sock.gettimeout() or 0) <= timeout * _INEXACT
-        with nullcontext() if has_limit else transport.having_timeout(timeout):
+        if has_limit:
             frame = transport.read_frame()
+        else:
+            with transport.having_timeout(timeout):
+                frame = transport.read_frame()
         self._is_parsing = True
         try:
             return self.on_inbound_frame(frame)

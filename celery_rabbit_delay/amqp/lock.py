@@ -20,7 +20,6 @@ import kombu
 from amqp import Message
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
-from .. import upstream
 from ..core.errors import CascadeConflict, NotPermitted, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
 from .confirms import publish
@@ -74,7 +73,7 @@ class Lock:
         self._kept: list[int] = []  # the delivery tags of what is left to the next holder
         self._replaced = 0.0  # when, by `time.monotonic`
         self._connection = connection.connection
-        upstream.limit_waits(self._connection, patience)
+        self._connection.transport.sock.settimeout(patience)  # of reads and writes that have no limit of their own
         self._channel = connection.channel()
         try:
             self._channel.queue_declare(queue, durable=True, auto_delete=False, arguments=ARGUMENTS)

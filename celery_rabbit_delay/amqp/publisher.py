@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
 
-from amqp import Message
 from amqp.exceptions import AccessRefused, ChannelError, FrameError, NotFound
 
 from ..core import headers as headers_
@@ -20,7 +19,7 @@ from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade
 from . import create, declare
-from .confirms import Confirm, ConfirmedChannel, NotStored, Outgoing, with_headers
+from .confirms import ConfirmedChannel, NotStored, Outgoing, with_headers
 from .delivery_time import BrokerClock
 from .limited import LimitedConnection
 from .patience import Patience
@@ -78,12 +77,6 @@ class DelayedPublisher:
 
         The record of a message follows it on the same channel: what raises here is in no list.
         """
-        message, record = self._publish(plan)
-        if plan.stream:
-            self.streams.finish(plan, message, record)
-
-    def _publish(self, plan: Plan) -> tuple[Message, Confirm | None]:
-        """Send a message, and its record if it can follow at once; return both once the message is stored."""
         tries: Patience | None = None
         is_repaired = False
         while True:
@@ -96,7 +89,9 @@ class DelayedPublisher:
                     self.channel.wait(confirm)
                 except (ChannelError, FrameError) as exc:
                     raise self._translated(exc) from None
-                return outgoing.message, record
+                if plan.stream:
+                    self.streams.finish(plan, outgoing.message, record)
+                return
             except NotStored:
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import filterfalse
@@ -45,7 +45,7 @@ class Process:
         #: By the same: the moment at which to try again to create the outbox.
         self.refused: dict[tuple[str, str, str], float] = {}
         #: By cascade and destination: the messages with the delay of each outbox, and by 0 those with other delays.
-        self.used: dict[tuple[str, Destination], Counter[int]] = {}
+        self.used: defaultdict[tuple[str, Destination], Counter[int]] = defaultdict(Counter)
 
 
 process = Process()
@@ -83,7 +83,7 @@ class Routes:
             return ()
         if len(process.used) >= _MAX_KNOWN:
             process.used.clear()
-        used = process.used.setdefault((self._cascade.root, destination), Counter())
+        used = process.used[self._cascade.root, destination]
         used[wanted.exact] = min(used[wanted.exact] + 1, _REMEMBERED if wanted.exact else _REMEMBERED - 1)
         if wanted.is_rare and self._options.declare == "auto" and used[wanted.exact] <= used[0]:
             return ()

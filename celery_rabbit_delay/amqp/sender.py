@@ -60,8 +60,7 @@ class Sender:
 
         Raises as `DelayedPublisher.publish`, `prepare_key` and `write_key`.
         """
-        limits = seconds, plan.confirm_timeout or plan.timeout, self.options.confirm_timeout
-        limit = min(filter(None, limits), default=None)
+        limit = min(filter(None, (seconds, self.options.confirm_timeout)), default=None)
         if plan.key:
             self.prepare_key(plan, limit)
         with Turn(self, limit):

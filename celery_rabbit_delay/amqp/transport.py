@@ -99,24 +99,23 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         if headers.get("retries") and options.retry_errors and (exc := sys.exc_info()[1]):  # in Celery's `retry`
             headers = headers_.with_error(headers, exc)
         planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
-        timeout, confirm_timeout = kwargs.get("timeout"), kwargs.get("confirm_timeout")
-        return self._delay(planned._replace(timeout=timeout, confirm_timeout=confirm_timeout))
+        return self._delay(planned, kwargs.get("confirm_timeout") or kwargs.get("timeout"))
 
-    def _delay(self, planned: Plan) -> None:
-        """Send a message on our own connection, or with the batch that is being collected."""
+    def _delay(self, planned: Plan, seconds: float | None) -> None:
+        """Send a message on our own connection, within some seconds, or with the batch that is being collected."""
         connection: Connection = self.connection
         if connection.batches:
             connection.batches[-1].add(connection.sender, planned)
         elif loop := event_loop.current():
             loop.publish(connection.sender, planned)
         else:
-            self.store(planned)
+            self.store(planned, seconds)
 
-    def store(self, planned: Plan) -> None:
-        """Send a message on our own connection, and return once the broker has stored it."""
+    def store(self, planned: Plan, seconds: float | None = None) -> None:
+        """Send a message on our own connection, and return once the broker has stored it, or raise `TimeoutError`."""
         client = self.connection.client
         try:
-            self.connection.sender.publish(planned)
+            self.connection.sender.publish(planned, seconds)
         except ANSWERS:
             raise
         except (AMQPError, OSError):  # it may be stored with its record, and the caller learns of an error

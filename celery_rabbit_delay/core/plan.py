@@ -47,17 +47,12 @@ class Plan(NamedTuple):
     destination: Destination
     due: int  # in nanoseconds, by the clock of `Now.monotonic`
     delay: int  # the original one, in microseconds
+    id: str = ""  # Celery's task id, or another message's correlation id or message id
+    number: int = 0  # identifies this copy of the message, if it is recorded or has a key
     stream: Stream | None = None  # for its record; None: it is not recorded
     key: str | None = None  # the `x-delay-key` whose last message it becomes
-    timeout: float | None = None  # seconds, as for `kombu.Producer.publish`
-    confirm_timeout: float | None = None
     #: Whether it came before its delivery time: so it does not wait for that once more, but in levels.
     came_early: bool = False
-
-    @property
-    def number(self) -> int:
-        """What identifies this copy of the message; only of a message that is recorded or has a key."""
-        return int(self.headers[HEADER]["n"])
 
     @property
     def due_ms(self) -> int:
@@ -73,11 +68,6 @@ class Plan(NamedTuple):
         if self.stream is None or X_DELAY_KEY in self.headers:
             return None
         return changes.void(self.number, self.due_ms)
-
-    @property
-    def id(self) -> str:
-        """Celery's task id, or another message's correlation id or message id, or ""."""
-        return message_id(self.message.properties, self.headers)
 
     @property
     def priority(self) -> int | None:
@@ -110,7 +100,8 @@ def of_new(
     _check_delay(delay, options)
     if message.properties.get("priority") is not None:
         _check_priority(message.properties["priority"])
-    if message_id(message.properties, headers):  # others cannot be cancelled
+    id_ = message_id(message.properties, headers)
+    if id_:  # others cannot be cancelled
         headers = with_time_sent(headers, Sent(microseconds(now.utc), now.clock))
     key, number = _key_and_number(headers, delay, options) if X_DELAY_KEY in headers else (None, None)
     stream = _journal(delay, headers, options)
@@ -119,7 +110,7 @@ def of_new(
     due = now.utc + timedelta(microseconds=delay)
     wrapped = wrap(headers, options.cascade.root, exchange, routing_key, due, number)
     destination = _destination(exchange, wrapped, options, declarations)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, stream, key)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, id_, number or 0, stream, key)
 
 
 def of_received(
@@ -143,8 +134,8 @@ def of_received(
     number = early.number if early else streams.new_number() if stream else None
     received = received._replace(headers=dict(own(received.headers)))
     wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
-    due_ns = now.monotonic + delay * 1000
-    return Plan(message, wrapped, destination, due_ns, delay, stream, came_early=early is not None)
+    due_ns, id_ = now.monotonic + delay * 1000, message_id(message.properties, wrapped)
+    return Plan(message, wrapped, destination, due_ns, delay, id_, number or 0, stream, came_early=early is not None)
 
 
 def of_orphan(
@@ -170,7 +161,8 @@ def of_orphan(
         received = Delivery(state.exchange, state.routing_key, {**headers, "CC": list(state.cc) or None})
         wrapped = wrap_for_return(received, root, routing_key, state.due, state.number)
     destination = _destination(exchange, wrapped, options, declarations)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay)
+    id_ = message_id(message.properties, wrapped)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, id_, state.number or 0)
 
 
 def _destination(exchange: str, wrapped: Headers, options: Options, declarations: Declarations) -> Destination:

@@ -104,7 +104,7 @@ def _all_journals(cascade: Cascade) -> list[Stream]:
 
 def journal_for(cascade: Cascade, delay: float) -> Stream:
     """Return the stream that a message with a delay in seconds is recorded in."""
-    return journals(cascade, delay)[-1]
+    return _all_journals(cascade)[bisect_left(_SECONDS, delay)]
 
 
 def changes(cascade: Cascade) -> Stream:

@@ -13,13 +13,12 @@ from amqp import Message
 from celery_rabbit_delay import BatchFailed, NotRouted
 from celery_rabbit_delay.amqp.batch import Batch, batches_of, collect
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.plan import Plan
 
 
 def pending(name: str, key: str | None = None) -> Plan:
     message = Message(name, correlation_id=name)
-    return Plan(message, {"CC": [], HEADER: {"n": int(name)}}, Destination("", ("q",)), 0, 0, key=key)
+    return Plan(message, {"CC": []}, Destination("", ("q",)), 0, 0, number=int(name), key=key)
 
 
 class Sender:
