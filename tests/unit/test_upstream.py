@@ -166,14 +166,6 @@ def test_a_closed_socket_is_closed_for_this_process_alone() -> None:
         end.close()
 
 
-def test_reads_without_a_limit_of_their_own_end_after_a_time() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        upstream.limit_waits(SimpleNamespace(transport=SimpleNamespace(sock=ours)), 0.01)
-        with pytest.raises(TimeoutError):
-            ours.recv(1)
-
-
 def test_a_scheduler_runs_an_entry_again_when_it_is_told_to() -> None:
     sent: list[str] = []
 
