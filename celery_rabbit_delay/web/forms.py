@@ -122,7 +122,7 @@ def _own(path: str) -> str:
 def matching() -> Filter | None:
     """Return the filter whose matches a form is for; None if it is for a selection."""
     chosen = request.form.get("matching")
-    return None if chosen is None else wanted(dict(parse_qsl(chosen)))._replace(state=WAITING)
+    return None if chosen is None else wanted(dict(parse_qsl(chosen)))
 
 
 def wanted(arguments: Mapping[str, str] | None = None) -> Filter:

@@ -22,7 +22,7 @@ from ..operate import About, Allowed, BeatStatus, Finding, Follower, Orphan, Que
 from . import search
 from .database import CANCELLED, WAITING, reading
 from .indexer import Indexer
-from .printing import reason
+from .printing import printable, reason
 from .search import Row
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ class Operations:
         """Call a function of the API for a periodic entry."""
         with self._turn:
             self.broker.periodic(act, name, **more)
-        return Done(1, _WRITTEN.get(act, "periodic entry written"))
+        return Done(1, f"{_WRITTEN.get(act, 'periodic entry written')}: {printable(name, 100)}")
 
     def verify(self) -> None:
         """Compare the broker with the expected cascade, and send test messages through the short levels."""

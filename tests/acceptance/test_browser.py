@@ -320,11 +320,12 @@ def test_what_is_new_comes_in_place_and_never_under_a_selection_or_a_pointer(
             shop.send("note", number, queue="other", countdown=3000)
         wait_until(lambda: chrome.execute_script(f"return {queues}[1] === link"), "another queue has most")
         assert chrome.execute_script("return document.activeElement === link")
-        # Rows stay under the pointer.
-        ActionChains(chrome).move_to_element(chrome.find_element("css selector", "#rows tbody tr")).perform()
-        shows(chrome, "paused: pointer", "#live")
-        ActionChains(chrome).move_to_element(chrome.find_element("css selector", ".brand")).perform()
-        shows(chrome, "live", "#live")
+        # Rows and filters stay under the pointer.
+        for place in ("#rows tbody tr", "#filters [data-key=other]"):
+            ActionChains(chrome).move_to_element(chrome.find_element("css selector", place)).perform()
+            shows(chrome, "paused: pointer", "#live")
+            ActionChains(chrome).move_to_element(chrome.find_element("css selector", ".brand")).perform()
+            shows(chrome, "live", "#live")
         # The switch, with the keyboard; the next page keeps it.
         chrome.execute_script("document.getElementById('live').focus()")
         press(chrome, "\ue007")
@@ -334,9 +335,13 @@ def test_what_is_new_comes_in_place_and_never_under_a_selection_or_a_pointer(
         chrome.execute_script("document.getElementById('live').focus()")
         press(chrome, " ")
         shows(chrome, "live", "#live")
-        # Work in progress is seen, here for ever.
-        chrome.execute_script("window.fetch = () => new Promise(() => {})")
+        # So is a server that is away; and work in progress, here for ever.
+        chrome.execute_script("window.fetch = () => Promise.reject(new TypeError('it is away'))")
         click(chrome, "#rows tbody tr input")
+        click(chrome, '#acts button[formaction="/run-now"]')
+        shows(chrome, "it is unknown whether that was done", ".messages")
+        shows(chrome, "no answer", "#live")
+        chrome.execute_script("window.fetch = () => new Promise(() => {})")
         click(chrome, '#acts button[formaction="/run-now"]')
         wait_until(lambda: amount(chrome, ".busy [aria-busy=true]") == 1, "its button says so")
 
@@ -398,6 +403,11 @@ def test_a_page_for_others_asks_for_the_password_and_may_be_read_only(shop: Shop
             chrome.find_element("css selector", "input[type=password]").send_keys(password + "\n")
             shows(chrome, says)
         shows(chrome, "'mine'", "#rows")
+        picture(chrome, site, 390, 844, "light", rows=1)
+        chrome.execute_script("getSelection().selectAllChildren(document.querySelector('#rows td.task'))")
+        shows(chrome, "paused: selection", "#live")
+        assert is_no_wider_than(chrome, 390)
+        chrome.execute_script("getSelection().removeAllRanges()")
         assert amount(chrome, "main form[method=post]") == 1
         assert amount(chrome, "#selection button:not(.copy), #selection input") == 0
         click(chrome, "#rows a.open")
@@ -407,7 +417,12 @@ def test_a_page_for_others_asks_for_the_password_and_may_be_read_only(shop: Shop
         shows(chrome, "Log in")
 
 
-def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path: str = "/") -> bytes:
+def is_no_wider_than(chrome: Any, width: int) -> bool:
+    """Return whether nothing of the page is cut off."""
+    return bool(chrome.execute_script("return document.documentElement.scrollWidth <= arguments[0]", width))
+
+
+def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path: str = "/", rows: int = 4) -> bytes:
     chrome.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
@@ -415,13 +430,12 @@ def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path:
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
     chrome.get(site.url + path)
-    wait_until(lambda: amount(chrome, "#rows tbody tr, .levels .level") > 3, "there is something to see")
+    wait_until(lambda: amount(chrome, "#rows tbody tr, .levels .level") >= rows, "there is something to see")
     name = "rabbitmq.shop.example:5672/shop celery-rabbit-delay.v3.125ms"
     chrome.execute_script("document.querySelector('.brand small').textContent = arguments[0]", name)
     taken: bytes = chrome.get_screenshot_as_png()
     assert taken.startswith(b"\x89PNG")
-    wide = chrome.execute_script("return document.documentElement.scrollWidth")
-    assert wide <= width, "nothing is cut off"
+    assert is_no_wider_than(chrome, width)
     return taken
 
 
@@ -493,6 +507,11 @@ def test_all_that_match_are_cancelled_at_once_and_then_listed(
         click(chrome, '#acts [formaction="/restore"]')
         shows(chrome, "1 restored", ".messages")
         shows(chrome, f"{found - 1} found", "#found")
+        click(chrome, "#all")
+        click(chrome, "[name=matching]")
+        click(chrome, '#acts [formaction="/restore"]')
+        shows(chrome, f"{found - 1} restored", ".messages")
+        shows(chrome, "No cancelled task matches", "#rows")
 
 
 def test_a_queue_is_paused_and_resumed(shop: Shop, chrome: Any, tmp_path: Path) -> None:
@@ -535,7 +554,7 @@ def test_a_periodic_entry_is_written_on_a_phone_with_the_keyboard(
         field.send_keys(value + Keys.ENTER)
 
     def fits() -> bool:
-        return bool(chrome.execute_script("return document.documentElement.scrollWidth <= 390"))
+        return is_no_wider_than(chrome, 390)
 
     hourly = {f"hourly {number}": entry("tests.acceptance.shop.note", 3600, "hourly") for number in range(120)}
     shop = make_shop(RECORDED, beat_schedule=hourly)
@@ -547,6 +566,16 @@ def test_a_periodic_entry_is_written_on_a_phone_with_the_keyboard(
         shows(chrome, "every 3600 s", "#beat")
         shows(chrome, "100 of 120, the next first", "#beat")
         assert fits()
+        # An entry keeps the focus where another one is the next.
+        has_moved = chrome.execute_script(
+            """const rows = document.querySelectorAll("#beat tbody tr"), button = rows[1].querySelector("button");
+            button.focus();
+            const fresh = new DOMParser().parseFromString(document.documentElement.outerHTML, "text/html");
+            fresh.querySelector("#beat tbody").prepend(fresh.querySelectorAll("#beat tbody tr")[1]);
+            replace(fresh);
+            return rows[1] === document.querySelector("#beat tbody tr") && document.activeElement === button"""
+        )
+        assert has_moved
         click(chrome, "#beat .head a")
         shows(chrome, "Add a periodic entry")
         assert fits()
@@ -557,9 +586,10 @@ def test_a_periodic_entry_is_written_on_a_phone_with_the_keyboard(
         shows(chrome, "cannot read the schedule 'daily'", ".entry")
         (tmp_path / "entry.png").write_bytes(chrome.get_screenshot_as_png())
         assert fits()
+        assert chrome.execute_script("return document.querySelector('.entry [name=disabled]').clientWidth") > 20
         chrome.find_element("css selector", ".entry [name=disabled]").send_keys(Keys.SPACE)
         put("schedule", "crontab 30 4 * * *")
-        shows(chrome, "1 periodic entry written", ".messages")
+        shows(chrome, "1 periodic entry written: report", ".messages")
         chrome.find_element("css selector", "#beat [name=entry]").send_keys("report", Keys.ENTER)
         shows(chrome, "crontab 30 4 * * *", "#beat")
         shows(chrome, "disabled", "#beat tbody")

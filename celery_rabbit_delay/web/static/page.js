@@ -65,7 +65,7 @@ function replace(fresh) {
   count();
 }
 
-let pointed = null; // the row or the bar under a mouse
+let pointed = null; // the row, the bar or the filter under a mouse
 
 // Why nothing is refreshed just now, if so: rows must not move under a pointer, nor text that is being selected.
 function pause() {
@@ -79,9 +79,10 @@ function tell() {
   if (!button) return;
   const why = pause();
   button.hidden = false;
-  button.textContent = why || "live";
+  const isStale = document.documentElement.classList.contains("stale");
+  button.textContent = why || (isStale ? "no answer" : "live");
   button.title = sessionStorage.paused ? "Refresh every two seconds" : "Pause";
-  button.classList.toggle("good", !why);
+  button.classList.toggle("good", !why && !isStale);
   button.setAttribute("aria-pressed", String(Boolean(sessionStorage.paused)));
 }
 
@@ -94,6 +95,7 @@ async function refresh() {
   } catch {
     document.documentElement.classList.add("stale"); // the server is down; the next refresh tries again
   }
+  tell();
 }
 
 async function live() {
@@ -115,16 +117,21 @@ async function send(form, button) {
   busy(button, true);
   try {
     const answer = await fetch(button.formAction, { method: "POST", body });
+    document.documentElement.classList.remove("stale");
     if (answer.redirected && new URL(answer.url).pathname !== location.pathname) return location.assign(answer.url);
     const fresh = await parse(answer);
     if (answer.ok) replace(fresh);
     document.querySelector(".messages").replaceChildren(...fresh.querySelectorAll(".message"));
     setTimeout(() => all(".message.good").forEach((message) => message.remove()), READ);
-    for (const field of form.querySelectorAll(".move [name]")) field.value = "";
+    if (!fresh.querySelector(".message.bad")) for (const field of form.querySelectorAll(".move [name]")) field.value = "";
     for (const box of all("[name=matching]")) box.checked = false;
     count();
   } catch {
+    const message = Object.assign(document.createElement("p"), { className: "message bad" });
+    message.textContent = "There is no answer, so it is unknown whether that was done: look again.";
+    document.querySelector(".messages").replaceChildren(message);
     document.documentElement.classList.add("stale");
+    tell();
   } finally {
     form.inert = false;
     busy(button, false);
@@ -186,7 +193,7 @@ document.addEventListener("keydown", (event) => {
   const place = links.findIndex((link) => link.closest("tr") === row);
   const open = row?.querySelector("a.open");
   const actions = {
-    "/": () => document.getElementById("q")?.focus(),
+    "/": () => ["focus", "select"].forEach((act) => document.getElementById("q")?.[act]()),
     j: () => links[Math.min(place + 1, links.length - 1)]?.focus(),
     k: () => links[Math.max(place - 1, 0)]?.focus(),
     x: () => row?.querySelector("input[type=checkbox]")?.click(),
@@ -209,7 +216,7 @@ if (document.querySelector("main [data-live]")) {
   for (const name of ["pointerover", "pointerleave"]) {
     document.addEventListener(name, ({ type, target, pointerType }) => {
       const isOver = type === "pointerover" && pointerType === "mouse";
-      pointed = isOver ? target.closest("#rows tbody tr, #plot a") : null;
+      pointed = isOver ? target.closest("#rows tbody tr, #beat tbody tr, #filters li, #plot a") : null;
       tell();
     });
   }
