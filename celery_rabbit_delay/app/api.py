@@ -157,12 +157,14 @@ def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_q
     Raises `InvalidDestination` for a queue that is not the app's, unless `any_queue`, or that is deleted without
     consumers; `InvalidDelay` for a time that is past or cannot be read; and the errors of `cancel`.
     """
+    _check_name(queue)
     names = QueueNames(queues_of(app), only=not any_queue)
     _write(app, lambda connection: schedule.pause(connection, queue, names, until, who_calls(app.main)))
 
 
 def resume(app: Celery, queue: str, *, any_queue: bool = False) -> None:
     """End the pause of a queue, if it is paused. Raises the errors of `pause`."""
+    _check_name(queue)
     names = QueueNames(queues_of(app), only=not any_queue)
     _write(app, lambda connection: schedule.resume(connection, queue, names, who_calls(app.main)))
 
@@ -200,7 +202,14 @@ def _text_of(id_: object) -> str:
     """Return the id of a task as Celery writes it."""
     if not isinstance(id_, (str, UUID)):
         raise TypeError(f"{id_!r} is not the id of a task: use a str")
+    if not str(id_):
+        raise ValueError("the id of a task is empty")
     return str(id_)
+
+
+def _check_name(queue: object) -> None:
+    if not isinstance(queue, str):
+        raise TypeError(f"{queue!r} is not the name of a queue: use a str")
 
 
 def _check(connection: kombu.Connection) -> None:

@@ -27,7 +27,7 @@ from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import write_changes
 from ..amqp.stream_writer import until_there_is_a_leader
 from ..core import changes, notes, streams
-from ..core.changes import KEPT, Changes
+from ..core.changes import KEPT, Changes, with_groups
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
 from ..core.sent import Sent
@@ -163,7 +163,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         stream = streams.changes(options.cascade)
         try:
             if options.streams:
-                connection.connection.following.catch_up(stream, self.changes.apply, create=False, patience=PATIENCE)
+                # What creates the stream later tells workers of it, but one without remote control.
+                create = not consumer.app.conf.worker_enable_remote_control
+                connection.connection.following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
@@ -224,7 +226,7 @@ class WorkerChanges(Changes):
                 revoke(id_)
         if ids and self.running and self.workflows:
             for request in upstream.waiting_requests(state):
-                if self.cancels_workflow(request.id, request.request_dict):
+                if self.cancels_workflow(request.id, with_groups(request.request_dict, request.body)):
                     revoke_one(request.id)
                     request.revoked()
             forget_one()

@@ -29,8 +29,9 @@ _MAX_IDS = 10_000
 #: may make up others, and every worker would take them into its memory.
 MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
 
-#: The headers of a task that name the workflows that it belongs to, besides its own id.
-WORKFLOW = ("root_id", "parent_id", "group")
+#: The headers of a task that name the workflows that it belongs to, besides its own id, and where `with_groups` puts
+#: others.
+WORKFLOW, GROUPS = ("root_id", "parent_id", "group"), "x-delay-groups"
 
 #: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
 #: messages with keys, at least half.
@@ -111,6 +112,32 @@ def is_sent_before(sent: object, cancelled: Sent) -> bool:
     """
     known = Sent.read(sent)
     return known is None or known.may_precede(cancelled)
+
+
+def with_groups(headers: Mapping[str, Any], body: object) -> Mapping[str, Any]:
+    """Return the headers of a task with the groups that it is a part of as a member of a chain, or of a chord in one.
+
+    Celery names the group in the headers of a chain's last task; those before have that one in their bodies, which are
+    read here if they are JSON.
+    """
+    body = body.encode(errors="replace") if isinstance(body, str) else body
+    if not isinstance(body, bytes) or b'"group_id"' not in body:
+        return headers
+    try:
+        later = json.loads(body)[2]
+        groups = [*map(str, _groups_of([*(later.get("chain") or ()), later.get("chord")]))]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # whoever sends it chooses its body
+        return headers
+    return {**headers, GROUPS: groups}
+
+
+def _groups_of(signatures: Iterable[Any]) -> Iterator[Any]:
+    """Yield the groups of some signatures, and of the chords that these are the headers of."""
+    for signature in filter(None, signatures):
+        options = signature["options"]
+        if group := options.get("group_id"):
+            yield group
+        yield from _groups_of([options.get("chord")])
 
 
 def void(number: int, due: int) -> bytes:
@@ -289,7 +316,8 @@ class Changes:
 
     def cancelled_at(self, id_: str) -> Sent | None:
         """Return when an id, of a task or of a workflow, was cancelled last; None if it was not."""
-        if not (self._uuids or self._ids or self.workflows):  # the common case: `list` asks for each record
+        # Messages without an id are not cancelled by one. Otherwise the common case: `list` asks for each record.
+        if not id_ or not (self._uuids or self._ids or self.workflows):
             return None
         short = _uuid(id_)
         packed = max(self._ids.get(id_) if short is None else self._uuids.get(short), self.workflows.get(id_))
@@ -314,11 +342,14 @@ class Changes:
         )
 
     def cancels_workflow(self, id_: str, headers: Mapping[str, Any]) -> bool:
-        """Return whether a workflow that a task belongs to was cancelled, before or after the task was sent."""
+        """Return whether a workflow that a task belongs to was cancelled, before or after the task was sent.
+
+        `headers` are those that `with_groups` returns.
+        """
         if not self.workflows:
             return False
-        ids = (id_, *map(headers.get, WORKFLOW))
-        return any(isinstance(of, str) and self.workflows.get(of) for of in ids)
+        ids = (id_, *map(headers.get, WORKFLOW), *_items(headers.get(GROUPS)))
+        return any(of and isinstance(of, str) and self.workflows.get(of) for of in ids)
 
     @property
     def cancelled_workflows(self) -> list[str]:

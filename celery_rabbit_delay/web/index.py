@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import operate
 from ..core import notes, streams
-from ..core.changes import WORKFLOW
+from ..core.changes import GROUPS, WORKFLOW
 from ..core.fates import Fates
 from ..core.headers import X_DELAY_SENT, own
 from ..core.notes import Note
@@ -57,7 +57,7 @@ _INSERT = """INSERT OR IGNORE INTO message
 _JUDGED = "number, due, id, sent, marks"
 
 #: The headers by which a message may be cancelled, and the changes that somebody has made that are kept.
-_MARKS, _NOTES = ("stamps", *WORKFLOW), 100
+_MARKS, _NOTES = ("stamps", *WORKFLOW, GROUPS), 100
 
 #: The endings of the names of streams that are read from their beginning at each start.
 _READ_ANEW = (".changes", ".keys")
@@ -221,7 +221,7 @@ class Index:
     @streams.reading
     def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> list[tuple[Any, ...]]:
         """Return a record's row, if it is for one of the queues that the index is about."""
-        headers: Mapping[str, Any] = operate.to_message(record).headers
+        headers = operate.headers_in(record)
         shown = operate.describe(record, headers, queues)
         state = STATES.get(self._fates.of(record, self._now, lambda record: headers))
         if state is None or not operate.concerns(headers, queues):

@@ -28,10 +28,13 @@ def wait_to_learn(shop: Shop, *ids: str, revoked: bool = True) -> None:
     wait_until(known, "the workers know it")
 
 
-def test_the_next_step_of_a_chain_without_any_delay_does_not_run(make_shop: MakeShop, tmp_path: Path) -> None:
-    """No stream exists when the worker starts."""
-    shop = make_shop()
-    worker = shop.worker("-c", "2")
+@pytest.mark.parametrize("has_control", [True, False])
+def test_the_next_step_of_a_chain_without_any_delay_does_not_run(
+    make_shop: MakeShop, tmp_path: Path, has_control: bool
+) -> None:
+    """No stream exists when the worker starts, or one without remote control creates it."""
+    shop = make_shop(worker_enable_remote_control=has_control)
+    worker = shop.worker("-c", "2", "-Q", "celery,other")
     go_on = str(tmp_path / "go on")
     chains = {
         name: chain(signature(shop, "wait_for_file", go_on, f"{name} begins"), signature(shop, "note", name))
@@ -42,7 +45,8 @@ def test_the_next_step_of_a_chain_without_any_delay_does_not_run(make_shop: Make
         shop.wait_for(1, f"{name} begins")
     root = last["dead"].parent.id
     celery_rabbit_delay.cancel(shop.app, root, workflow=True)
-    wait_to_learn(shop, root)
+    celery_rabbit_delay.pause(shop.app, "other", any_queue=True)
+    wait_until(lambda: "The queue 'other' is paused" in worker.output(), "it has learned of both")
     Path(go_on).touch()
     shop.wait_for(1, "alive")
     wait_until(lambda: worker.has_discarded(last["dead"].id), "it is discarded")
@@ -62,6 +66,9 @@ def test_retries_groups_and_chords_are_cancelled_for_workers_that_start_later(
     dead.append(group(note.clone() for _ in range(2)).apply_async().id)
     dead.append(chord([note.clone() for _ in range(2)], signature(shop, "join")).apply_async().parent.id)
     dead.append(chain(note.clone(), signature(shop, "note", "dead")).apply_async().parent.id)
+    parts = [chain(note.clone(), signature(shop, "note", "dead")), note.clone()]
+    dead.append(group(parts).apply_async().id)
+    dead.append(chord(parts, signature(shop, "join")).apply_async().parent.id)
     group(stays.clone() for _ in range(2)).apply_async()
     chain(stays.clone(), signature(shop, "note", "last")).apply_async()
     joins = signature(shop, "join").set(countdown=1)
@@ -72,9 +79,9 @@ def test_retries_groups_and_chords_are_cancelled_for_workers_that_start_later(
     shop.wait_for(3, "stays")
     shop.wait_for(1, "last")
     shop.wait_for(1, "a+b")
-    # Two of the group, two of the chord, the first of the chain, and the retry.
+    # Two of each group, two of each chord, the first of the chain, and the retry.
     discarded = re.compile(r"Discarding revoked task: tests.acceptance.shop.(\w+)")
-    wanted = Counter(note=5, stubborn=1)
+    wanted = Counter(note=9, stubborn=1)
     wait_until(lambda: len(discarded.findall(first.output() + second.output())) >= wanted.total(), "all are discarded")
     assert Counter(discarded.findall(first.output() + second.output())) == wanted
     assert not shop.runs("dead")

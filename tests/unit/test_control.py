@@ -128,6 +128,15 @@ def test_an_id_that_is_none_is_an_error_where_it_would_be_an_untrue_answer(app: 
         more: dict[str, Any] = {"countdown": 5} if call is celery_rabbit_delay.reschedule else {}
         with pytest.raises(TypeError, match="is not the id of a task: use a str"):
             call(app, id_, **more)
+        with pytest.raises(ValueError, match="the id of a task is empty"):
+            call(app, "", **more)
+
+
+@pytest.mark.parametrize("name", [5, None, b"q", kombu.Queue("q")])
+def test_a_queue_is_paused_by_its_name(app: Celery, name: Any) -> None:
+    for call in (celery_rabbit_delay.pause, celery_rabbit_delay.resume):
+        with pytest.raises(TypeError, match="is not the name of a queue: use a str"):
+            call(app, name)
 
 
 def test_a_worker_that_may_not_consume_a_queue_again_connects_again() -> None:

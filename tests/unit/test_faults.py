@@ -107,7 +107,8 @@ def test_a_worker_says_so_once(
 ) -> None:
     timer = SimpleNamespace(call_repeatedly=lambda *arguments: None)
     client = Client(Connected(release, Options()))
-    consumer = SimpleNamespace(connection=client, hub=None, pool=None, timer=timer, call_soon=None)
+    app = SimpleNamespace(conf=SimpleNamespace(worker_enable_remote_control=True))
+    consumer = SimpleNamespace(app=app, connection=client, hub=None, pool=None, timer=timer, call_soon=None)
     step = control.FollowChanges(consumer)
     with caplog.at_level(logging.INFO, "celery_rabbit_delay"):
         for _ in range(2):  # it starts again at each reconnect

@@ -52,7 +52,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def received(properties: Any = None, root: str = "p", number: int | None = None, **headers: Any) -> Any:
     """Return a message that has waited, with more headers."""
     ours = {"prefix": root, "exchange": "", "due": 0, **({} if number is None else {"n": number})}
-    return SimpleNamespace(headers={HEADER: ours, **headers}, properties=properties or {})
+    return SimpleNamespace(headers={HEADER: ours, **headers}, properties=properties or {}, body=b"")
 
 
 def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
@@ -238,7 +238,7 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
     receiving.known_to[client].on_cancelled = lambda id_: False
     for change in changes.cancelled(["a"], sent_now()):
         receiving.known_to[client].changes.apply(change)
-    message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={})
+    message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={}, body=b"")
     assert receiving.is_dropped(connection, message) is dropped
     assert bool(read) is dropped
 
@@ -255,8 +255,8 @@ def test_a_task_without_a_delay_is_discarded_by_workers_alone_and_with_its_workf
     for change in [*changes.cancelled(["a"], sent_now()), *changes.cancelled_workflows(["w"], sent_now())]:
         known.changes.apply(change)
     revoked: list[str] = []
-    message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={})
-    other = SimpleNamespace(headers={"id": "a", **headers}, properties={})
+    message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={}, body=b"")
+    other = SimpleNamespace(headers={"id": "a", **headers}, properties={}, body=b"")
     assert not receiving.is_dropped(connection, message)
     known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
     assert not receiving.is_dropped(connection, message)
@@ -271,7 +271,7 @@ def test_a_worker_discards_what_it_holds_of_a_workflow_and_forgets_what_is_resto
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def held(id_: str, **headers: str) -> Any:
-        request = SimpleNamespace(id=id_, request_dict=headers, _apply_result=None)
+        request = SimpleNamespace(id=id_, request_dict=headers, body=b"", _apply_result=None)
         request.revoked = lambda: discarded.append((id_, id_ in revoked))
         return request
 
@@ -308,7 +308,7 @@ def test_only_tasks_are_left_to_celery() -> None:
     known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
     connection.following.until[f"{Options().cascade.streams_root}.changes"] = math.inf
     for more, dropped in (({"task": "t"}, False), ({}, True)):
-        message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={})
+        message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={}, body=b"")
         assert receiving.is_dropped(connection, message) is dropped
     assert revoked == ["a"]
 
