@@ -256,6 +256,13 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             return {"error": str(exc)}
         return {"done": True}
 
+    def look(self, question: bytes | str) -> dict[str, Any]:
+        """Answer a question about the entries in the code, where no beat has run yet."""
+        self._runs = core.remember({}, self._code, _now())
+        for name in self._code:
+            self._arrange(name)
+        return self.answer(question)
+
     def visit(self, question: bytes | str) -> dict[str, Any] | None:
         """Become active, and answer a question; None if that takes longer than two seconds, for another one is."""
         end = time.monotonic() + 2 * SLEEP

@@ -28,7 +28,7 @@ from .core.errors import DelayError, EntryConflict, InvalidEntry
 from .core.options import DRIVER_TYPE
 from .core.periodic import Edit
 from .operate.beat import PeriodicTask, read_status
-from .schedules import definition_of
+from .schedules import check_future, definition_of
 
 __all__ = ["PeriodicTask", "add", "change", "disable", "enable", "entries", "remove", "run_now"]
 
@@ -82,10 +82,12 @@ def change(
     `version`: that of the entry that you have seen; by default the present one. Raises `EntryConflict` if the entry
     has another version when the change is made, `InvalidEntry`, and `DelayError` without an answer.
     """
+    given = {"task": task, "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
+    if enabled is None and all(value is None for value in given.values()):
+        raise InvalidEntry("nothing is to be changed: name a task, a schedule, arguments, options or enabled")
     seen = _seen(app, name)
     if seen.definition is None:
         raise InvalidEntry(f"the entry {name!r} in the code is not JSON: add one of the same name")
-    given = {"task": task, "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
     new = {**seen.definition, **{key: value for key, value in given.items() if value is not None}}
     _edit(app, name, seen.version if version is None else version, by, definition_of(**new, app=app), enabled)
 
@@ -132,6 +134,8 @@ def _edit(
 ) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidEntry(f"cannot use the name {name!r}: use a text")
+    if definition is not None:
+        check_future(definition["schedule"], app)
     version = _seen(app, name).version if version is None else version
     now, by = datetime.now(timezone.utc).isoformat(timespec="seconds"), by or who_calls()
     edit = Edit(uuid4().hex, name, version, by, now, definition, is_enabled, removes)
@@ -146,7 +150,9 @@ def _ask(app: Celery, question: Any, change: tuple[str, str, str] | None = None)
         while True:
             try:
                 answer = ask(connection, queue_of(app), question, PATIENCE)
-            except (NoHolder, NotFound):
+            except NotFound:
+                answer = _visit(app, question, looks=change is None)
+            except NoHolder:
                 answer = _visit(app, question)
             if answer is not None or not tries.pause():
                 break
@@ -164,8 +170,8 @@ def _ask(app: Celery, question: Any, change: tuple[str, str, str] | None = None)
     return found
 
 
-def _visit(app: Celery, question: Any) -> dict[str, Any] | None:
-    """Be the active beat for one question; None if another process is it."""
+def _visit(app: Celery, question: Any, looks: bool = False) -> dict[str, Any] | None:
+    """Be the active beat for one question; None if another process is it. Who only `looks` creates no queue."""
     app.finalize()
     with closing(Scheduler(app, visiting=True)) as scheduler:
-        return scheduler.visit(json.dumps(question))
+        return (scheduler.look if looks else scheduler.visit)(json.dumps(question))

@@ -9,15 +9,18 @@ once 2030-01-31T12:00:00+01:00    a time, naive in the app's time zone
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import BaseSchedule, crontab, schedstate, schedule, solar
+from kombu.compression import compress
+from kombu.serialization import dumps
 
-from .core.due import eta_in_utc
+from .core.due import eta_in_utc, parse_eta
 from .core.errors import InvalidEntry
 
 
@@ -53,7 +56,9 @@ def text_of(value: Any, app: Celery) -> str:
     if type(value) is crontab:
         names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
         fields = [getattr(value, f"_orig_{name}") for name in names]
-        texts = [one if isinstance(one, (str, int)) else ",".join(map(str, one)) for one in fields]
+        texts = [
+            "".join(str(one).split()) if isinstance(one, (str, int)) else ",".join(map(str, one)) for one in fields
+        ]
         return " ".join(map(str, ["crontab", *texts]))
     if type(value) is solar:
         return f"solar {value.event} {value.lat} {value.lon}"
@@ -81,10 +86,35 @@ def schedule_of(text: str, app: Celery) -> BaseSchedule:
     )
 
 
+def check_future(text: str, app: Celery) -> None:
+    """Raise `InvalidEntry` for the text of a schedule whose only time is past: its task would run at once."""
+    at = getattr(schedule_of(text, app), "at", None)
+    if at is not None and at <= datetime.now(timezone.utc):
+        raise InvalidEntry(f"{text!r} is in the past: use a later time, or send the task now")
+
+
+def _check_options(options: dict[str, Any], app: Celery) -> None:
+    """Raise an error for options of `apply_async` with which no run could be sent."""
+    app.amqp.create_task_message("id", "task", (), {}, countdown=options.get("countdown"), eta=options.get("eta"))
+    if isinstance(expires := options.get("expires"), str):
+        parse_eta(expires, "expires")
+    elif not isinstance(expires, (int, float, type(None))):
+        raise InvalidEntry(f"expires={expires!r}: use seconds or a time")
+    priority, headers = options.get("priority"), options.get("headers")
+    if priority is not None and (type(priority) is not int or not 0 <= priority <= 255):
+        raise InvalidEntry(f"priority={priority!r}: use a whole number from 0 to 255")
+    if not isinstance(headers or {}, dict):
+        raise InvalidEntry(f"headers={headers!r}: use a mapping")
+    dumps((), serializer=options.get("serializer") or "json")
+    compress(b"", options.get("compression") or "gzip")
+
+
 def definition_of(task: Any, schedule: Any, args: Any, kwargs: Any, options: Any, app: Celery) -> dict[str, Any]:
     """Return the definition of an entry, which is JSON. Raises `InvalidEntry`."""
     if not isinstance(task, str) or not task:
         raise InvalidEntry(f"cannot use the task {task!r}: use its name")
+    if isinstance(args, (str, bytes, Mapping)):
+        raise InvalidEntry(f"cannot use the positional arguments {args!r}: use a list")
     try:
         definition = {
             "task": task,
@@ -95,6 +125,7 @@ def definition_of(task: Any, schedule: Any, args: Any, kwargs: Any, options: Any
         }
         as_json: dict[str, Any] = json.loads(json.dumps(definition, allow_nan=False))
         entry_of(task, as_json, app).is_due()
+        _check_options(as_json["options"], app)
     except InvalidEntry:
         raise
     except Exception as exc:  # of Celery, such as for a date that never comes, or of json

@@ -75,6 +75,10 @@ class Scheduled(NamedTuple):
     root: str | None = None
     #: The id of the group that it is in.
     group: str | None = None
+    #: The id of the task that has sent it.
+    parent: str | None = None
+    #: When it expires, as Celery writes it.
+    expires: str | None = None
 
 
 @streams.reading
@@ -99,7 +103,7 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     queue = queues.name(exchange, routing_key, wanted)
     if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
         queue, routing_key = routing_key, state.routing_key
-    names = ("task", "argsrepr", "kwargsrepr", headers_.X_DELAY_ERROR, "root_id", "group")
+    names = ("task", "argsrepr", "kwargsrepr", headers_.X_DELAY_ERROR, "root_id", "group", "parent_id", "expires")
     texts = (None if headers.get(name) is None else str(headers[name]) for name in names)
     task, args, kwargs, *others = texts
     due = headers_.moment(record.due)
@@ -249,15 +253,23 @@ def recorded(
 
 
 def headers_in(record: Record) -> Mapping[str, Any]:
-    """Return the headers of a message as it entered the cascade. Raises `Unreadable`."""
-    return to_message(record).headers or {}
+    """Return the headers of a message as it entered the cascade, and its groups. Raises `Unreadable`."""
+    return changes.with_groups(to_message(record).headers or {}, record.body)
+
+
+class Found(NamedTuple):
+    """A message in the journal that is not due, and what became of it."""
+
+    message: Scheduled
+    fate: Fate
+    how: str = ""  # it was cancelled, if not by its id
 
 
 class About(NamedTuple):
     """What is known of an id."""
 
     id: str
-    messages: list[tuple[Scheduled, bool]]  # that wait, the soonest first, each with whether it is cancelled
+    messages: list[Found]  # the soonest first; of one that was moved, the copy that waits
     cancelled: datetime | None  # when the id was cancelled last, by the clock of who did it
 
 
@@ -266,13 +278,19 @@ def about(
 ) -> list[About]:
     """Return what is known of some ids, or was known `before` some moment. Raises as `scheduled`."""
     fates, answers = Fates(time.time, before), []
-    found: dict[str, list[tuple[Record, bool]]] = {id_: [] for id_ in ids}
+    found: dict[str, dict[int, tuple[Record, Fate]]] = {id_: {} for id_ in ids}
     for record, fate in recorded(connection, fates):
-        if record.id in found and fate in (Fate.WAITS, Fate.CANCELLED):
-            found[record.id].append((record, fate is Fate.CANCELLED))
+        if record.id in found and fate is not Fate.MOVED:
+            found[record.id][record.number] = record, fate
     for id_, those in found.items():
-        messages = [(describe(record, headers_in(record), queues), gone) for record, gone in sorted(those)]
-        sent = fates.changes.cancelled_at(id_)
+        # One with a key is replaced by its copy, too, when it is moved.
+        current = [one for one in those.values() if one[1] is not Fate.REPLACED] or those.values()
+        sent, messages = fates.changes.cancelled_at(id_), []
+        for record, fate in sorted(current, key=lambda one: one[0]):
+            headers, how = headers_in(record), ""
+            if fate is Fate.CANCELLED and sent is None:
+                how = "with its workflow" if fates.changes.cancels_workflow(id_, headers) else "by a stamp"
+            messages.append(Found(describe(record, headers, queues), fate, how))
         answers.append(About(id_, messages, datetime.fromtimestamp(sent.at / 1e6, timezone.utc) if sent else None))
     return answers
 
@@ -293,7 +311,8 @@ def cancel(
     sent, amount = sent_now(), len(ids) + len(copies)
     messages = [*(changes.cancelled_workflows if workflow else changes.cancelled)(ids, sent)]
     note = notes.note(sent.at // 1000, by, "workflows cancelled" if workflow else "cancelled", amount, ids)
-    write_changes(connection, [*messages, *(changes.void(*copy) for copy in copies), note])
+    if amount:
+        write_changes(connection, [*messages, *(changes.void(*copy) for copy in copies), note])
     if workflow:
         _tell_workers(connection)
     return sent

@@ -17,6 +17,7 @@ from weakref import WeakMethod, WeakSet
 
 import kombu
 from celery import Celery
+from celery.signals import after_setup_logger
 from celery.utils.time import LocalTimezone
 from kombu.utils.imports import symbol_by_name
 
@@ -65,7 +66,8 @@ def install(app: Celery, **options: Any) -> None:
     wanted = Options.parse(options)
     if is_switched_off():
         app.delay_options_given = options  # a beat shares the queue of those that are not switched off
-        logger.warning("%s=off: Celery runs the delayed tasks of %s; celery-rabbit-delay does nothing", SWITCH, app)
+        _say_it_is_off()
+        after_setup_logger.connect(_say_it_is_off, weak=False)  # a worker, or a beat, may log to a file
         return
     make = app.amqp_cls
     if is_installed(app):
@@ -221,6 +223,10 @@ def needs_no_broker(settings: Any, url: Any, transport: Any = None) -> bool:
     """Return whether an app may keep a broker that cannot delay tasks, because it belongs to a test suite."""
     name = transport or (url.partition("://")[0] if isinstance(url, str) else "")
     return str(name).lower() == "memory" or bool(settings.get("task_always_eager"))
+
+
+def _say_it_is_off(**signal: Any) -> None:
+    logger.warning("%s=off: Celery runs all delayed tasks; celery-rabbit-delay does nothing", SWITCH)
 
 
 def _say_there_is_no_broker(app: Celery) -> None:

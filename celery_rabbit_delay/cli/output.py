@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import signal
 import sys
 import time
 import traceback
+import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -131,10 +133,18 @@ def format_time(moment: datetime) -> str:
 
 def pad(text: str, width: int) -> str:
     """Return a text in a column; on a terminal as wide as that."""
-    return text.ljust(width) if is_terminal() else text
+    return text + " " * (width - _cells(text)) if is_terminal() else text
 
 
 def fit(line: str) -> str:
     """Return a line of a table; on a terminal not longer than it is wide, or than 80 columns."""
     columns = max(80, shutil.get_terminal_size().columns)
-    return line if len(line) <= columns or not is_terminal() else f"{line[: columns - 1]}…"
+    if not is_terminal() or _cells(line) <= columns:
+        return line
+    cells = itertools.accumulate(map(_cells, line))
+    return line[: sum(one < columns for one in cells)] + "…"
+
+
+def _cells(text: str) -> int:
+    """Return how many columns of a terminal a text takes: characters of East Asia, and pictures, take two."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)

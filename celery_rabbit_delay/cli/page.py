@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..app.install import SWITCH, is_switched_off
 from ..core.errors import UnsupportedConfiguration
 from .target import AppTarget
 from .web import broker_of
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
+    from _typeshed.wsgi import StartResponse, WSGIApplication
 
     from ..web.operations import Broker
 
@@ -45,6 +46,8 @@ def page(
         except click.ClickException as exc:
             raise UnsupportedConfiguration(exc.message) from exc
 
+    if is_switched_off():
+        return _off
     try:
         from ..web.mounted import MountedPage
         from ..web.setting import Setting, check_links
@@ -52,3 +55,9 @@ def page(
         raise UnsupportedConfiguration("the page needs more: pip install 'celery-rabbit-delay[web]'") from exc
     setting = Setting(read_only=read_only, secret=secret, links=check_links(links or {}), is_mounted=True)
     return MountedPage(setting, broker, index)
+
+
+def _off(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    """Answer a request while the package is switched off."""
+    start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
+    return [f"{SWITCH}=off: there is no page of delayed tasks".encode()]

@@ -46,7 +46,7 @@ def check_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if not name:
             raise click.BadParameter("it is empty")
         try:
-            check_key(name, "name" if param.name in ("queue", "queues") else "id")
+            check_key(name, "id" if param.name == "ids" else "name")
         except InvalidDestination as exc:
             raise click.BadParameter(escape(str(exc))) from exc
     return value

@@ -13,7 +13,7 @@ from ..core.periodic import SENT_WITH, parse_fields
 from ..core.text import escape
 from ..operate import PeriodicTask
 from .output import fit, format_time, is_terminal, utc_option
-from .parameters import json_option
+from .parameters import check_names, json_option
 from .target import Target, handle_errors, pass_target
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,7 +60,7 @@ def list_entries(target: Target, as_json: bool) -> None:
 
 
 @periodic.command(short_help="Write a new entry.")
-@click.argument("name")
+@click.argument("name", callback=check_names)
 @click.argument("task")
 @click.argument("schedule")
 @_of_an_entry
@@ -72,7 +72,7 @@ def add(target: Target, /, name: str, disabled: bool, **definition: Any) -> None
 
 
 @periodic.command(short_help="Change an entry.")
-@click.argument("name")
+@click.argument("name", callback=check_names)
 @click.option("--task", metavar="NAME", help="Set the task.")
 @click.option("--schedule", metavar="SCHEDULE", help="Set the schedule.")
 @_of_an_entry
@@ -80,12 +80,14 @@ def add(target: Target, /, name: str, disabled: bool, **definition: Any) -> None
 @pass_target
 def change(target: Target, /, name: str, **changes: Any) -> None:
     """Change an entry, and keep what is not named. One in the code is written with the change."""
+    if all(value is None for value in changes.values()):
+        raise click.UsageError("name what to change, such as --schedule")
     _write(target, "change", name, changes)
 
 
 def _add_command(name: str, act: str, help_: str) -> None:
     @periodic.command(name, help=help_)
-    @click.argument("name")
+    @click.argument("name", callback=check_names)
     @pass_target
     def command(target: Target, name: str) -> None:
         with handle_errors():
@@ -102,7 +104,7 @@ _add_command("run", "run_now", "Send a task of an entry at once, besides those o
 def _format(one: PeriodicTask) -> str:
     """Return what is shown of an entry: two lines on a terminal, else one."""
     due = format_time(one.next) if one.next else "unknown" if one.is_enabled else "disabled"
-    last = format_time(one.last) if one.last else "-"
+    last = format_time(one.last) if one.last and one.total else "-"
     source = "written" if one.is_written else "in the code"
     if one.by:
         source += f", by {one.by}"

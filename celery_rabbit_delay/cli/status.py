@@ -59,7 +59,7 @@ def status(
                     click.clear()
                 _show(found, _recorded(target.names(any_queue), connection, found), levels)
                 for one in paused:
-                    click.echo(escape(_shown_pause(one, target.app_name)))
+                    click.echo(fit(escape(_shown_pause(one, target.app_name))))
             beat = target.beat(connection)  # at last: during an alarm it cannot be asked
             if as_json:
                 click.echo(json.dumps(_as_data(found, beat, paused), default=datetime.isoformat))

@@ -185,6 +185,8 @@ def _reading(urls: Iterable[str]) -> Iterator[None]:
         _check(url)
     try:
         yield
+    except DelayError as exc:  # of an option
+        raise click.ClickException(escape(str(exc))) from exc
     except ValueError as exc:  # its text may contain a part of the password
         raise click.ClickException(_UNREADABLE) from exc
     except (KeyError, TypeError) as exc:  # Kombu passes the parameters of the URL on as arguments

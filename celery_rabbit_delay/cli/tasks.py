@@ -18,8 +18,18 @@ from ..core.headers import milliseconds, moment
 from ..core.search import Word, matching, parse
 from ..core.streams import Unreadable
 from ..core.text import counted, escape, span
-from ..operate import Scheduled
-from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, progress, utc_option
+from ..operate import Fate, Scheduled
+from .output import (
+    EXIT_INTERRUPTED,
+    EXIT_PROBLEMS,
+    fit,
+    format_time,
+    is_terminal,
+    pad,
+    progress,
+    until_interrupted,
+    utc_option,
+)
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
 from .target import Target, handle_errors, pass_target
 
@@ -31,6 +41,10 @@ _FILTERS = ("task", "only_queue", "until", "search")
 #: The headings of what a terminal shows of a task: two lines.
 _HEADINGS = f"{'DUE':<24}  {'QUEUE':<20}  TASK\n  {'ID':<36}  ARGUMENTS"
 
+#: What JSON says became of a message.
+_STATES = {Fate.WAITS: "waiting", Fate.CANCELLED: "cancelled", Fate.REPLACED: "replaced"}
+
+_REPLACED = "replaced by a later one of its key"
 _NOT_KNOWN = "is not in the journal: what still waits of it runs"
 _STAYS = "stays cancelled, with its workflow or by a stamp: restore the workflow by its id, see `show`"
 _NOT_RECORDED = "is not in the journal: if a task with this id waits, it does not run"
@@ -128,8 +142,8 @@ def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
 def _data_about(known: operate.About) -> Iterator[dict[str, Any]]:
     """Yield the data of each message with an id, or of the id alone."""
     cancelled = known.cancelled.isoformat() if known.cancelled else None
-    for waiting, is_cancelled in known.messages:
-        yield {**_as_data(waiting), "state": "cancelled" if is_cancelled else "waiting", "cancelled": cancelled}
+    for waiting, fate, _ in known.messages:
+        yield {**_as_data(waiting), "state": _STATES[fate], "cancelled": cancelled}
     if not known.messages:
         yield {"id": known.id, "state": "cancelled" if cancelled else "unknown", "cancelled": cancelled}
 
@@ -140,11 +154,12 @@ def _lines_about(known: operate.About) -> Iterator[str]:
     if not known.messages:
         state = "not in the journal: it is due, is below the option `journal`, or was never sent"
         yield from (f"id         {known.id}", f"state      {f'{cancelled}, and ' if known.cancelled else ''}{state}")
-    for waiting, is_cancelled in known.messages:
+    for waiting, fate, how in known.messages:
         left = span(max(0, milliseconds(waiting.due) - milliseconds(datetime.now(timezone.utc))))
+        states = {Fate.CANCELLED: f"{cancelled} {how}".strip(), Fate.REPLACED: _REPLACED, Fate.WAITS: "waits"}
         things = {
             "id": waiting.id,
-            "state": cancelled if is_cancelled else "waits",
+            "state": states[fate],
             "due": f"{format_time(waiting.due)}, in {left}",
             "task": waiting.task,
             "arguments": waiting.task and f"{waiting.args or '()'} {waiting.kwargs or '{}'}",
@@ -153,6 +168,8 @@ def _lines_about(known: operate.About) -> Iterator[str]:
             "retries": waiting.retries,
             "last try": waiting.error,
             "key": waiting.key,
+            "expires": waiting.expires,
+            "parent": waiting.parent,
             "root": waiting.root if waiting.root != waiting.id else None,
             "group": waiting.group,
         }
@@ -184,6 +201,7 @@ def cancel(
     A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. For each id, says
     what the journal knows of it.
     """
+    ids = tuple(dict.fromkeys(ids))
     _check_chosen(ids, everything, filters)
     if workflow and (as_json or not ids):
         raise click.UsageError("--workflow is for ids, and without --json")
@@ -212,14 +230,15 @@ def _tell_of_ids(
 ) -> None:
     """Say what was known of each id before it was cancelled. No worker says whether a task with such an id waits."""
     for one in _known(connection, ids, names, sent):
-        waited = [waiting for waiting, is_cancelled in one.messages if not is_cancelled]
-        shown = next(iter(waited or [waiting for waiting, _ in one.messages]), None)
-        was_cancelled = not waited and bool(one.messages or one.cancelled)
+        # Of several, one that waited.
+        found = min(one.messages, key=lambda found: found.fate is not Fate.WAITS, default=None)
+        shown, fate = (found.message, found.fate) if found else (None, Fate.CANCELLED if one.cancelled else None)
         if as_json:
-            was = "waiting" if waited else "cancelled" if was_cancelled else "unknown"
+            was = _STATES[fate] if fate else "unknown"
             click.echo(json.dumps({**(_as_data(shown) if shown else {"id": one.id}), "was": was}))
             continue
-        was = "waited" if waited else "was already cancelled" if was_cancelled else _NOT_RECORDED
+        answers = {Fate.WAITS: "waited", Fate.CANCELLED: "was already cancelled", Fate.REPLACED: f"was {_REPLACED}"}
+        was = answers[fate] if fate else _NOT_RECORDED
         due = f", due {format_time(shown.due)} for {shown.queue}" if shown else ""
         click.echo(escape(f"{one.id} {was}{due}"))
     if not as_json:
@@ -238,9 +257,10 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     with target.connected(recorded=True) as connection:
         operate.restore(connection, ids, target.who)
         known = _known(connection, ids, target.names(any_queue=True))
-    stay = [one.id for one in known if any(is_cancelled for _, is_cancelled in one.messages)]
+    stay = [one.id for one in known if any(found.fate is Fate.CANCELLED for found in one.messages)]
     for one in known:
-        click.echo(escape(f"{one.id} {_STAYS if one.id in stay else 'waits' if one.messages else _NOT_KNOWN}"))
+        waits = next((_REPLACED if found.fate is Fate.REPLACED else "waits" for found in one.messages), _NOT_KNOWN)
+        click.echo(escape(f"{one.id} {_STAYS if one.id in stay else waits}"))
     click.echo(counted(len(ids), "ids restored"))
     if stay:
         raise SystemExit(EXIT_PROBLEMS)
@@ -374,13 +394,20 @@ def _move(
             _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
         moved: list[str] = []
-        for id_, refused in operate.reschedule_all(connection, ids, found, due, allowed):
-            if refused:
-                problems.append(str(refused))
-            else:
-                moved.append(id_)
-        operate.tell(connection, target.who, what, len(moved), moved)
+        moving = operate.reschedule_all(connection, ids, found, due, allowed)
+        try:
+            with until_interrupted(moving) as (results, is_interrupted):
+                for id_, refused in results:
+                    if refused:
+                        problems.append(str(refused))
+                    else:
+                        moved.append(id_)
+        finally:
+            operate.tell(connection, target.who, what, len(moved), moved)
         click.echo(f"{len(moved):,} due {format_time(due)}")
+    if is_interrupted():
+        click.echo("interrupted: run this again to move the others", err=True)
+        raise SystemExit(EXIT_INTERRUPTED)
     _report(problems)
 
 
@@ -438,7 +465,7 @@ def _as_data(waiting: Scheduled) -> dict[str, Any]:
 
 def _shown(waiting: Scheduled) -> str:
     """Return what a terminal shows of a waiting message, below `_HEADINGS`."""
-    lines = [f"{format_time(waiting.due):<24}  {waiting.queue:<20}  {waiting.task or 'message'}"]
+    lines = [f"{format_time(waiting.due):<24}  {pad(waiting.queue, 20)}  {waiting.task or 'message'}"]
     arguments = f"{waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else ""
     lines.append(f"  {waiting.id or '-':<36}  {arguments}".rstrip())
     if waiting.error:

@@ -154,14 +154,17 @@ class Options:
         if isinstance(value, Options):
             return value
         known = {f.name for f in fields(cls)}
-        if not isinstance(value or {}, Mapping):
-            raise InvalidOption(f"rabbit_delay={value!r}: use a mapping with any of {', '.join(sorted(known))}")
-        unknown = sorted(map(str, set(value or {}) - known))
+        value = {} if value is None else value
+        if not isinstance(value, Mapping):
+            use = ", ".join(sorted(known))
+            off = "CELERY_RABBIT_DELAY=off in the environment switches the package off"
+            raise InvalidOption(f"rabbit_delay={value!r}: use a mapping with any of {use}; {off}")
+        unknown = sorted(map(str, set(value) - known))
         if unknown:
             meant = dict.fromkeys(name for other in unknown for name in get_close_matches(other, known, n=1))
             question = f"did you mean {' and '.join(meant)}? " if meant else ""
             raise InvalidOption(f"unknown option {', '.join(unknown)}: {question}use any of {', '.join(sorted(known))}")
-        return cls(**(value or {}))
+        return cls(**value)
 
     def differences(self, other: Options) -> str:
         """Return which options differ, and how."""

@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from .beat import Run
-from .errors import EntryConflict, InvalidEntry
+from .destination import check_key
+from .errors import EntryConflict, InvalidDestination, InvalidEntry
 from .streams import reading
 
 #: The bytes of JSON of all entries beyond which there is no room for another one: RabbitMQ 4 takes 16 MiB in a message.
@@ -90,6 +91,10 @@ def apply(state: State, edit: Edit, in_code: Container[str]) -> State:
     if edit.id == state.last:  # it comes again, as the one who applied it has not answered
         return state
     name, before = edit.name, state.entries.get(edit.name, UNWRITTEN)
+    try:
+        check_key(name, "name")
+    except InvalidDestination as exc:
+        raise InvalidEntry(str(exc)) from exc
     if edit.version != before.version:
         what = f"was changed by {before.by} at {before.at}" if before.version else "was removed"
         raise EntryConflict(f"the entry {name!r} {what}: look at it, and try again")
@@ -140,6 +145,8 @@ def dump(state: State) -> bytes:
 def load(body: bytes) -> State:
     """Return the state that `dump` has written. Raises `Unreadable` for anything else."""
     version, last, entries, runs, is_part = json.loads(zlib.decompressobj().decompress(body, 4 * MOST))
+    for name in entries:
+        check_key(name, "name")
     written = {name: _checked(Written(*one)) for name, one in entries.items()}
     return _checked(State(version, last, written, {name: Run.load(*one) for name, one in runs.items()}, is_part))
 

@@ -15,11 +15,13 @@ from ..amqp.history import history, moved_to, of_app, tell, who, within_app
 from ..amqp.reschedule import move, reschedule, reschedule_all
 from ..amqp.schedule import (
     About,
+    Found,
     Scheduled,
     about,
     cancel,
     concerns,
     describe,
+    headers_in,
     pause,
     paused,
     restore,
@@ -31,6 +33,7 @@ from ..amqp.schemes import delay_url
 from ..amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from ..amqp.waiting import Allowed
 from ..core.changes import Pause
+from ..core.fates import Fate
 from ..core.journal import Record
 from ..core.notes import Note
 from ..core.sent import Sent

@@ -77,9 +77,9 @@ def _of_the_broker(status: Status) -> Iterator[Gauge]:
 
 
 def _of_the_beat(beat: BeatStatus) -> Iterator[Gauge]:
-    active = [(beat.process or "", int(beat.process is not None))]
+    active = [(clean(beat.process or ""), int(beat.process is not None))]
     yield _gauges("beat_active", "Whether a process of the app's beat is active.", ["process"], active)
-    runs = [(one.entry, one.next.timestamp()) for one in beat.entries if one.next is not None]
+    runs = [(clean(one.entry), one.next.timestamp()) for one in beat.entries if one.next is not None]
     yield _gauges("beat_next_run_timestamp_seconds", "When an entry runs next.", ["entry"], runs)
 
 

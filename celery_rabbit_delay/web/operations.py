@@ -127,21 +127,22 @@ class Operations:
             with Follower(connection, 10) as follower:
                 self.indexer.catch_up(connection)
                 found, refused = self._found(numbers)
-                for row in found:
-                    if row.number in covered:
-                        continue
-                    try:
-                        with reading(self.indexer.path) as db:
-                            copies = search.copies(db, row, utc_ms())
-                        operate.move(
-                            connection, [self._record(follower, one) for one in copies], due, self.broker.allowed
-                        )
-                        covered.update(copy.number for copy in copies)
-                        moved.append(row.id or str(row.number))
-                    except DelayError as exc:
-                        name, why = row.id or str(row.number), str(exc)
-                        refused.append(why if name in why else f"{name}: {why}")
-            operate.tell(connection, by, operate.moved_to(due), len(moved), moved)
+                try:
+                    for row in found:
+                        if row.number in covered:
+                            continue
+                        try:
+                            with reading(self.indexer.path) as db:
+                                copies = search.copies(db, row, utc_ms())
+                            records = [self._record(follower, one) for one in copies]
+                            operate.move(connection, records, due, self.broker.allowed)
+                            covered.update(copy.number for copy in copies)
+                            moved.append(row.id or str(row.number))
+                        except DelayError as exc:
+                            name, why = row.id or str(row.number), str(exc)
+                            refused.append(why if name in why else f"{name}: {why}")
+                finally:
+                    operate.tell(connection, by, operate.moved_to(due), len(moved), moved)
             self.indexer.catch_up(connection)
         return Done(len(moved), what, refused)
 
@@ -182,7 +183,7 @@ class Operations:
             places = (one.exchange, one.routing_key), ("", one.queue)
             return not names.only or any(names.leads_to_one(exchange, [key]) for exchange, key in places)
 
-        return found._replace(messages=[(one, state) for one, state in found.messages if is_shown(one)])
+        return found._replace(messages=[one for one in found.messages if is_shown(one.message)])
 
     def orphans(self) -> list[Orphan]:
         """Return the oldest orphans, each with the reason if it would not be sent on."""

@@ -17,7 +17,8 @@ def schedule_of(entry: Any) -> Any:
     if cron := entry.crontab:
         if str(cron.timezone) != str(shop.app.timezone):
             raise ValueError(f"its time zone is {cron.timezone}, and that of the app {shop.app.timezone}")
-        return f"crontab {cron.minute} {cron.hour} {cron.day_of_month} {cron.month_of_year} {cron.day_of_week}"
+        fields = cron.minute, cron.hour, cron.day_of_month, cron.month_of_year, cron.day_of_week
+        return " ".join(["crontab", *(field.replace(" ", "") for field in fields)])
     if entry.interval:
         return entry.interval.schedule.run_every
     if entry.solar:

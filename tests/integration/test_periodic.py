@@ -85,6 +85,17 @@ def listed(app: Celery) -> dict[str, PeriodicTask]:
     return {one.entry: one for one in periodic.entries(app)}
 
 
+def test_who_only_looks_creates_no_queue(app: Celery, vhost: Vhost) -> None:
+    """Its beat would count as one that has ended."""
+    assert {one.entry: one.version for one in periodic.entries(app)} == dict.fromkeys(CODE, 0)
+    assert beat.queue_of(app) not in vhost.names("queues")
+    with pytest.raises(InvalidEntry, match="nothing is to be changed"):
+        periodic.change(app, next(iter(CODE)))
+    with pytest.raises(InvalidEntry, match="is in the past"):
+        periodic.add(app, "late", "t", datetime.now(timezone.utc) - timedelta(minutes=1))
+    assert beat.queue_of(app) not in vhost.names("queues")
+
+
 @pytest.mark.usefixtures("served")
 def test_entries_are_added_changed_disabled_enabled_and_removed(app: Celery) -> None:
     began = datetime.now(timezone.utc) - timedelta(seconds=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import threading
 import time
 import uuid
@@ -17,6 +18,7 @@ import kombu.pools
 import pytest
 from amqp import Message, spec
 from celery import Celery
+from click.testing import CliRunner
 from kombu import Exchange, Queue
 
 import celery_rabbit_delay
@@ -33,11 +35,12 @@ from celery_rabbit_delay import (
 )
 from celery_rabbit_delay.amqp import reschedule
 from celery_rabbit_delay.amqp.schedule import read_changes, waiting, write_changes
+from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
 from tests.kit.broker import Vhost, lead, publish, records, take
-from tests.kit.commands import management, run
+from tests.kit.commands import QUICKLY, management, run
 from tests.kit.frames import frames
 from tests.kit.wait import wait_until
 
@@ -126,6 +129,16 @@ def test_what_ran_was_cancelled_or_was_replaced_is_not_listed(vhost: Vhost, make
     assert last.id in found
     assert not {by_id.id, by_stamp.id, replaced.id} & found
     assert len(found) == 3
+    # Each is known, with what became of it.
+    shown = run(vhost.url("amqp"), "show", stays.id, by_id.id, by_stamp.id, replaced.id, last.id)
+    assert shown.code == 0
+    states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
+    assert [re.sub(r" \d{4}-.*?Z", "", state).strip() for state in states] == [
+        *("waits", "cancelled", "cancelled by a stamp", "replaced by a later one of its key", "waits")
+    ]
+    again = run(vhost.url("amqp"), "cancel", replaced.id, replaced.id)
+    assert f"{replaced.id} was replaced by a later one of its key, due" in again.out
+    assert again.out.endswith("\n1 id cancelled\n")
 
 
 def test_only_the_soonest_are_kept_when_there_is_a_limit(vhost: Vhost) -> None:
@@ -143,6 +156,8 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
         publish(connection, 60, correlation_id="a")
         stream = streams.journal_for(vhost.cascade, 60)
         connection.connection.sender.write(stream, [journal.pack_records(records(vhost))])
+        [known] = operate.about(connection, [one.id for one in records(vhost)][:1], operate.QueueNames())
+        assert len(known.messages) == 1
     assert ids(vhost) == ids(vhost, limit=5) == ["a"]
 
 
@@ -637,7 +652,7 @@ def test_workflows_are_cancelled_and_what_was_cancelled_is_restored_and_all_of_i
     assert ids(vhost) == ["first", "other"]
     assert "1 id cancelled, with what waits of their workflows" in run(url, "cancel", "--workflow", "flow").out
     assert ids(vhost) == ["other"]
-    assert "state      cancelled\n" in run(url, "show", "first").out
+    assert "state      cancelled with its workflow\n" in run(url, "show", "first").out
     for wrong in (("--all",), ("a", "--json"), ()):
         assert run(url, "cancel", "--workflow", *wrong).code == 2
     refused = run(url, "restore", "first", "some", "other")
@@ -656,6 +671,7 @@ def test_workflows_are_cancelled_and_what_was_cancelled_is_restored_and_all_of_i
     celery_rabbit_delay.reschedule(app, "first", countdown=50, any_queue=True)
     assert run(url, "run-now", "first", "second", "--any-queue").code == 0
     assert run(url, "orphans", "purge", "--yes").code == 0
+    assert "0 cancelled" in run(url, "cancel", "--search", "nothing", "--yes").out
     found = [json.loads(line) for line in run(url, "history", "--json").out.splitlines()]
     moved = f"moved to {datetime.now(timezone.utc):%Y-%m-%d}"
     assert [(re.sub(r" [0-9:]+Z$", "", one["what"]), one["amount"], one["ids"]) for one in found] == [
@@ -693,6 +709,33 @@ def test_nothing_is_noted_where_nothing_was_changed_or_cannot_be(
         monkeypatch.setattr(connection.connection.sender, "write", mock.Mock(side_effect=TimeoutError("an alarm")))
         operate.tell(connection, "ada", "orphans removed", 5)
     assert caplog.messages == ["The history does not have what ada has done, 5 orphans removed: an alarm"]
+
+
+def test_of_a_move_that_ends_early_what_was_moved_is_noted(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt waits for the message in hand."""
+    vhost.declare("q")
+    with vhost.connection(**RECORDED) as connection:
+        for id_ in "abc":
+            connection.Producer().publish((), routing_key="q", headers={"x-delay": 90_000, "task": "t", "id": id_})
+    moved: list[object] = []
+    move = reschedule.move
+
+    def end_after_two(*args: object, **more: object) -> None:
+        moved.append(args)
+        if len(moved) == 4:
+            raise ConnectionResetError("it is away")
+        move(*args, **more)  # type: ignore[arg-type]
+        if len(moved) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(reschedule, "move", end_after_two)
+    command = ["--broker", vhost.url("amqp"), *QUICKLY, "reschedule", "--all", "--yes", "--any-queue"]
+    for ends, amount in ((130, 2), (1, 1)):
+        ended = CliRunner().invoke(standalone, [*command, "--countdown", "100"])
+        assert ended.exit_code == ends, ended.output
+        with vhost.connection() as connection:
+            [note] = operate.history(connection, 1)
+        assert (note.amount, note.what[:8]) == (amount, "moved to")
 
 
 def test_the_commands_move_several_messages(vhost: Vhost) -> None:

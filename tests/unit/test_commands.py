@@ -16,10 +16,12 @@ import click
 import kombu
 import pytest
 from amqp.exceptions import AccessRefused
+from celery import Celery
 from click.testing import CliRunner, Result
 from kombu.exceptions import OperationalError
 from kombu.utils import functional
 
+import celery_rabbit_delay
 from celery_rabbit_delay import InvalidDelay, Options, operate
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
 from celery_rabbit_delay.cli.output import until_interrupted
@@ -514,3 +516,25 @@ def test_what_is_interrupted_ends_after_the_item_in_hand_and_a_second_time_at_on
     assert closed == [True]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_bad_option_in_a_configuration_that_is_loaded_late_is_named() -> None:
+    app = Celery("lazy", set_as_current=False)
+    app.config_from_object(SimpleNamespace(broker_url=NOWHERE, rabbit_delay={"prefx": "x"}))
+    celery_rabbit_delay.install(app)
+    with pytest.raises(click.ClickException, match="unknown option prefx: did you mean prefix"):
+        target.AppTarget(app).connection()
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize("char", "x日🎂")
+def test_a_line_fits_a_terminal_whatever_is_in_it(char: str) -> None:
+    assert output.fit(40 * char) == 40 * char
+    cut = output.fit(90 * char)
+    assert cut.endswith("…")
+    assert 79 <= sum(1 if one in "x…" else 2 for one in cut) <= 80
+    assert output.pad(2 * char, 6) == 2 * char + (2 if char != "x" else 4) * " "
+
+
+def test_a_change_of_nothing_is_an_error() -> None:
+    assert "name what to change" in run("periodic", "change", "report").stderr

@@ -24,11 +24,13 @@ import kombu
 import pytest
 from celery import Celery
 from celery.app.amqp import AMQP
+from celery.signals import after_setup_logger
 from freezegun import freeze_time
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
 from celery_rabbit_delay.amqp.transport import SSLTransport, Transport
+from celery_rabbit_delay.app import install as install_
 from celery_rabbit_delay.cli.target import AppTarget
 
 AMQP_URL = "amqp://shop:p%40ss@rabbit.example:5673/orders"
@@ -337,10 +339,20 @@ def test_the_switch_leaves_an_app_as_it_is_and_says_so(
     assert vars(app) == {**before, "delay_options_given": {"tick": 0.5}}
     assert app.connection().transport.driver_type == "amqp"
     assert caplog.messages == [
-        f"CELERY_RABBIT_DELAY=off: Celery runs the delayed tasks of {app}; celery-rabbit-delay does nothing"
+        "CELERY_RABBIT_DELAY=off: Celery runs all delayed tasks; celery-rabbit-delay does nothing"
     ]
     with celery_rabbit_delay.batch(app) as producer:
         assert producer.connection.transport.driver_type == "amqp"
+    caplog.clear()
+    after_setup_logger.send(sender=None)  # as a worker does, once it logs to its file
+    assert caplog.messages == [
+        "CELERY_RABBIT_DELAY=off: Celery runs all delayed tasks; celery-rabbit-delay does nothing"
+    ]
+    after_setup_logger.disconnect(install_._say_it_is_off)
+    answers: list[str] = []
+    page = celery_rabbit_delay.page(app, "a secret")
+    assert b"no page" in b"".join(page({}, lambda status, headers: answers.append(status)))  # type: ignore[arg-type]
+    assert answers == ["503 Service Unavailable"]
     with pytest.raises(UnsupportedConfiguration, match="unset CELERY_RABBIT_DELAY, which is off"):
         celery_rabbit_delay.find(app, "an id")
     with pytest.raises(click.ClickException, match="unset CELERY_RABBIT_DELAY, which is off"):

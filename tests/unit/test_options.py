@@ -233,3 +233,10 @@ def test_a_cascade_is_found_by_its_root_for_reading(options: Options) -> None:
 )
 def test_what_is_no_root_of_a_cascade_is_none(root: str) -> None:
     assert options_of(root) is None
+
+
+@pytest.mark.parametrize("value", [False, True, "", "off", [], 0, 5])
+def test_what_is_no_mapping_is_an_error_that_names_the_switch(value: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"use a mapping .* CELERY_RABBIT_DELAY=off in the environment switches"):
+        Options.parse(value)
+    assert Options.parse(None) == Options.parse({}) == Options()

@@ -21,7 +21,7 @@ from celery_rabbit_delay.core import periodic
 from celery_rabbit_delay.core.beat import Run
 from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, merge, part, without
 from celery_rabbit_delay.core.streams import Unreadable
-from celery_rabbit_delay.schedules import Once, definition_of, entry_of, schedule_of, text_of
+from celery_rabbit_delay.schedules import Once, check_future, definition_of, entry_of, schedule_of, text_of
 
 CODE = {"code"}
 AT = "2026-11-27T12:00:00+00:00"
@@ -149,6 +149,7 @@ def left(entries: Any = None, runs: Any = None, version: Any = 1) -> bytes:
         left({"a": [1, "ann", "2026-11-27T12:00:00", True, None]}),
         left({"a": [1, "ann", AT, True, []]}),
         left({"a": [1, 2, AT, True, None]}),
+        left({"\udce9": [1, "ann", AT, True, None]}),
         left(runs=[1]),
         *(left(runs={"a": run}) for run in (None, [AT], [1, 2], ["then", 2], [AT, "2"], [AT, True])),
         *(left(runs={"a": [at, 2]}) for at in ("2026-11-25T12:00:00", "0001-01-01T00:00:00+14:00")),
@@ -199,6 +200,7 @@ def test_parts_add_up_to_the_whole_in_any_order_and_however_often_they_come(lost
         ("every  30", "every 30 s"),
         (crontab(), "crontab * * * * *"),
         (crontab(hour=4, minute="30", day_of_month="1"), "crontab 30 4 1 * *"),
+        (crontab(minute="0, 30"), "crontab 0,30 * * * *"),
         (crontab("*/15", "8-17", "mon,fri", "*", [1, 2]), "crontab */15 8-17 * 1,2 mon,fri"),
         (datetime.fromisoformat("2030-01-31T12:00:00"), "once 2030-01-31T11:00:00+00:00"),  # in the app's time zone
         ("once 2030-01-31T12:00:00+01:00", "once 2030-01-31T11:00:00+00:00"),
@@ -271,13 +273,44 @@ def test_a_definition_is_what_celery_makes_an_entry_of() -> None:
         (None, (), {}, {}),
         ("t", (object(),), {}, {}),
         ("t", (float("nan"),), {}, {}),
-        ("t", 5, {}, {}),
+        *(("t", args, {}, {}) for args in (5, "abc", b"abc", {"a": 1})),
+        *(("t", (), {}, {name: value}) for name in ("countdown", "expires") for value in ("x", [1])),
+        *(("t", (), {}, {"priority": value}) for value in ("high", -1, 256, 1.5, True)),
+        *(("t", (), {}, {"headers": value}) for value in (5, "x", [1])),
+        ("t", (), {}, {"serializer": "nope"}),
+        ("t", (), {}, {"compression": "nope"}),
         ("t", (), {}, {"expires": datetime.now(timezone.utc)}),
     ],
 )
 def test_a_bad_definition_is_an_error_where_it_is_written(task: Any, args: Any, kwargs: Any, options: Any) -> None:
     with pytest.raises(InvalidEntry):
         definition_of(task, 1, args, kwargs, options, APP)
+
+
+def test_options_of_apply_async_are_taken_as_celery_takes_them() -> None:
+    options = {
+        "countdown": 1.5,
+        "expires": "2030-01-31T12:00:00+01:00",
+        "priority": 9,
+        "headers": {"a": 1},
+        "queue": "q",
+    }
+    options |= {"serializer": "json", "compression": "gzip", "retry": False}
+    assert definition_of("t", 1, (), {}, options, APP)["options"] == options
+    assert definition_of("t", 1, (), {}, {"expires": 60}, APP)["options"] == {"expires": 60}
+
+
+@pytest.mark.parametrize("name", ["\udce9", 256 * "x"])
+def test_a_name_is_one_that_every_page_can_show(name: str) -> None:
+    with pytest.raises(InvalidEntry):
+        apply(State(), ADDED._replace(name=name), ())
+
+
+def test_a_time_that_is_past_is_an_error_where_it_is_written() -> None:
+    check_future("every 5 s", APP)
+    check_future("once 2130-01-31T12:00:00Z", APP)
+    with pytest.raises(InvalidEntry, match="is in the past: use a later time, or send the task now"):
+        check_future("once 2020-01-31T12:00:00Z", APP)
 
 
 def test_a_time_is_due_from_then_on() -> None:

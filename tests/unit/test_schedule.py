@@ -44,7 +44,8 @@ names = ("task", "argsrepr", "kwargsrepr", "retries", "CC", headers.HEADER)
 
 def described(record: Record = RECORD, **forged: Any) -> Scheduled:
     of_task = {"task": "shop.review", "id": "my-id", "argsrepr": "(1,)", "kwargsrepr": "{}", "retries": 2}
-    of_task |= {"root_id": "of-all", "group": "of-some"}
+    of_task |= {"root_id": "of-all", "group": "of-some", "parent_id": "of-parent"}
+    of_task |= {"expires": "2030-01-31T12:00:00+00:00"}
     return describe(record, {**headers.wrap(of_task, "root.", "orders", "q", DUE, 5), **forged}, NAMES)
 
 
@@ -64,6 +65,8 @@ def test_what_a_record_says_is_shown() -> None:
         None,
         "of-all",
         "of-some",
+        "of-parent",
+        "2030-01-31T12:00:00+00:00",
     )
 
 

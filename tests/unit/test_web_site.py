@@ -26,6 +26,7 @@ from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.cli.target import BrokerTarget
 from celery_rabbit_delay.core import changes, headers, journal, notes
 from celery_rabbit_delay.core.errors import EntryConflict, InvalidDelay, TooLate, UnsupportedConfiguration
+from celery_rabbit_delay.core.fates import Fate
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
@@ -416,7 +417,7 @@ def test_a_task_leads_to_all_that_is_known_of_its_id_and_to_the_pages_of_others(
     assert "the broker is away" in text(client.get("/about?id=my-id"))
     for path in ("/about", f"/about?id={256 * 'x'}"):
         assert client.get(path).status_code == 404
-    known = operate.About("my-id", [(ABOUT, True)], ABOUT.due)
+    known = operate.About("my-id", [operate.Found(ABOUT, Fate.CANCELLED)], ABOUT.due)
     monkeypatch.setattr(operate, "connected", lambda connection: nullcontext(connection))
     monkeypatch.setattr(operate, "about", lambda connection, ids, names: [known] if ids == ["my-id"] else [])
     [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
