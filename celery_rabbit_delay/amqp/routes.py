@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 #: The number of destinations that a connection remembers. The number of reply queues has no limit.
 _MAX_KNOWN = 10_000
 
-#: Messages after which a destination is judged by the later ones.
-_REMEMBERED = 32
+#: Messages with the same delay after which a destination is judged by the later ones, and those after which a delay may
+#: have an outbox that no other may end in: with fewer, each process of many would create others.
+_REMEMBERED, _OFTEN = 64, 4
 
 #: Seconds for which a process does without an outbox that could not be created.
 REFUSED_FOR = 300
@@ -77,15 +78,18 @@ class Routes:
         """Take note of a message, and return the outboxes that it wants and this connection does not know.
 
         Delays that are not round are also those of outboxes at times. So one that no other delay may end in is created
-        only where its delay is used more than others.
+        only where its delay is used often, and more than all that are not round.
         """
         if destination.short_lived or self._cascade.high:  # high priorities would hold up others in an outbox
             return ()
         if len(process.used) >= _MAX_KNOWN:
             process.used.clear()
         used = process.used[self._cascade.root, destination]
-        used[wanted.exact] = min(used[wanted.exact] + 1, _REMEMBERED if wanted.exact else _REMEMBERED - 1)
-        if wanted.is_rare and self._options.declare == "auto" and used[wanted.exact] <= used[0]:
+        used[wanted.exact] += 1
+        if used[wanted.exact] >= _REMEMBERED:
+            for delay in used:
+                used[delay] //= 2
+        if wanted.is_rare and self._options.declare == "auto" and used[wanted.exact] < max(_OFTEN, used[0] + 1):
             return ()
         return tuple(filterfalse(self.known.get(destination, {}).__contains__, wanted.outboxes))
 
