@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from amqp.exceptions import AMQPError, FrameError, RecoverableConnectionError
 from kombu.exceptions import KombuError
 
+from ..core import streams
 from ..core.errors import DelayError, MessageRefused, StreamUnavailable, UnsupportedConfiguration
 from .clients import PerClient
 from .stream_writer import is_full
@@ -80,7 +81,7 @@ class Batch:
 
         Raises what keeps it from being sent, and the errors of a lost connection; the message is not added then.
         """
-        if len(self._plans) >= _MANY * self.max_size:  # they have keys, or were refused
+        if sender.has_records or len(self._plans) >= _MANY * self.max_size:  # the latter have keys, or were refused
             self._settle(sender, 0)
         elif len(self._plans) - len(self._stored) - len(self._refused) >= self.max_size:
             self._settle(sender, self.max_size // 2)
@@ -110,6 +111,9 @@ class Batch:
                 sender.publish(plan)
             except DelayError as exc:  # it concerns that message alone, such as its destination or its size
                 failed = exc
+                if change := plan.void:  # its record may be stored
+                    with suppress(DelayError, AMQPError, OSError):
+                        sender.write(streams.changes(sender.options.cascade), [change])
             else:
                 self._forget(name)
         if failed:
@@ -146,8 +150,8 @@ class Batch:
                 for name in names:
                     self._forget(name)
         self._stored.clear()  # the others are sent again, in their order
-        for publisher in sender.publishers:
-            publisher.streams.repeat()
+        if sender.has_records:
+            sender.publisher_for().streams.store_records()
 
     def _send(self, sender: Sender, name: int, plan: Plan) -> None:
         publisher = sender.publisher_for(plan.priority)

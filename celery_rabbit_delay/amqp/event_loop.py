@@ -21,6 +21,7 @@ from amqp.exceptions import AMQPError
 from ..core.errors import DelayError, NotRouted
 from ..core.plan import Plan
 from .confirms import NotStored
+from .limited import NothingSent
 from .publisher import Answered
 from .sender import Sender
 
@@ -53,27 +54,32 @@ class EventLoop:
 
         The worker then goes on, reads the answer later, and sends the message again if its connection was lost.
         """
-        if plan.key:
-            sender.prepare_key(plan, PATIENCE)
         answers: list[Exception | None] = []
         note = answers.append
-        sender.submit(plan, lambda refusal: note(refusal), PATIENCE)
-        with sender.turn(PATIENCE) as connection:
-            connection.wait_until(lambda: bool(answers) or connection.is_blocked, PATIENCE)
+        try:
+            if plan.key:
+                sender.prepare_key(plan, PATIENCE, is_patient=False)
+            sender.submit(plan, lambda refusal: note(refusal), PATIENCE)
+            with sender.turn(PATIENCE) as connection:
+                connection.wait_until(lambda: bool(answers) or connection.is_blocked, PATIENCE)
+        except NothingSent as exc:
+            self.call_later(AGAIN, partial(self._store, sender, plan, exc))
+        else:
+            if not answers:
+                note = self._later(partial(self._store, sender, plan))  # is called with the answer from now on
         if not answers:
             logger.warning(
                 "RabbitMQ has not yet confirmed the delayed message %r: does an alarm block publishers? The worker "
                 "goes on, because it must not wait here. If it stops before the confirm, the message may be lost",
                 plan.id,
             )
-            note = self._later(partial(self._store, sender, plan))  # is called with the answer from now on
         elif isinstance(answers[0], (NotRouted, NotStored)):  # repairs the cascade
             sender.publish(plan, PATIENCE)
         elif answers[0] is not None:
             raise answers[0]
         elif plan.key:
             sender.write_key(plan, PATIENCE)
-        if sender.unanswered:  # perhaps its record alone
+        if sender.unanswered or sender.has_records:
             self._look_for(sender)
 
     def submit(self, sender: Sender, plan: Plan, answered: Answered) -> None:
@@ -130,16 +136,23 @@ class EventLoop:
                 self._look_for(sender)
 
     def _store(self, sender: Sender, plan: Plan, refusal: Exception | None) -> None:
-        """Send a message again that was refused, until it is stored, and its key."""
+        """Send a message again that was refused, until it is stored, and then its key.
+
+        It waits for nothing that an alarm keeps RabbitMQ from: else each try would leave a copy in a socket.
+        """
         try:
-            if refusal is not None:
+            if isinstance(refusal, (NotRouted, NotStored)):  # repairs the cascade
                 sender.publish(plan, PATIENCE)
+            elif refusal is not None:
+                if plan.key:
+                    sender.prepare_key(plan, PATIENCE, is_patient=False)
+                self.submit(sender, plan, partial(self._store, sender, plan))
             elif plan.key:
-                sender.write_key(plan, PATIENCE)
+                sender.write_key(plan, PATIENCE, is_patient=False)
         except DelayError as exc:
             logger.error("The delayed message %r, or its key, is lost, because RabbitMQ refuses it: %s", plan.id, exc)
         except (AMQPError, OSError) as exc:
-            self.call_later(AGAIN, partial(self._store, sender, plan, exc))
+            self.call_later(AGAIN, partial(self._store, sender, plan, refusal and exc))
 
 
 class _Thread(threading.local):

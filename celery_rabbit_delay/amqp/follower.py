@@ -27,7 +27,7 @@ from . import declare
 from .confirms import ConfirmedChannel
 from .connecting import abandon, copy_of, ensure_connection, is_lost
 from .create import ensure_stream
-from .limited import NO_ANSWER
+from .limited import NO_ANSWER, Blocked
 from .patience import Patience
 from .stream_consumer import PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
 
@@ -102,16 +102,31 @@ class Follower(StreamConsumer):
         """Yield what a stream holds up to a marker that this publishes, and follow the stream from then on.
 
         Among it is what comes of the other streams that are followed. If the stream is missing, `create` it, or yield
-        nothing. `options`: of the stream's cascade. `silence`: seconds to wait for an answer, by default `SILENCE`.
-        Raises as `extents`, and `CascadeMissing`.
+        nothing. During an alarm, yield what its node has of it instead. `options`: of the stream's cascade. `silence`:
+        seconds to wait for an answer, by default `SILENCE`. Raises as `extents`, and `CascadeMissing`.
         """
 
         def attempt() -> Iterator[StreamMessage]:
             marker = streams.marker()
-            if self._mark(stream, marker, create, options or self.options, self._limit(silence)):
-                yield from self._until(stream, lambda one: one.body == marker, self._limit(silence))
+            try:
+                exists = self._mark(stream, marker, create, options or self.options, self._limit(silence))
+            except Blocked:
+                yield from self._until_end(stream, self._limit(silence))
+            else:
+                if exists:
+                    yield from self._until(stream, lambda one: one.body == marker, self._limit(silence))
 
         yield from self._with_retries(stream, attempt, patience)
+
+    def _until_end(self, stream: Stream, silence: float) -> Iterator[StreamMessage]:
+        """Follow a stream, and yield what it holds as far as its node has it, for an alarm lets no marker in."""
+        with Follower(self._client) as reader:
+            extent = reader.extents([stream]).get(stream)
+        end, done = extent and extent.last, self._done.get(stream.name)
+        if end is not None and end > (done.offset if done else -1):
+            yield from self._until(stream, lambda one: one.offset >= end, silence)
+        elif end is not None:
+            self._begin(stream, done and Place.of(done))
 
     def at(self, stream: Stream, offset: int) -> StreamMessage | None:
         """Return the message at an offset of a stream; None if it is no longer there. Raises as `extents`."""
@@ -193,6 +208,7 @@ class Follower(StreamConsumer):
         try:
             ensure_connection(client)
             channel = ConfirmedChannel(client.connection)
+            client.connection.raises_if_blocked = True
             with client.connection.within(silence), declare.translate_errors(cascade):
                 for _ in range(2):
                     try:

@@ -29,6 +29,18 @@ _HEADER = 2
 #: The message of errors.
 NO_ANSWER = "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
 
+
+class Blocked(TimeoutError):
+    """An alarm blocks publishers, so that RabbitMQ does not read this connection."""
+
+    def __init__(self) -> None:
+        super().__init__("an alarm of RabbitMQ blocks publishers")
+
+
+class NothingSent(Blocked):
+    """So nothing was sent, not even what asks RabbitMQ for something: the connection is as it was."""
+
+
 #: Seconds to wait for the answer when a connection or a channel closes. After an error Kombu's pools close connections,
 #: so that a call would never raise its own error while nobody answers.
 CLOSING = 10
@@ -54,7 +66,7 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         self.is_blocked = False
         #: By the number of a channel: who is told why the broker has closed it, in place of an error at this read.
         self.on_refused: dict[int, Callable[[ChannelError], None]] = {}
-        #: Whether waiting ends with `TimeoutError` when the broker says so.
+        #: Whether waiting ends with `Blocked` when the broker says so.
         self.raises_if_blocked = False
         self._is_parsing = False  # a frame, and has not passed it on
 
@@ -68,6 +80,11 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         """The broker's version."""
         version: tuple[Any, ...] = version_string_as_tuple(self.server_properties.get("version") or "0")
         return version
+
+    @property
+    def must_not_wait(self) -> bool:
+        """Whether there is an alarm whose end is not waited for."""
+        return self.is_blocked and self.raises_if_blocked
 
     def limit(self, seconds: float | None) -> None:
         """Limit all waits from now on, until the next call, also those for room in the socket's buffer."""
@@ -102,8 +119,8 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
                 return self.drain_events()
         while True:
             left = self.seconds_left()
-            if self.is_blocked and self.raises_if_blocked:
-                raise TimeoutError("an alarm of RabbitMQ blocks publishers")
+            if self.must_not_wait:
+                raise Blocked
             try:
                 if self.blocking_read(left):  # a heartbeat is not an answer
                     return None

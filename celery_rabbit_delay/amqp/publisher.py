@@ -21,7 +21,7 @@ from ..core.topology import Cascade
 from . import create, declare
 from .confirms import ConfirmedChannel, NotStored, Outgoing, with_headers
 from .delivery_time import BrokerClock
-from .limited import LimitedConnection
+from .limited import LimitedConnection, NothingSent
 from .patience import Patience
 from .routes import Routes
 from .stream_writer import StreamWriter, record_of
@@ -47,6 +47,7 @@ class DelayedPublisher:
     def __init__(
         self, connection: LimitedConnection, cascade: Cascade, options: Options, bind_for_user: BindForUser
     ) -> None:
+        self._connection = connection
         self.options = options
         self.cascade = self._levels = cascade
         self.channel = ConfirmedChannel(connection)
@@ -134,11 +135,14 @@ class DelayedPublisher:
         With `declare="passive"`, look for that outbox, and do without it if it is missing. Wait up to
         `declare.SAVED_AFTER` if the message could arrive in an outbox that is just being created.
         """
-        destination = plan.destination
-        if self.clock and self.clock.is_old:
+        destination, must_not_wait = plan.destination, self._connection.must_not_wait
+        if self.clock and self.clock.is_old and not must_not_wait:
             self.choose_way()
         lacking = self.routes.lacking(destination, self._wanted(self.cascade, *self._ticks(plan)))
-        if lacking or destination not in self.routes.known or not self.routes.has_cascade:
+        is_known = destination in self.routes.known and self.routes.has_cascade
+        if must_not_wait and not is_known:
+            raise NothingSent
+        if not is_known or (lacking and not must_not_wait):
             try:
                 self.routes.ensure(destination, *lacking)
             except InvalidDestination:  # an exclusive queue

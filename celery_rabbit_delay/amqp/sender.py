@@ -33,12 +33,15 @@ from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
 from .connecting import connect, copy_of
-from .limited import NO_ANSWER, LimitedConnection
+from .limited import NO_ANSWER, LimitedConnection, NothingSent
 from .publisher import Answered, DelayedPublisher
-from .stream_writer import StreamWriter, paused_of, until_there_is_a_leader
+from .stream_writer import StreamWriter, paused_of, records_of, until_there_is_a_leader
 
 #: What the broker answers. After anything else nobody knows what was sent, and what will come.
-ANSWERS = (ChannelError, MessageNacked, DelayError)
+ANSWERS = (ChannelError, MessageNacked, DelayError, NothingSent)
+
+#: Seconds to wait for the broker while records are stored behind messages that have been answered.
+RECORDING = 5
 
 
 class Sender:
@@ -68,30 +71,40 @@ class Sender:
         if plan.key:
             self.write_key(plan, limit)
 
-    def prepare_key(self, plan: Plan, seconds: float | None) -> None:
+    def prepare_key(self, plan: Plan, seconds: float | None, is_patient: bool = True) -> None:
         """Create the stream of keys for a message with a key, before this is sent.
 
-        Raises as `StreamWriter.write`, also `StreamUnavailable` if the stream has no leader for some seconds.
+        Raises as `StreamWriter.write`, also `StreamUnavailable` if the stream has no leader for some seconds; `Blocked`
+        unless it `is_patient`.
         """
-        self._write(plan, StreamWriter.prepare_keys, seconds)
+        self._write(plan, StreamWriter.prepare_keys, seconds, is_patient)
 
-    def write_key(self, plan: Plan, seconds: float | None) -> None:
+    def write_key(self, plan: Plan, seconds: float | None, is_patient: bool = True) -> None:
         """Write the key of a message that is stored, for one that is not must not replace an earlier one.
 
         Raises as `prepare_key`.
         """
-        self._write(plan, lambda writer: writer.write_keys([plan]), seconds)
+        self._write(plan, lambda writer: writer.write_keys([plan]), seconds, is_patient)
 
-    def _write(self, plan: Plan, write: Callable[[StreamWriter], None], seconds: float | None) -> None:
+    def _write(
+        self, plan: Plan, write: Callable[[StreamWriter], None], seconds: float | None, is_patient: bool
+    ) -> None:
         def try_once() -> None:
-            with self.turn(seconds):
+            with self.turn(seconds) as connection:
+                connection.raises_if_blocked = not is_patient
+                if connection.must_not_wait:
+                    raise NothingSent
                 write(self.publisher_for(plan.priority, plan.came_early).streams)
 
         until_there_is_a_leader(try_once, seconds)
 
     def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
-        """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer."""
-        with self.turn(seconds):
+        """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer.
+
+        Raises `NothingSent` if it has to be declared first where it is to go, and an alarm is on.
+        """
+        with self.turn(seconds) as connection:
+            connection.raises_if_blocked = True
             publisher = self.publisher_for(plan.priority, plan.came_early)
             record = publisher.submit(plan, answered)
             if plan.stream and record:
@@ -146,12 +159,18 @@ class Sender:
         """Read the broker's answers; wait so many seconds for the first one. Raises what ends the connection."""
         if not self._client.connected:
             return
-        with self.turn(max(seconds, 1)):
-            with suppress(TimeoutError):  # an answer may come later
-                if seconds:
-                    self._client.connection.drain_events(timeout=seconds)
-            for publisher in self._publishers.values():
-                publisher.streams.repeat()
+        with self.turn(max(seconds, 1)), suppress(TimeoutError):  # an answer may come later
+            if seconds:
+                self._client.connection.drain_events(timeout=seconds)
+        if self.has_records and not self.unanswered:
+            with self.turn(RECORDING) as connection:
+                connection.raises_if_blocked = True
+                self.publisher_for().streams.store_records()
+
+    @property
+    def has_records(self) -> bool:
+        """Whether records wait for their stream, see `StreamWriter.submit`."""
+        return bool(records_of[self._client])
 
     @property
     def is_blocked(self) -> bool:

@@ -40,6 +40,9 @@ _FIRST_PAUSE, _PAUSE = 1, 60
 #: The names of streams that do not work, and the time (`time.monotonic`) of the next attempt, for a `kombu.Connection`.
 paused_of: PerClient[dict[str, float]] = PerClient(dict)
 
+#: Records that wait for their stream, for a `kombu.Connection` of ours.
+records_of: PerClient[list[tuple[Stream, bytes]]] = PerClient(list)
+
 #: Seconds for which a write to a stream without a leader is tried again.
 LEADERLESS = 15
 
@@ -56,7 +59,8 @@ class StreamWriter:
         self._options = options
         self._paused = paused_of[connection.client]
         self._known: set[Stream] = set()  # those that have taken a message of this connection
-        self._refused: list[tuple[Stream, bytes]] = []
+        #: Those that were submitted, and whose stream is not known to take them.
+        self.records = records_of[connection.client]
 
     def takes(self, stream: Stream) -> bool:
         """Return whether a record can be sent to a stream without waiting for the answer: it exists, and it works."""
@@ -92,35 +96,41 @@ class StreamWriter:
                 self._connection.abandon()  # the message is stored, so this is no error; the next one connects again
 
     def submit(self, records: Iterable[tuple[Stream, Record]]) -> None:
-        """Send records of messages that were sent, many in one message, and wait for nothing but a missing stream."""
+        """Send records of messages that were sent, many in one message, and wait for nothing.
+
+        Those of a stream that has taken none yet wait for `store_records`: it may have to be created, or close the
+        connection, which must not hit the messages.
+        """
         for stream, pack in packs(records):
-            try:
-                if not self._is_paused(stream):
-                    if stream not in self._known:
-                        self.ensure(stream)
-                    body = journal.pack_records(pack)
-                    self._channel.send(self.outgoing(stream, body), partial(self._on_answer, stream, body))
-            except (DelayError, AMQPError) as exc:
-                self.pause(stream, exc)
+            body = journal.pack_records(pack)
+            if self.takes(stream):
+                self._channel.send(self.outgoing(stream, body), partial(self._on_answer, stream, body))
+            elif not self._is_paused(stream):
+                self.records.append((stream, body))
 
     def _on_answer(self, stream: Stream, body: bytes, refusal: Exception | None) -> None:
         if refusal is not None:
             self._known.discard(stream)
-            self._refused.append((stream, body))
+            self.records.append((stream, body))
 
-    def repeat(self) -> None:
-        """Store the submitted records that were refused, if the stream can be created. Log a warning on failure."""
-        refused, self._refused = self._refused, []
+    def store_records(self) -> None:
+        """Store the submitted records that wait, if the stream can be created. Log a warning if that fails.
+
+        Raises what ends the connection.
+        """
         bodies: dict[Stream, list[bytes]] = {}
-        for stream, body in refused:
+        for stream, body in self.records:
             bodies.setdefault(stream, []).append(body)
+        self.records.clear()
         for stream, packs_ in bodies.items():
             if self._is_paused(stream):
                 continue
             try:
                 self.write(stream, packs_)
-            except (DelayError, AMQPError) as exc:
+            except (DelayError, AMQPError, OSError) as exc:
                 self.pause(stream, exc)
+                if not isinstance(exc, (DelayError, MessageNacked, ChannelError)):
+                    raise
 
     def _is_paused(self, stream: Stream) -> bool:
         return self._paused.get(stream.name, 0) > time.monotonic()

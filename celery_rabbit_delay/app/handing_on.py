@@ -198,6 +198,8 @@ class HandingOn:
             return
         if refusal is None:
             self._settle(task)
+        elif self._is_silent:
+            self._give_back(task, refusal)
         else:  # a part of the cascade may be gone, or the connection was lost
             self._publish(task, planned, event_loop.PATIENCE)
 

@@ -13,11 +13,12 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
-from celery_rabbit_delay import StreamUnavailable, scheduled
+from celery_rabbit_delay import scheduled
 from celery_rabbit_delay.amqp import event_loop, stream_consumer
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
+from celery_rabbit_delay.amqp.schedule import scheduled as listed
 from celery_rabbit_delay.core import streams
 from tests.kit.broker import QUICK, Vhost, lead, own_node, publishing, take
 from tests.kit.commands import run
@@ -122,7 +123,7 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
         cancel(unhurried, ["x"])
     with ExitStack() as stack:
         with alarm(vhost.broker.node):  # which takes longer on a busy machine than a connection may be silent
-            connection, other, reading = (stack.enter_context(connect(vhost)) for _ in range(3))
+            connection, other = (stack.enter_context(connect(vhost)) for _ in range(2))
             for one in (connection, other):
                 one.default_channel  # noqa: B018
                 with publishing(one):
@@ -132,11 +133,17 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
                     publish(connection, body)
             with soon(), pytest.raises(OSError):  # noqa: PT011
                 publish(other, "x" * 50_000_000)  # more than any socket takes
-            monkeypatch.setattr(stream_consumer, "SILENCE", 2)
-            unavailable = pytest.raises(StreamUnavailable, match="does an alarm block publishers")
-            with soon(), Follower(reading) as reader, unavailable:
-                next(reader.catch_up(stream, patience=0, silence=2))
-            assert list(reader.read(stream))  # which writes nothing
+            # Nor does who reads a stream wait for what an alarm keeps out of it.
+            monkeypatch.setattr(stream_consumer, "SILENCE", 600)
+            patient = stack.enter_context(vhost.connection(confirm_timeout=None))
+            with soon(), Follower(patient) as reader:
+                first = [one.body for one in reader.catch_up(stream)]
+                assert first == [one.body for one in reader.read(stream)] != []
+                assert not list(reader.catch_up(streams.keys(vhost.cascade), create=True))
+            with soon(), Follower(patient) as reader:
+                assert [one.body for one in reader.catch_up(stream)] == first
+                assert not list(reader.catch_up(stream)), "it goes on where it was"
+                assert stream.name in reader.streams
         for one in (connection, other):
             wait_until(partial(publishes, one, "after"), "it publishes again")
         bodies: list[str] = []
@@ -145,27 +152,36 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
         assert set(bodies) <= {"small", "again", "after"}
 
 
-def test_an_event_loop_goes_on_and_its_message_is_stored_once_when_the_alarm_ends(vhost: Vhost) -> None:
-    vhost.declare("q")
+def test_an_event_loop_goes_on_and_its_messages_are_stored_once_when_the_alarm_ends(vhost: Vhost) -> None:
+    """Also those whose stream or outbox does not exist yet, for nothing of it can be created during an alarm."""
+    vhost.declare("q", "new")
     timers: list[Callable[[], object]] = []
-    with vhost.connection() as connection:
-        publish(connection, "first")
+    bodies = ["last that the broker takes", "waits", "for another queue", "waits, too"]
+
+    def run_timers() -> bool:
+        for call in [timers.pop() for _ in range(len(timers))]:
+            call()
+        return not timers
+
+    with vhost.connection(journal=0) as connection:
+        publish(connection, "first, before there is a stream")
+        vhost.delete_queue(streams.journal_for(vhost.cascade, 0.2).name)
+        connection.connection.sender.close()
         with alarm(vhost.broker.node):
             event_loop.enter(lambda seconds, call: timers.append(call))
             try:
-                for body in ("last that the broker takes", "waits", "waits too"):
+                for body in bodies:
+                    message = Message(body, application_headers={"x-delay": 20_000, "id": body, "task": "t"})
                     with soon():
-                        publish(connection, body)
+                        connection.default_channel.basic_publish(message, "", "new" if "another" in body else "q")
+                    run_timers()
             finally:
                 event_loop.leave()
             assert timers
-
-        def is_answered() -> bool:
-            for call in [timers.pop() for _ in range(len(timers))]:
-                call()
-            return not timers
-
-        wait_until(is_answered, "the broker has confirmed all")
-        arrived = [message.body for message in take(connection, "q", 4)]
-        assert sorted(arrived) == ["first", "last that the broker takes", "waits", "waits too"]
-        assert vhost.count("q") == 0
+        wait_until(run_timers, "the broker has confirmed all")
+        assert sorted(one.id for one in listed(connection)) == sorted(bodies), "each has a record"
+        arrived = [
+            message.body for queue, amount in (("q", 4), ("new", 1)) for message in take(connection, queue, amount)
+        ]
+        assert sorted(arrived) == sorted(["first, before there is a stream", *bodies])
+        assert vhost.count("q") == vhost.count("new") == 0

@@ -25,13 +25,13 @@ class Sender:
     """Takes messages, and answers when somebody waits: those that it refuses once, with the reason."""
 
     options = SimpleNamespace(confirm_timeout=1)
+    has_records = False
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.refuses: dict[str, Exception] = {}
         self.asked: list[tuple[str, Callable[[Exception | None], None]]] = []
         self.streams = self
-        self.publishers = [self]
 
     @contextmanager
     def turn(self, seconds: float | None) -> Iterator[Sender]:
