@@ -116,6 +116,9 @@ class Batch:
                         sender.write(streams.changes(sender.options.cascade), [change])
             else:
                 self._forget(name)
+        if sender.has_records:
+            with sender.turn(sender.options.confirm_timeout):
+                sender.publisher_for().streams.store_records()
         if failed:
             raise failed
 
