@@ -336,7 +336,7 @@ def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> No
 def test_teardown_refuses_while_a_message_waits_in_an_outbox(vhost: Vhost, known: str) -> None:
     vhost.declare("q")
     with vhost.connection() as connection:
-        lead(connection, "q")
+        lead(connection, "q", delays=[60])
         publish(connection, 60)
     assert vhost.waiting() == {CASCADE.outbox_name(Q, 6000): 1}
     before = vhost.names("queues"), vhost.names("exchanges")

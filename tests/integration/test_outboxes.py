@@ -15,7 +15,7 @@ import pytest
 from amqp import spec
 
 from celery_rabbit_delay import NotPermitted, batch
-from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp import declare, routes
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost, lead, publishing
@@ -85,7 +85,10 @@ def test_outboxes_of_exchanges_delay_as_well(vhost: Vhost, exchange: str, destin
     assert arrive(vhost, 2)[1] == [f"{vhost.cascade.root}.out.500ms.{destination}"]
 
 
-def test_an_outbox_is_created_and_found_in_the_round_trip_of_its_destination(vhost: Vhost) -> None:
+def test_an_outbox_is_created_and_found_in_the_round_trip_of_its_destination(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_OFTEN", 1)
     vhost.declare("q")
     with vhost.connection() as connection:
         lead(connection, "q")

@@ -20,10 +20,10 @@ PACKAGE = str(Path(celery_rabbit_delay.__file__).parent)
 
 #: The functions of the package on the way of a warm task that is recorded, the files that they are in, and the lines
 #: that are run. Lower them with what the way loses. To inline a function wins nothing: its lines stay.
-MOST = 68, 17, 258
+MOST = 69, 17, 262
 
 #: The same where RabbitMQ holds messages until they are due.
-MOST_BY_TIME = 70, 19, 243
+MOST_BY_TIME = 71, 19, 247
 
 
 class Way:
