@@ -66,7 +66,9 @@ class Batch:
     """
 
     def __init__(self, max_size: int = MAX_SIZE, holds: bool = False) -> None:
-        """With `holds`, keep messages until there are `max_size` of them, or until `flush`."""
+        """With `holds`, keep messages until there are `max_size` of them, or until `flush`. Raises `ValueError`."""
+        if type(max_size) is not int or max_size < 1:
+            raise ValueError(f"max_size={max_size!r}: use a whole number, 1 or more")
         self.max_size = max_size
         self._holds = holds
         self._serial = itertools.count()
@@ -252,7 +254,7 @@ def collect(producer: kombu.Producer, max_size: int = MAX_SIZE, retry: dict[str,
     """Let the delayed messages of a Kombu producer wait together for the broker until the block ends.
 
     With `retry`, arguments for `kombu.Connection.ensure`, a lost connection is restored. Raises `BatchFailed`;
-    `UnsupportedConfiguration` if the producer's connection does not delay messages.
+    `UnsupportedConfiguration` if the producer's connection does not delay messages; `ValueError`.
     """
     client = producer.connection
     if not hasattr(client.transport, "delay_options"):

@@ -14,6 +14,7 @@ from amqp.exceptions import AccessRefused, InternalError, NotFound, Precondition
 
 from ..core.destination import Destination
 from ..core.errors import (
+    PERMISSIONS,
     CascadeConflict,
     CascadeMissing,
     DestinationNotFound,
@@ -25,9 +26,6 @@ from ..core.errors import (
 )
 from ..core.levels import MOST_COMBINED
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
-
-#: The documentation of the permissions.
-PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/for-operators.md#permissions"
 
 #: Seconds after which RabbitMQ reports a quorum queue as empty if its leader has not answered (rabbit_quorum_queue,
 #: `stat`). To trust that answer would mean to delete a queue that holds messages.

@@ -20,11 +20,11 @@ import kombu
 from amqp import Message
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
-from ..core.errors import CascadeConflict, NotPermitted, UnsupportedConfiguration
+from ..core.errors import PERMISSIONS, CascadeConflict, NotPermitted, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
 from .confirms import publish
 from .connecting import own_channel
-from .declare import PERMISSIONS, passive_declare_queue
+from .declare import passive_declare_queue
 
 ARGUMENTS = {
     "x-queue-type": "quorum",

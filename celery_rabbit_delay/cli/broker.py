@@ -8,6 +8,8 @@ import click
 import kombu
 
 from .. import operate
+from ..amqp import connection as connection_
+from ..amqp import history as history_
 from ..core.text import counted, escape
 from .output import EXIT_PROBLEMS
 from .parameters import management_option, priorities_option
@@ -62,7 +64,7 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         wanted = operate.wanted(connection, known, priorities, ahead, management)
         lacking = operate.setup(connection, wanted, known, ahead)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
-        tell = partial(operate.tell, connection, target.who, creates=False)
+        tell = partial(history_.tell, connection, target.who, creates=False)
         tell("cascades set up", len(wanted), [cascade.root for cascade in wanted])
         _show_way(connection)
         for destination in lacking:
@@ -134,8 +136,8 @@ def verify(target: Target, priorities: bool, management_url: str | None) -> None
         snapshot = snapshot_of(management_url, connection)
         wrong = _compare(target, connection, snapshot, priorities, on_demand=True)
         for told in (
-            operate.warning_of_release(connection.connection),
-            operate.advice_on_release(connection.connection),
+            connection_.warning_of_release(connection.connection),
+            connection_.advice_on_release(connection.connection),
         ):
             if told:
                 click.echo(escape(told))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from .. import operate
+from ..amqp.destinations import QueueNames
 from ..core.text import escape
 from .output import EXIT_PROBLEMS, utc_option
 from .parameters import management_option
@@ -29,7 +30,7 @@ def can_leave(target: Target, management_url: str | None) -> None:
     Changes nothing.
     """
     with target.connected(exists=True) as connection:
-        names = operate.QueueNames(target.queues())
+        names = QueueNames(target.queues())
         found = operate.revivable(connection, target.destinations(), names, snapshot_of(management_url, connection))
     for task, fate in found.known:
         click.echo(f"{fate:<9}  {format_scheduled(task)}")

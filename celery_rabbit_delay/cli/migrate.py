@@ -10,6 +10,8 @@ import click
 import kombu
 
 from .. import operate
+from ..amqp import connecting as connecting_
+from ..amqp import history as history_
 from ..core.options import OPTIONS
 from ..core.text import counted, escape
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, progress, until_interrupted
@@ -46,7 +48,7 @@ def migrate(origin: Target, /, to_broker: str | None, any_queue: bool, **changes
     with origin.connected() as source:
         elsewhere = _connection_elsewhere(source, to_broker, changed)
         operate.require(source)
-        with operate.connected(elsewhere) as target, progress("moving") as show:
+        with connecting_.connected(elsewhere) as target, progress("moving") as show:
             if operate.is_same(source, target):
                 raise click.UsageError("source and target are the same cascade: name another target")
             moving = operate.migrate(source, target, origin.allowed(any_queue), show, problems.append)
@@ -58,7 +60,7 @@ def migrate(origin: Target, /, to_broker: str | None, any_queue: bool, **changes
                     else:
                         moved += 1
             workflows = 0 if target.transport.delay_options.streams else len(operate.cancelled_workflows(source))
-        operate.tell(source, origin.who, "moved to another cascade", moved)
+        history_.tell(source, origin.who, "moved to another cascade", moved)
     click.echo(f"{moved:,} moved, {left:,} left")
     for problem in islice(problems, _LINES):
         click.echo(escape(problem), err=True)
@@ -82,4 +84,4 @@ def _connection_elsewhere(source: kombu.Connection, to_broker: str | None, chang
         return connection_to(to_broker, {**source.transport_options, OPTIONS: options.to_dict()})
     if options.cascade.root == current.cascade.root:
         raise click.UsageError("name the target with --to-prefix, --to-tick or --to-broker")
-    return operate.copy_of(source, "migration", **{OPTIONS: options.to_dict()})
+    return connecting_.copy_of(source, "migration", **{OPTIONS: options.to_dict()})

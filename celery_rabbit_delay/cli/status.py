@@ -12,10 +12,14 @@ import click
 import kombu
 
 from .. import operate
+from ..amqp import history as history_
+from ..amqp import schedule as schedule_
+from ..amqp.destinations import QueueNames
 from ..core import streams
+from ..core.changes import Pause
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape, span
-from ..operate import BeatStatus, HeldUp, Pause, QueueNames, Recorded, Status
+from ..operate import BeatStatus, HeldUp, Recorded, Status
 from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
@@ -91,7 +95,7 @@ def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> l
     if stream.name not in (one.queue for one in found.streams):
         return []
     try:
-        return operate.paused(connection, names)
+        return schedule_.paused(connection, names)
     except (NotPermitted, StreamUnavailable) as exc:
         click.echo(escape(f"which queues are paused is unknown: {exc}"), err=True)
         return []
@@ -99,7 +103,7 @@ def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> l
 
 def _shown_pause(one: Pause, app: str | None) -> str:
     until = f" until {format_time(one.end)}" if one.end else ""
-    return f"{one.queue} is paused{until}" + (f" by {operate.within_app(one.who, app)}" if one.who else "")
+    return f"{one.queue} is paused{until}" + (f" by {history_.within_app(one.who, app)}" if one.who else "")
 
 
 def held_up_data(held_up: HeldUp) -> dict[str, Any]:

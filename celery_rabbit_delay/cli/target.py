@@ -17,14 +17,19 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
+from ..amqp import connecting as connecting_
+from ..amqp import history as history_
+from ..amqp import schemes as schemes_
+from ..amqp.destinations import QueueNames, destinations_of
+from ..amqp.waiting import Allowed
 from ..app.install import advice
 from ..app.queues import queues_of
 from ..core.destination import Destination
-from ..core.errors import DelayError, InvalidDelay, InvalidEntry, UnsupportedConfiguration
+from ..core.errors import PERMISSIONS, DelayError, InvalidDelay, InvalidEntry, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
-from ..operate import PERMISSIONS, Allowed, BeatStatus, Management, QueueNames, Snapshot
+from ..operate import BeatStatus, Management, Snapshot
 from .output import is_of_output
 
 P = ParamSpec("P")
@@ -54,7 +59,7 @@ class Target(ABC):
     @property
     def who(self) -> str:
         """Who is to be noted."""
-        return operate.of_app(operate.who(), self.app_name)
+        return history_.of_app(history_.who(), self.app_name)
 
     @abstractmethod
     def connection(self) -> kombu.Connection:
@@ -71,7 +76,7 @@ class Target(ABC):
 
     def destinations(self) -> list[Destination]:
         """Return the destinations of messages for the app's queues."""
-        return [destination for queue in self.queues() for destination in operate.destinations_of(queue)]
+        return [destination for queue in self.queues() for destination in destinations_of(queue)]
 
     def beat(self, connection: kombu.Connection) -> BeatStatus | None:
         """Return the state of the app's beat; None without an app, or if its beat has not run with RabbitMQ."""
@@ -99,7 +104,7 @@ class Target(ABC):
 
         Shows errors without a traceback.
         """
-        with handle_errors(), operate.connected(self.connection()) as connection:
+        with handle_errors(), connecting_.connected(self.connection()) as connection:
             if exists or recorded:
                 operate.require(connection, recorded)
             yield connection
@@ -173,7 +178,7 @@ def pass_target(command: Callable[Concatenate[Target, P], R]) -> Callable[P, R]:
 def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connection:
     """Return a connection to a broker URL. An error for an unreadable URL shows no part of its password."""
     with _reading(url.split(";")):  # as Kombu does
-        connection = kombu.Connection(operate.delay_url(url), transport_options=transport_options)
+        connection = kombu.Connection(schemes_.delay_url(url), transport_options=transport_options)
         connection.transport  # noqa: B018  reads the options
         return connection
 

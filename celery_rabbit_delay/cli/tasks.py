@@ -11,14 +11,19 @@ from typing import Any, TypeVar
 import click
 import kombu
 
-from .. import operate
+from ..amqp import history as history_
+from ..amqp import reschedule as reschedule_
+from ..amqp import schedule as schedule_
+from ..amqp.destinations import QueueNames
+from ..amqp.schedule import About, Scheduled
 from ..core.due import due_at
 from ..core.errors import NotPermitted, StreamUnavailable
+from ..core.fates import Fate
 from ..core.headers import milliseconds, moment
 from ..core.search import Word, matching, parse
+from ..core.sent import Sent
 from ..core.streams import Unreadable
 from ..core.text import counted, escape, span
-from ..operate import Fate, Scheduled
 from .output import (
     EXIT_INTERRUPTED,
     EXIT_PROBLEMS,
@@ -128,7 +133,7 @@ def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
     known of an id.
     """
     with target.connected(recorded=True) as connection:
-        known = operate.about(connection, ids, target.names(any_queue=True))
+        known = schedule_.about(connection, ids, target.names(any_queue=True))
     for number, one in enumerate(known):
         if as_json:
             for data in _data_about(one):
@@ -139,7 +144,7 @@ def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
         raise SystemExit(EXIT_PROBLEMS)
 
 
-def _data_about(known: operate.About) -> Iterator[dict[str, Any]]:
+def _data_about(known: About) -> Iterator[dict[str, Any]]:
     """Yield the data of each message with an id, or of the id alone."""
     cancelled = known.cancelled.isoformat() if known.cancelled else None
     for waiting, fate, _ in known.messages:
@@ -148,7 +153,7 @@ def _data_about(known: operate.About) -> Iterator[dict[str, Any]]:
         yield {"id": known.id, "state": "cancelled" if cancelled else "unknown", "cancelled": cancelled}
 
 
-def _lines_about(known: operate.About) -> Iterator[str]:
+def _lines_about(known: About) -> Iterator[str]:
     """Yield what is known of an id, a line for each thing."""
     cancelled = f"cancelled {format_time(known.cancelled)}" if known.cancelled else "cancelled"
     if not known.messages:
@@ -208,17 +213,17 @@ def cancel(
     problems: list[str] = []
     with target.connected(recorded=True) as connection:
         if workflow:
-            operate.cancel(connection, ids, by=target.who, workflow=True)
+            schedule_.cancel(connection, ids, by=target.who, workflow=True)
             cancelled = counted(len(ids), "ids cancelled")
             click.echo(f"{cancelled}, with what waits of their workflows, and what these still send")
         elif ids:
-            sent = operate.cancel(connection, ids, by=target.who)
+            sent = schedule_.cancel(connection, ids, by=target.who)
             _tell_of_ids(connection, ids, sent, target.names(any_queue=True), as_json)
         else:
             found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
             _ask(f"Cancel {counted(len(found), 'tasks')} for good?", found, yes)
             without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
-            operate.cancel(connection, [one.id for one in found if one.id], without_id, target.who)
+            schedule_.cancel(connection, [one.id for one in found if one.id], without_id, target.who)
             lines = [json.dumps(_as_data(one)) for one in found] if as_json else [f"{len(found):,} cancelled"]
             for line in lines:
                 click.echo(line)
@@ -226,7 +231,7 @@ def cancel(
 
 
 def _tell_of_ids(
-    connection: kombu.Connection, ids: Sequence[str], sent: operate.Sent, names: operate.QueueNames, as_json: bool
+    connection: kombu.Connection, ids: Sequence[str], sent: Sent, names: QueueNames, as_json: bool
 ) -> None:
     """Say what was known of each id before it was cancelled. No worker says whether a task with such an id waits."""
     for one in _known(connection, ids, names, sent):
@@ -255,7 +260,7 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     it stays cancelled: with its workflow, or by a stamp.
     """
     with target.connected(recorded=True) as connection:
-        operate.restore(connection, ids, target.who)
+        schedule_.restore(connection, ids, target.who)
         known = _known(connection, ids, target.names(any_queue=True))
     stay = [one.id for one in known if any(found.fate is Fate.CANCELLED for found in one.messages)]
     for one in known:
@@ -277,24 +282,24 @@ def history(target: Target, /, limit: int, as_json: bool) -> None:
     Anyone who may publish to ingest can write such a note.
     """
     with target.connected(recorded=True) as connection:
-        found = operate.history(connection, limit)
+        found = history_.history(connection, limit)
     for one in found:
         at = moment(one.at)
         if as_json:
             click.echo(json.dumps({**one._asdict(), "at": at.isoformat()}))
         else:
-            who = operate.within_app(one.who, target.app_name)
+            who = history_.within_app(one.who, target.app_name)
             click.echo(escape(f"{format_time(at)}  {who}  {one}"))
     if not found:
         click.echo("nothing was changed", err=True)
 
 
 def _known(
-    connection: kombu.Connection, ids: Sequence[str], names: operate.QueueNames, before: operate.Sent | None = None
-) -> list[operate.About]:
+    connection: kombu.Connection, ids: Sequence[str], names: QueueNames, before: Sent | None = None
+) -> list[About]:
     """Return what the journal knows of ids that were changed just now, if it can be read."""
     try:
-        return operate.about(connection, ids, names, before)
+        return schedule_.about(connection, ids, names, before)
     except (NotPermitted, StreamUnavailable, Unreadable) as exc:
         click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
         return []
@@ -346,7 +351,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
     What is sent to it or due stays in it, in order. What a worker has taken already still runs.
     """
     with target.connected(recorded=True) as connection:
-        operate.pause(connection, queue, target.names(any_queue), until, target.who)
+        schedule_.pause(connection, queue, target.names(any_queue), until, target.who)
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
 
@@ -357,7 +362,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
     with target.connected(recorded=True) as connection:
-        operate.resume(connection, queue, target.names(any_queue), target.who)
+        schedule_.resume(connection, queue, target.names(any_queue), target.who)
     click.echo(escape(f"{queue} is not paused"))
 
 
@@ -378,12 +383,12 @@ def _move(
         due = due_at(eta, countdown, now, zone)
     with target.connected(recorded=True) as connection:
         past = f"{format_time(due)} is in the past" if due < now else ""
-        allowed, what = target.allowed(any_queue), operate.moved_to(due)
+        allowed, what = target.allowed(any_queue), history_.moved_to(due)
         if past and ids:
             _ask(f"{past}: run {counted(len(ids), 'tasks')} now?", ids, yes)
         if len(ids) == 1:
-            operate.reschedule(connection, ids[0], due, allowed)
-            operate.tell(connection, target.who, what, 1, ids)
+            reschedule_.reschedule(connection, ids[0], due, allowed)
+            history_.tell(connection, target.who, what, 1, ids)
             click.echo(f"due {format_time(due)}")
             return
         found: set[int] = set()
@@ -394,7 +399,7 @@ def _move(
             _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
         moved: list[str] = []
-        moving = operate.reschedule_all(connection, ids, found, due, allowed)
+        moving = reschedule_.reschedule_all(connection, ids, found, due, allowed)
         try:
             with until_interrupted(moving) as (results, is_interrupted):
                 for id_, refused in results:
@@ -403,7 +408,7 @@ def _move(
                     else:
                         moved.append(id_)
         finally:
-            operate.tell(connection, target.who, what, len(moved), moved)
+            history_.tell(connection, target.who, what, len(moved), moved)
         click.echo(f"{len(moved):,} due {format_time(due)}")
     if is_interrupted():
         click.echo("interrupted: run this again to move the others", err=True)
@@ -445,7 +450,9 @@ def _found(
     names = target.names(any_queue)
     with progress("reading") as shown:
         most = None if search else limit
-        found = operate.scheduled(connection, task, only_queue, until, most, names, shown, report, elsewhere=elsewhere)
+        found = schedule_.scheduled(
+            connection, task, only_queue, until, most, names, shown, report, elsewhere=elsewhere
+        )
     yield from itertools.islice(matching(search or (), found, _places), limit)
     if not is_all:
         click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)

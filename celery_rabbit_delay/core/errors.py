@@ -1,5 +1,8 @@
 """The errors: one class for each cause that a caller may want to distinguish. Every message says what to do next."""
 
+#: The documentation of the permissions.
+PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/for-operators.md#permissions"
+
 
 class DelayError(Exception):
     """Base of all errors of this package. If one is raised, nothing was sent, with two exceptions.

@@ -9,7 +9,8 @@ from typing import Any
 
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
 
-from .. import operate
+from ..amqp import history as history_
+from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core.text import counted
@@ -38,7 +39,7 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         return printable(request.remote_user or request.remote_addr or "unknown", 100)
 
     def who() -> str:
-        return operate.of_app(user(), operations.broker.app)
+        return history_.of_app(user(), operations.broker.app)
 
     def answer(act: Callable[[], Done]) -> Any:
         done = or_reason(act)
@@ -66,8 +67,8 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         "/restore": lambda: operations.restore(selected(), who(), "workflow" in request.form),
         "/run-now": at_once,
         "/reschedule": reschedule,
-        "/pause": lambda: operations.on_queue("paused", operate.pause, request.form["queue"], forms.until(), who()),
-        "/resume": lambda: operations.on_queue("resumed", operate.resume, request.form["queue"], who()),
+        "/pause": lambda: operations.on_queue("paused", schedule_.pause, request.form["queue"], forms.until(), who()),
+        "/resume": lambda: operations.on_queue("resumed", schedule_.resume, request.form["queue"], who()),
         "/orphans/replay": lambda: operations.replay(forms.marks(), who()),
         "/orphans/remove": lambda: operations.remove(forms.marks(), who()),
     }

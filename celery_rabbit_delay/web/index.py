@@ -15,14 +15,16 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import operate
+from ..amqp import schedule as schedule_
+from ..amqp.destinations import QueueNames
+from ..amqp.stream_consumer import Place, StreamMessage
 from ..core import notes, streams
-from ..core.changes import GROUPS, WORKFLOW
+from ..core.changes import GROUPS, WORKFLOW, Pause
 from ..core.fates import Fates
 from ..core.headers import X_DELAY_SENT, own
+from ..core.journal import Record
 from ..core.notes import Note
 from ..core.streams import Unreadable
-from ..operate import Pause, Place, QueueNames, Record, StreamMessage
 from .database import (
     CANCELLED,
     STATES,
@@ -221,10 +223,10 @@ class Index:
     @streams.reading
     def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> list[tuple[Any, ...]]:
         """Return a record's row, if it is for one of the queues that the index is about."""
-        headers = operate.headers_in(record)
-        shown = operate.describe(record, headers, queues)
+        headers = schedule_.headers_in(record)
+        shown = schedule_.describe(record, headers, queues)
         state = STATES.get(self._fates.of(record, self._now, lambda record: headers))
-        if state is None or not operate.concerns(headers, queues):
+        if state is None or not schedule_.concerns(headers, queues):
             return []
         if shown.task is None:
             arguments = body_text(record.body, SEARCHED)

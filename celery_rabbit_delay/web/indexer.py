@@ -12,13 +12,16 @@ import kombu
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
-from .. import operate
+from ..amqp import connecting as connecting_
 from ..amqp.clocks import utc_ms
+from ..amqp.destinations import QueueNames
+from ..amqp.follower import Follower
+from ..amqp.stream_consumer import StreamMessage, StreamReplaced
 from ..core import streams
+from ..core.changes import Pause
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.notes import Note
 from ..core.topology import Stream
-from ..operate import Follower, Pause, QueueNames, StreamMessage, StreamReplaced
 from .database import IndexDamaged, noticing_damage
 from .index import Counts, Index
 from .printing import reason
@@ -134,7 +137,7 @@ class Indexer:
         """Follow the streams until it is stopped."""
         while not self.stopping.is_set():
             try:
-                with operate.connected(self._connect()) as connection:
+                with connecting_.connected(self._connect()) as connection:
                     self._index_streams(connection)
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 self._error = reason(exc)

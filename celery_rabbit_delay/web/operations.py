@@ -14,11 +14,20 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
+from ..amqp import connecting as connecting_
+from ..amqp import history as history_
+from ..amqp import reschedule as reschedule_
+from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
+from ..amqp.destinations import QueueNames
+from ..amqp.follower import Follower
+from ..amqp.schedule import About, Scheduled
+from ..amqp.waiting import Allowed
 from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
-from ..operate import About, Allowed, BeatStatus, Finding, Follower, Orphan, QueueNames, Record, Snapshot, Status
+from ..core.journal import Record
+from ..operate import BeatStatus, Finding, Orphan, Snapshot, Status
 from . import search
 from .database import CANCELLED, WAITING, reading
 from .indexer import Indexer
@@ -86,7 +95,7 @@ class Operations:
 
     @contextmanager
     def _connected(self) -> Iterator[kombu.Connection]:
-        with operate.connected(self.broker.connect()) as connection:
+        with connecting_.connected(self.broker.connect()) as connection:
             yield connection
 
     @contextmanager
@@ -102,7 +111,7 @@ class Operations:
             ids = dict.fromkeys(id_ for row in found for id_ in (row.workflows[:1] if workflow else [row.id]) if id_)
             without_id = [(row.number, row.due) for row in found if not row.id]
             if found:
-                operate.cancel(connection, ids, without_id, by, workflow)
+                schedule_.cancel(connection, ids, without_id, by, workflow)
                 self.indexer.catch_up(connection)
         return Done(len(ids) + len(without_id), "workflows cancelled" if workflow else "cancelled", refused)
 
@@ -113,7 +122,7 @@ class Operations:
             found, refused = self._found(numbers, CANCELLED)
             ids = dict.fromkeys(id_ for row in found for id_ in (row.workflows if workflow else [row.id]) if id_)
             if ids:
-                operate.restore(connection, ids, by)
+                schedule_.restore(connection, ids, by)
                 self.indexer.catch_up(connection)
                 stay, _ = self._found((row.number for row in found), CANCELLED)
                 refused += [f"{row.id} stays cancelled, with its workflow or by a stamp" for row in stay]
@@ -135,14 +144,14 @@ class Operations:
                             with reading(self.indexer.path) as db:
                                 copies = search.copies(db, row, utc_ms())
                             records = [self._record(follower, one) for one in copies]
-                            operate.move(connection, records, due, self.broker.allowed)
+                            reschedule_.move(connection, records, due, self.broker.allowed)
                             covered.update(copy.number for copy in copies)
                             moved.append(row.id or str(row.number))
                         except DelayError as exc:
                             name, why = row.id or str(row.number), str(exc)
                             refused.append(why if name in why else f"{name}: {why}")
                 finally:
-                    operate.tell(connection, by, operate.moved_to(due), len(moved), moved)
+                    history_.tell(connection, by, history_.moved_to(due), len(moved), moved)
             self.indexer.catch_up(connection)
         return Done(len(moved), what, refused)
 
@@ -177,9 +186,9 @@ class Operations:
         """Return what the journal knows of an id, as far as it is about the queues of the page."""
         names = self.broker.names
         with self._connected() as connection:
-            [found] = operate.about(connection, [id_], names)
+            [found] = schedule_.about(connection, [id_], names)
 
-        def is_shown(one: operate.Scheduled) -> bool:
+        def is_shown(one: Scheduled) -> bool:
             places = (one.exchange, one.routing_key), ("", one.queue)
             return not names.only or any(names.leads_to_one(exchange, [key]) for exchange, key in places)
 
@@ -195,7 +204,7 @@ class Operations:
         """Send the orphans with some marks to their destinations."""
         with self._acting() as connection, self._turn_at_orphans:
             results = list(operate.replay(connection, ORPHANS, self.broker.allowed, _chosen(marks)))
-            operate.tell(connection, by, "orphans sent on", sum(reason is None for _, reason in results))
+            history_.tell(connection, by, "orphans sent on", sum(reason is None for _, reason in results))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), "sent on", refused)
 
@@ -203,7 +212,7 @@ class Operations:
         """Remove the orphans with some marks."""
         with self._acting() as connection, self._turn_at_orphans:
             removed = operate.remove(connection, ORPHANS, _chosen(marks))
-            operate.tell(connection, by, "orphans removed", removed)
+            history_.tell(connection, by, "orphans removed", removed)
         return Done(removed, "removed")
 
     def status(self) -> Status:

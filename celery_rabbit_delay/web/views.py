@@ -9,15 +9,15 @@ from typing import Any
 
 from flask import Flask, Response, abort, render_template, request
 
-from .. import operate
+from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core import streams
 from ..core.headers import Delivery
+from ..core.journal import Record
 from ..core.routing_key import MAX_LENGTH
 from ..core.search import ENTRY_FIELDS, matching, parse
 from ..core.unwrap import unwrap
-from ..operate import Record
 from . import forms, plot, search
 from .database import reading
 from .gauges import exposition
@@ -182,7 +182,7 @@ def _details(record: Record) -> dict[str, Any]:
 
     Raises `Unreadable`.
     """
-    message = operate.to_message(record)
+    message = schedule_.to_message(record)
     headers = message.headers or {}
     state = headers_.read_state(headers)
     is_task = "task" in headers

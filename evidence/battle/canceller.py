@@ -20,7 +20,7 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 import celery_rabbit_delay
-from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp.waiting import ANYWHERE
 from tests.kit import ledger
 
@@ -81,7 +81,7 @@ def move(path: str, names: list[str], due: float) -> None:
     def move_those_left() -> None:
         with app.connection_for_write() as connection:
             moment = datetime.fromtimestamp(due, timezone.utc)
-            for name, refused in operate.reschedule_all(connection, list(left), (), moment, ANYWHERE):
+            for name, refused in reschedule_.reschedule_all(connection, list(left), (), moment, ANYWHERE):
                 left.discard(name)
                 if refused is None:  # and not too late, as its node was down so long
                     ledger.append(path, {"id": name, "moved": time.time()})

@@ -11,8 +11,9 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import receiving
+from celery_rabbit_delay.amqp import reschedule as reschedule_
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.receiving import MOST_UNKNOWN, known_to
@@ -46,7 +47,7 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
         with kombu.Consumer(consumer, [kombu.Queue("q", no_declare=True)], on_message=on_message, auto_declare=False):
             publish(publisher, 5, correlation_id="victim")
             write_changes(publisher, [next(changes.cancelled([f"other {n}"], sent_now())) for n in range(300)])
-            operate.cancel(publisher, ["victim"])
+            schedule_.cancel(publisher, ["victim"])
             publish(publisher, 6, "bell")
             take(publisher, "bell", 1)  # meanwhile the consumer is busy, and the victim arrives
             publish(publisher, 0.1, correlation_id="end")
@@ -66,7 +67,7 @@ def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
         assert take(consumer, "q", 1)
         followed.forget()
         publish(publisher, 3, correlation_id="victim")
-        operate.cancel(publisher, ["victim"])
+        schedule_.cancel(publisher, ["victim"])
         publish(publisher, 3.5, correlation_id="end")
         assert [message.properties["correlation_id"] for message in take(consumer, "q", 1)] == ["end"]
 
@@ -94,7 +95,7 @@ def test_a_consumer_on_a_node_that_was_cut_off_learns_of_later_changes() -> None
         for number, consumer in enumerate(consumers):
             with Vhost(Broker(nodes[number]), "/").connection(journal=0, confirm_timeout=60) as publisher:
                 publish(publisher, 3, f"q{number}", correlation_id="victim")
-                operate.cancel(publisher, ["victim"])
+                schedule_.cancel(publisher, ["victim"])
                 publish(publisher, 6, f"q{number}", correlation_id="end")
             assert [one.properties["correlation_id"] for one in take(consumer, f"q{number}", 1)] == ["end"]
 
@@ -116,11 +117,11 @@ def test_a_consumer_with_other_options_gets_nothing_that_was_cancelled_moved_or_
         for id_ in ("replaced", "last"):
             publish(publisher, 8, correlation_id=id_, headers={"x-delay-key": "k"})
         publish(consumer, 9, correlation_id="of another publisher", headers={"x-delay-key": "k"})
-        operate.cancel(publisher, ["cancelled"])
-        operate.reschedule(publisher, "moved", datetime.now(timezone.utc) + timedelta(seconds=9))
+        schedule_.cancel(publisher, ["cancelled"])
+        reschedule_.reschedule(publisher, "moved", datetime.now(timezone.utc) + timedelta(seconds=9))
         found = [message.properties["correlation_id"] for message in take(consumer, "q", len(expected))]
         publish(publisher, 3, correlation_id="cancelled later")
-        operate.cancel(publisher, ["cancelled later"])
+        schedule_.cancel(publisher, ["cancelled later"])
         publish(publisher, 4, correlation_id="end")
         found += [message.properties["correlation_id"] for message in take(consumer, "q", 1)]
     assert Counter(found) == Counter([*expected, "end"])
@@ -161,14 +162,14 @@ def test_a_made_up_cascade_is_looked_for_seldom_and_never_created(
 def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_follows(vhost: Vhost, how: str) -> None:
     stream = streams.changes(vhost.cascade)
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as worker:
-        operate.cancel(publisher, ["before"])
+        schedule_.cancel(publisher, ["before"])
         changes_, following = known_to[worker].changes, worker.connection.following
         following.catch_up(stream, changes_.apply)
         if how == "connection":
             vhost.close_connections("celery-rabbit-delay follower")
         else:
             vhost.delete_queue(stream.name)
-        operate.cancel(publisher, ["after"])
+        schedule_.cancel(publisher, ["after"])
 
         def has_learned() -> bool:
             following.keep_up(stream, changes_.apply)
@@ -184,13 +185,13 @@ def test_what_was_sent_before_is_cancelled_and_nothing_that_is_sent_later(vhost:
     with vhost.connection(journal=0) as connection:
         publish(connection, 5, type="before", correlation_id="id", headers=headers)
         if how == "id":
-            operate.cancel(connection, ["id"])
+            schedule_.cancel(connection, ["id"])
         else:
             write_changes(connection, [changes.cancelled_stamps({"customer": "7"}, sent_now())])
         publish(connection, 5, type="later", correlation_id="id", headers=headers)
         elsewhere = {**headers, X_DELAY_SENT: str(sent_now()._replace(clock="elsewhere"))}
         publish(connection, 5, type="perhaps before", correlation_id="id", headers=elsewhere)
-        assert len(list(operate.scheduled(connection))) == 1
+        assert len(list(schedule_.scheduled(connection))) == 1
         publish(connection, 6, type="end", correlation_id="end")
         found = take(connection, "q", 2)
     assert [message.properties["type"] for message in found] == ["later", "end"]
@@ -206,6 +207,6 @@ def test_a_copy_is_not_sent_later_than_its_original(vhost: Vhost) -> None:
         for number, sent in enumerate((str(sent_now()), "")):
             more: dict[str, Any] = {X_DELAY_SENT: sent} if sent else {"retries": 1}
             publish(connection, 30, headers={"task": "t", "id": str(number), **more})
-            operate.reschedule(connection, str(number), datetime.now(timezone.utc))
+            reschedule_.reschedule(connection, str(number), datetime.now(timezone.utc))
             [moved] = take(connection, "q", 1)
             assert moved.headers[X_DELAY_SENT] == sent

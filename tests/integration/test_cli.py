@@ -20,6 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
+from celery_rabbit_delay.amqp import connection as connection_
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.target import Target
 from celery_rabbit_delay.core import faults
@@ -92,7 +94,7 @@ def test_plan_is_content_with_what_publishers_and_workers_create(vhost: Vhost) -
     vhost.declare("q")
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000})
-        operate.cancel(connection, ["a"])
+        schedule_.cancel(connection, ["a"])
         for command in ("verify", "plan"):
             for more in ((), management(vhost)):
                 found = run(vhost.url("amqp"), command, *more)
@@ -199,8 +201,8 @@ def test_verify_names_a_release_with_known_faults(vhost: Vhost, monkeypatch: pyt
     assert run(vhost.url("amqp"), "setup").code == 0
     command = ["--broker", vhost.url("amqp"), *QUICKLY, "verify"]
     for release, issues in (("4.3.0", {16203, 16652, 17012, 16085}), ("4.3.6", set())):
-        monkeypatch.setattr(operate, "advice_on_release", lambda _, release=release: faults.advice(release))
-        monkeypatch.setattr(operate, "warning_of_release", lambda _, release=release: faults.warning(release))
+        monkeypatch.setattr(connection_, "advice_on_release", lambda _, release=release: faults.advice(release))
+        monkeypatch.setattr(connection_, "warning_of_release", lambda _, release=release: faults.warning(release))
         verified = CliRunner().invoke(groups.standalone, command)
         assert verified.exit_code == 0
         named = re.findall(r"rabbitmq-server #(\d+)", verified.output)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from kombu import Queue
 
-from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp import reschedule as reschedule_
+from celery_rabbit_delay.amqp import schedule as schedule_
+from celery_rabbit_delay.amqp.destinations import QueueNames
 from tests.kit.broker import Vhost, take, waits_by_time
 from tests.kit.commands import management, run
 from tests.kit.wait import wait_until
@@ -31,8 +33,8 @@ def test_what_waits_and_must_not_run_is_listed_with_the_reason(vhost: Vhost) -> 
         assert (before.code, before.out) == (0, "nothing that was cancelled, moved or replaced waits\n")
         for id_ in ("replaced", "last"):
             publish(connection, id_, 100, **{"x-delay-key": "k"})
-        operate.cancel(connection, ["cancelled"])
-        operate.reschedule(connection, "moved", datetime.now(timezone.utc) + timedelta(seconds=110))
+        schedule_.cancel(connection, ["cancelled"])
+        reschedule_.reschedule(connection, "moved", datetime.now(timezone.utc) + timedelta(seconds=110))
         is_countable = not waits_by_time(connection)
     found = run(vhost.url("amqp"), *ask, *(() if is_countable else management(vhost)))
     assert found.code == 3
@@ -46,7 +48,7 @@ def test_what_is_listed_comes_to_a_consumer_without_this_package_and_then_nothin
     vhost.declare("q")
     with vhost.connection(journal=0) as connection:
         publish(connection, "cancelled", 3)
-        operate.cancel(connection, ["cancelled"])
+        schedule_.cancel(connection, ["cancelled"])
     with vhost.plain() as plain:
         assert [message.payload for message in take(plain, "q", 1)] == ["cancelled"]
     with vhost.connection() as connection:
@@ -61,12 +63,12 @@ def test_a_paused_queue_is_named_though_nothing_waits(vhost: Vhost, asks_managem
     ask = ("--queue", "q", "can-leave", *(management(vhost) if asks_management else ()))
     with vhost.connection() as connection:
         publish(connection, "creates the cascade", 0.01)
-        names = operate.QueueNames([Queue("q")], only=True)
-        operate.pause(connection, "q", names)
+        names = QueueNames([Queue("q")], only=True)
+        schedule_.pause(connection, "q", names)
         take(connection, "q", 1)
         found = run(vhost.url("amqp"), *ask)
         assert (found.code, found.out.splitlines()[0]) == (3, "paused     q: workers without this package consume it")
-        operate.resume(connection, "q", names)
+        schedule_.resume(connection, "q", names)
         assert run(vhost.url("amqp"), *ask).code == 0
 
 
@@ -76,7 +78,7 @@ def test_tasks_without_a_record_may_be_cancelled_once_any_task_was(vhost: Vhost)
     with vhost.connection(journal=None) as connection:
         publish(connection, "unrecorded", 100)
         assert run(vhost.url("amqp"), *ask).code == 0
-        operate.cancel(connection, ["another"])
+        schedule_.cancel(connection, ["another"])
         is_countable = not waits_by_time(connection)
 
     def asked(*more: str) -> tuple[int, str]:

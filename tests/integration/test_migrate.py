@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from celery_rabbit_delay import DelayError, Options, operate
+from celery_rabbit_delay.amqp import reschedule as reschedule_
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.receiving import known_to, learn
 from celery_rabbit_delay.amqp.reschedule import move
 from celery_rabbit_delay.cli.groups import standalone
@@ -33,7 +35,7 @@ TO_NEW = ("--any-queue", "--to-prefix", "new", "--to-tick", "1")
 def recorded(vhost: Vhost, **options: Any) -> list[str]:
     """Return the ids of what waits with a record, the soonest first; none if nothing was ever recorded."""
     with vhost.connection(**options) as connection:
-        return [one.id for one in operate.scheduled(connection)]
+        return [one.id for one in schedule_.scheduled(connection)]
 
 
 @pytest.mark.long
@@ -108,8 +110,8 @@ def test_what_has_no_record_or_is_nearly_due_or_cancelled_is_no_longer_moved(vho
         publish(connection, 1, correlation_id="nearly due")
         for number in range(10):
             publish(connection, 100, correlation_id=str(number))
-        operate.cancel(connection, ["3", "5"])
-        operate.reschedule(connection, "7", datetime.now(timezone.utc) + timedelta(seconds=110))
+        schedule_.cancel(connection, ["3", "5"])
+        reschedule_.reschedule(connection, "7", datetime.now(timezone.utc) + timedelta(seconds=110))
     moved = run(vhost.url("amqp"), "migrate", *TO_NEW)
     assert (moved.code, moved.out) == (0, "8 moved, 0 left\n")
     assert "tasks without a record stay" in moved.err
@@ -184,7 +186,7 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
         moving = operate.migrate(source, target)
         next(moving)
         with vhost.connection() as other:
-            operate.cancel(other, ["a", "b", "c"])
+            schedule_.cancel(other, ["a", "b", "c"])
         wait_to_learn(source, lambda: known_to[source].changes.cancels("c"))
         assert list(moving) == []
         assert len(recorded(vhost, prefix="new")) == 1
@@ -285,11 +287,11 @@ def test_teardown_drops_any_number_of_cancelled_messages_and_holds_few_others(
     with vhost.connection() as connection:
         for id_ in ("a", "b", "c"):
             publish(connection, 100, correlation_id=id_)
-        operate.cancel(connection, ["the stream is there"])
+        schedule_.cancel(connection, ["the stream is there"])
         with pytest.raises(DelayError, match="2 messages wait or more"):
             operate.teardown(connection, [Q])
         wait_until(lambda: sum(vhost.waiting().values()) == 3, "they are back")
-        operate.cancel(connection, ["a", "b", "c"])
+        schedule_.cancel(connection, ["a", "b", "c"])
         assert operate.teardown(connection, [Q]).dropped == 3
 
 
@@ -302,7 +304,7 @@ def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> Non
         for id_, delay in (("level", 100), ("outbox", 60), ("other", 100)):
             publish(connection, delay, headers={"id": id_})
         assert len({queue for queue in vhost.names("queues") if vhost.count(queue)}) > 1
-        operate.cancel(connection, ["level", "outbox"])
+        schedule_.cancel(connection, ["level", "outbox"])
     refused = run(url, "--queue", "q", "teardown", "--yes")
     assert (refused.code, "1 messages wait and 0 are orphans" in refused.err) == (1, True)
     assert run(url, "cancel", "other").code == 0

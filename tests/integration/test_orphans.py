@@ -11,6 +11,7 @@ import pytest
 
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.waiting import Allowed, look, replay
 from celery_rabbit_delay.core.destination import Destination, decode
 from celery_rabbit_delay.core.headers import HEADER
@@ -202,9 +203,9 @@ def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost)
     with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
         headers = {"x-delay-key": "k", "id": "first"}
         led_into_nothing(vhost, connection, 17.56, 1, **headers)
-        [before] = list(operate.scheduled(connection))
+        [before] = list(schedule_.scheduled(connection))
         assert [refused for _, refused in operate.replay(connection, 10, Allowed(None))] == [None]
-        [after] = list(operate.scheduled(connection))
+        [after] = list(schedule_.scheduled(connection))
         assert after == before
         [message] = take(connection, "q", 1)
         assert (message.headers["id"], message.headers["x-delay-key"]) == ("first", "k")

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_rabbit_delay import DelayError, NotPermitted, Options, operate
+from celery_rabbit_delay import DelayError, NotPermitted, Options
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.receiving import known_to, learn
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
@@ -119,7 +120,7 @@ def test_an_error_names_the_permission_that_an_operator_lacks(vhost: Vhost, lack
 def test_a_worker_learns_what_is_cancelled(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
     with vhost.connection() as connection:
-        operate.cancel(connection, ["before"])
+        schedule_.cancel(connection, ["before"])
     for who, declare in (("worker", "auto"), ('worker, `declare="passive"`', "passive")):
         permissions = documented(who)
         for lacking in (None, "read", "write"):
@@ -141,7 +142,7 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
     told: list[bytes] = []
     with vhost.connection(vhost.user(**documented("worker"))) as connection:
         connection.connection.following.catch_up(stream, told.append)
-        operate.cancel(connection, ["later"])
+        schedule_.cancel(connection, ["later"])
         wait_to_learn(connection, lambda: len(told) == 3)  # the mark, and then who has cancelled it
 
 
@@ -153,9 +154,9 @@ def test_a_passive_publisher_records_cancels_and_replaces(vhost: Vhost) -> None:
         for id_ in ("first", "second", "third"):
             headers = {"x-delay": 60_000, "x-delay-key": "k" if id_ != "third" else None, "id": id_}
             connection.Producer().publish("x", routing_key="q", headers={k: v for k, v in headers.items() if v})
-        operate.cancel(connection, ["third"])
+        schedule_.cancel(connection, ["third"])
     with vhost.connection() as connection:
-        assert [waiting.id for waiting in operate.scheduled(connection)] == ["second"]
+        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["second"]
 
 
 @pytest.mark.parametrize(

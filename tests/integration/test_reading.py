@@ -7,7 +7,8 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay import CascadeConflict, NotPermitted, operate
+from celery_rabbit_delay import CascadeConflict, NotPermitted
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.amqp.create import ensure_stream
 from celery_rabbit_delay.amqp.follower import Follower
@@ -27,7 +28,7 @@ def create(connection: kombu.Connection, stream: Stream) -> None:
 
 def listed(vhost: Vhost, **options: Any) -> list[str]:
     with vhost.connection(**options) as connection:
-        return [waiting.id for waiting in operate.scheduled(connection)]
+        return [waiting.id for waiting in schedule_.scheduled(connection)]
 
 
 def test_a_task_that_was_just_sent_is_in_the_list_and_one_that_was_just_cancelled_is_not(vhost: Vhost) -> None:
@@ -37,7 +38,7 @@ def test_a_task_that_was_just_sent_is_in_the_list_and_one_that_was_just_cancelle
         for number in range(10):
             publish(connection, 60, correlation_id=str(number))
             assert listed(vhost) == ["stays", str(number)]
-            operate.cancel(connection, [str(number)])
+            schedule_.cancel(connection, [str(number)])
             assert listed(vhost) == ["stays"]
 
 
@@ -46,7 +47,7 @@ def test_a_user_with_read_permission_alone_lists_and_leaves_nothing(vhost: Vhost
     user = vhost.user("^$", "^$", ".*")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
-        operate.cancel(connection, ["b"])
+        schedule_.cancel(connection, ["b"])
 
         def written() -> dict[str, int | None]:
             with Follower(connection) as reader:
@@ -76,8 +77,8 @@ def test_streams_that_are_empty_are_read_at_once(vhost: Vhost) -> None:
 def test_apps_that_keep_cancellations_for_other_times_are_told_what_to_do(vhost: Vhost) -> None:
     year = 365 * 24 * 3600
     with vhost.connection() as usual, vhost.connection(max_delay=year / 12) as short:
-        operate.cancel(usual, ["a"])
-        operate.cancel(short, ["b"])
+        schedule_.cancel(usual, ["a"])
+        schedule_.cancel(short, ["b"])
     with (
         vhost.connection(max_delay=3 * year) as long,
         pytest.raises(CascadeConflict, match="give apps with the same prefix the same `max_delay`"),

@@ -30,10 +30,13 @@ from celery_rabbit_delay import (
     Scheduled,
     TooLate,
     UnsupportedConfiguration,
-    operate,
     upstream,
 )
+from celery_rabbit_delay.amqp import history as history_
 from celery_rabbit_delay.amqp import reschedule
+from celery_rabbit_delay.amqp import reschedule as reschedule_
+from celery_rabbit_delay.amqp import schedule as schedule_
+from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import read_changes, waiting, write_changes
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import journal, streams
@@ -53,7 +56,7 @@ RECORDED: dict[str, Any] = {"journal": 0}
 
 def listed(vhost: Vhost, **filters: Any) -> list[Scheduled]:
     with vhost.connection() as connection:
-        return list(operate.scheduled(connection, **filters))
+        return list(schedule_.scheduled(connection, **filters))
 
 
 def ids(vhost: Vhost, **filters: Any) -> list[str]:
@@ -99,7 +102,7 @@ def test_listing_leaves_what_waits_alone(vhost: Vhost) -> None:
     with vhost.connection(**RECORDED) as connection, vhost.connection(reader) as reading:
         publish(connection, 15)
         for _ in range(3):
-            assert len(list(operate.scheduled(reading))) == 1
+            assert len(list(schedule_.scheduled(reading))) == 1
         [message] = take(connection, "q", 1)
         assert not message.delivery_info["redelivered"]
 
@@ -156,7 +159,7 @@ def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost:
         publish(connection, 60, correlation_id="a")
         stream = streams.journal_for(vhost.cascade, 60)
         connection.connection.sender.write(stream, [journal.pack_records(records(vhost))])
-        [known] = operate.about(connection, [one.id for one in records(vhost)][:1], operate.QueueNames())
+        [known] = schedule_.about(connection, [one.id for one in records(vhost)][:1], QueueNames())
         assert len(known.messages) == 1
     assert ids(vhost) == ids(vhost, limit=5) == ["a"]
 
@@ -241,16 +244,16 @@ def test_what_somebody_made_up_is_reported_and_hides_nothing_else(vhost: Vhost) 
     vhost.declare("q")
     reports: list[str] = []
     with vhost.connection(**RECORDED) as connection:
-        operate.cancel(connection, ["another"])
+        schedule_.cancel(connection, ["another"])
         publish(connection, 60, correlation_id="first", headers={"x-delay-key": "k"})
         forge(connection)
         publish(connection, 90, correlation_id="second")
-        shown = list(operate.scheduled(connection, report=reports.append))
+        shown = list(schedule_.scheduled(connection, report=reports.append))
         assert [one.id for one in shown] == ["first", "second"]
-        assert [one.id for one in operate.scheduled(connection, limit=1)] == ["first"]
+        assert [one.id for one in schedule_.scheduled(connection, limit=1)] == ["first"]
         streams = [re.search(r"\.(changes|keys|journal.600)'", report) for report in reports]
         assert [found and found[1] for found in streams] == ["changes"] * 3 + ["keys", "journal.600", None]
-        operate.reschedule(connection, "second", datetime.now(timezone.utc) + timedelta(seconds=30))
+        reschedule_.reschedule(connection, "second", datetime.now(timezone.utc) + timedelta(seconds=30))
     for command in (["list"], ["cancel", "--yes", "--task", "t"]):
         result = run(vhost.url("amqp"), *command)
         assert result.code == 3
@@ -302,9 +305,9 @@ def test_what_somebody_made_up_stops_no_consumer(vhost: Vhost, caplog: pytest.Lo
 
 def test_a_cancel_is_one_round_trip(vhost: Vhost) -> None:
     with vhost.connection() as connection:
-        operate.cancel(connection, ["creates the stream"])
+        schedule_.cancel(connection, ["creates the stream"])
         with frames(connection) as (_, answers):
-            operate.cancel(connection, ["a", "b"])
+            schedule_.cancel(connection, ["a", "b"])
         assert set(answers) == {spec.Basic.Ack}  # of the ids and of the note: neither waits for the other
 
 
@@ -358,17 +361,17 @@ def test_a_message_that_is_moved_meanwhile_is_in_each_list(vhost: Vhost) -> None
 
         def move() -> None:
             for seconds in range(61, 81):
-                operate.reschedule(mover, "a", began + timedelta(seconds=seconds))
+                reschedule_.reschedule(mover, "a", began + timedelta(seconds=seconds))
 
         moving = threading.Thread(target=move)
         moving.start()
         lists = []
         while moving.is_alive():
-            lists.append({one.id for one in operate.scheduled(connection)})
+            lists.append({one.id for one in schedule_.scheduled(connection)})
         moving.join()
         assert len(lists) > 3
         assert all(found == {"a"} for found in lists)
-        [last] = operate.scheduled(connection)
+        [last] = schedule_.scheduled(connection)
         assert timedelta(seconds=80) <= last.due - began < timedelta(seconds=81)
 
 
@@ -381,7 +384,7 @@ def test_a_cancelled_message_is_not_delivered_to_a_plain_consumer(vhost: Vhost, 
         for id_ in ("a", "b"):
             named: dict[str, Any] = {"headers": {"id": id_}} if where == "id" else {where: id_}
             publish(connection, 8, **named)
-        operate.cancel(connection, ["a"])
+        schedule_.cancel(connection, ["a"])
         [message] = take(connection, "q", 1)
         assert {**message.headers, **message.properties}[where] == "b"
     assert vhost.count("q") == 0
@@ -409,8 +412,8 @@ def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost)
         publish(connection, 115, headers=mine, correlation_id="early", priority=9, message_id="m")
         publish(connection, 20, correlation_id="late")
         later = datetime.now(timezone.utc) + timedelta(seconds=24)
-        operate.reschedule(connection, "late", later)
-        operate.reschedule(connection, "early", datetime.now(timezone.utc) + timedelta(seconds=0.5))
+        reschedule_.reschedule(connection, "late", later)
+        reschedule_.reschedule(connection, "early", datetime.now(timezone.utc) + timedelta(seconds=0.5))
         assert ids(vhost)[-1] == "late"
         began = time.time()
         [message] = take(connection, "q", 1)
@@ -440,9 +443,9 @@ def test_a_move_that_is_interrupted_loses_nothing(vhost: Vhost, monkeypatch: pyt
             patch.setattr("celery_rabbit_delay.amqp.reschedule.write_changes", killed)
             for id_, seconds in (("a", 20), ("b", 25)):
                 with pytest.raises(ConnectionError):
-                    operate.reschedule(connection, id_, datetime.now(timezone.utc) + timedelta(seconds=seconds))
+                    reschedule_.reschedule(connection, id_, datetime.now(timezone.utc) + timedelta(seconds=seconds))
         assert sorted(ids(vhost)) == ["a", "a", "b", "b"]
-        operate.reschedule(connection, "b", datetime.now(timezone.utc))  # moved again, it is delivered once
+        reschedule_.reschedule(connection, "b", datetime.now(timezone.utc))  # moved again, it is delivered once
         found = [take(connection, "q", 1)[0].properties["correlation_id"] for _ in range(3)]
         assert found == ["b", "a", "a"]
 
@@ -451,7 +454,7 @@ def test_basic_get_skips_what_was_moved(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 8, correlation_id="a")
-        operate.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=16))
+        reschedule_.reschedule(connection, "a", datetime.now(timezone.utc) + timedelta(seconds=16))
         wait_until(lambda: vhost.count("q"), "the old copy is there")
         assert connection.default_channel.basic_get("q") is None
         wait_until(lambda: vhost.count("q"), "the new copy is there")
@@ -468,11 +471,11 @@ def test_a_message_that_is_due_soon_or_that_nobody_knows_is_not_moved(
         publish(connection, 60, correlation_id="far")
         soon = datetime.now(timezone.utc)
         with pytest.raises(TooLate, match=r"'soon' is due at .*: it is too late"):
-            operate.reschedule(connection, "soon", soon)
+            reschedule_.reschedule(connection, "soon", soon)
         with pytest.raises(NotWaiting, match=r"the id 'nobody': .* option `journal` of its publisher"):
-            operate.reschedule(connection, "nobody", soon)
+            reschedule_.reschedule(connection, "nobody", soon)
         with pytest.raises(InvalidDelay, match="more than the option max_delay"):
-            operate.reschedule(connection, "far", soon + timedelta(days=1))
+            reschedule_.reschedule(connection, "far", soon + timedelta(days=1))
     assert ids(vhost)[-1] == "far"
 
 
@@ -493,7 +496,7 @@ def test_messages_that_share_an_id_are_not_moved_and_all_wait_on(vhost: Vhost) -
         for number in range(len(others)):
             says = f"2 different messages with the id 'j{number}' wait, .*: none was moved"
             with pytest.raises(DelayError, match=says):
-                operate.reschedule(connection, f"j{number}", datetime.now(timezone.utc))
+                reschedule_.reschedule(connection, f"j{number}", datetime.now(timezone.utc))
         assert len(ids(vhost)) == 2 * len(others)
     wait_until(lambda: sum(vhost.waiting().values()) == 2 * len(others), "the others wait, and their copies")
 
@@ -503,7 +506,7 @@ def test_a_message_that_was_published_twice_is_moved_as_one(vhost: Vhost) -> Non
     with vhost.connection(**RECORDED) as connection:
         for delay in (60, 61):  # what Kombu publishes again after an error waits as long from then on
             publish(connection, delay, correlation_id="a", headers={"mine": [1, {"a": None}]}, priority=9)
-        operate.reschedule(connection, "a", datetime.now(timezone.utc))
+        reschedule_.reschedule(connection, "a", datetime.now(timezone.utc))
         assert len(take(connection, "q", 1)) == 1
     assert ids(vhost) == []
 
@@ -525,7 +528,7 @@ def test_of_simultaneous_moves_the_one_whose_change_comes_last_counts(
 
     def move(due: datetime) -> None:
         with vhost.connection() as connection:
-            operate.reschedule(connection, "a", due)
+            reschedule_.reschedule(connection, "a", due)
 
     soon = datetime.now(timezone.utc) + timedelta(seconds=10)
     with ThreadPoolExecutor(4) as pool:
@@ -533,7 +536,7 @@ def test_of_simultaneous_moves_the_one_whose_change_comes_last_counts(
     ran = []
     with vhost.connection() as connection:
         *_, last = moved = [body for body in read_changes(connection) if body.startswith(b"v")]
-        [left] = operate.scheduled(connection)
+        [left] = schedule_.scheduled(connection)
         assert len(moved) == 4
         assert left.number == int.from_bytes(last[9:17], "big")
 
@@ -560,9 +563,9 @@ def test_what_waits_in_a_cascade_of_another_tick_is_listed_moved_and_cancelled(v
     with vhost.connection() as connection:
         assert sorted(ids(vhost)) == ["a", "b", "c"]
         now = datetime.now(timezone.utc)
-        operate.cancel(connection, ["b"])
-        operate.reschedule(connection, "c", now + timedelta(seconds=25))
-        operate.reschedule(connection, "a", now)
+        schedule_.cancel(connection, ["b"])
+        reschedule_.reschedule(connection, "c", now + timedelta(seconds=25))
+        reschedule_.reschedule(connection, "a", now)
         assert ids(vhost) == ["c"]
         found = [take(connection, "q", 1)[0] for _ in range(2)]  # the second one comes after the three that are void
         assert [message.properties["correlation_id"] for message in found] == ["a", "c"]
@@ -617,7 +620,7 @@ def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
         "key": "cart-7",
     }
     with vhost.connection() as connection:
-        operate.cancel(connection, ["a", "due"])
+        schedule_.cancel(connection, ["a", "due"])
     shown = run(url, "show", "a", "due", "message", "nobody")
     assert shown.code == 3
     states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
@@ -697,17 +700,17 @@ def test_nothing_is_noted_where_nothing_was_changed_or_cannot_be(
 ) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
     with vhost.connection(streams=False) as connection:
-        operate.tell(connection, "ada", "orphans removed", 5)
+        history_.tell(connection, "ada", "orphans removed", 5)
     with vhost.connection() as connection:
-        operate.tell(connection, "ada", "orphans removed", 0)
-        [setup] = operate.history(connection, 9)
+        history_.tell(connection, "ada", "orphans removed", 0)
+        [setup] = history_.history(connection, 9)
         assert (setup.what, setup.amount, setup.ids[0]) == ("cascades set up", len(setup.ids), vhost.cascade.root)
         write_changes(connection, [b"n[", b"n5"])
-        operate.tell(connection, "ada", "orphans removed", 5)
-        assert [(note.who, note.amount) for note in operate.history(connection, 1)] == [("ada", 5)]
+        history_.tell(connection, "ada", "orphans removed", 5)
+        assert [(note.who, note.amount) for note in history_.history(connection, 1)] == [("ada", 5)]
         assert not caplog.records
         monkeypatch.setattr(connection.connection.sender, "write", mock.Mock(side_effect=TimeoutError("an alarm")))
-        operate.tell(connection, "ada", "orphans removed", 5)
+        history_.tell(connection, "ada", "orphans removed", 5)
     assert caplog.messages == ["The history does not have what ada has done, 5 orphans removed: an alarm"]
 
 
@@ -734,7 +737,7 @@ def test_of_a_move_that_ends_early_what_was_moved_is_noted(vhost: Vhost, monkeyp
         ended = CliRunner().invoke(standalone, [*command, "--countdown", "100"])
         assert ended.exit_code == ends, ended.output
         with vhost.connection() as connection:
-            [note] = operate.history(connection, 1)
+            [note] = history_.history(connection, 1)
         assert (note.amount, note.what[:8]) == (amount, "moved to")
 
 
@@ -776,7 +779,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
     with vhost.connection(**RECORDED, declare="passive") as connection:
         publish(connection, 60, correlation_id="a")
         publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
-        operate.cancel(connection, ["a"])
+        schedule_.cancel(connection, ["a"])
     assert ids(vhost) == ["b"]
     assert "celery-rabbit-delay.v3.changes" in run(url, "status", "--json").out
     found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
@@ -817,12 +820,12 @@ def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancel
             publish(connection, 60, headers={"id": id_})
     with vhost.connection() as connection:
         publish(connection, 60, headers={"id": "never recorded"})
-        operate.cancel(connection, ["a", "never recorded"])
+        schedule_.cancel(connection, ["a", "never recorded"])
     moved = run(vhost.url("amqp"), "--queue", "q", "migrate", "--to-prefix", "new", "--to-journal", "0")
     assert moved.out == "1 moved, 0 left\n"
     assert ids(vhost) == []
     with vhost.connection(prefix="new") as connection:
-        assert [waiting.id for waiting in operate.scheduled(connection)] == ["b"]
+        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["b"]
 
 
 def test_reading_tells_how_far_it_is(vhost: Vhost) -> None:
@@ -834,7 +837,7 @@ def test_reading_tells_how_far_it_is(vhost: Vhost) -> None:
 
         def has_told() -> bool:  # RabbitMQ counts the messages of a stream some seconds late
             told.clear()
-            assert len(list(operate.scheduled(connection, progress=lambda *far: told.append(far)))) == 3
+            assert len(list(schedule_.scheduled(connection, progress=lambda *far: told.append(far)))) == 3
             return told[-1][1] >= 3
 
         wait_until(has_told, "it is known how much there is to read")
@@ -858,7 +861,7 @@ def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="stays")
-        operate.cancel(connection, ["nobody"])  # the stream exists
+        schedule_.cancel(connection, ["nobody"])  # the stream exists
         with pytest.raises(MessageRefused, match="user_id"):
             publish(connection, 60, correlation_id="refused", user_id="somebody else")
         publish(connection, 0.1, correlation_id="sent as usual")

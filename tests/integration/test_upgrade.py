@@ -13,7 +13,8 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp import reschedule as reschedule_
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.receiving import learn
 from tests.kit.broker import Vhost, lead, own_node, publish, take
 from tests.kit.commands import run
@@ -64,7 +65,7 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
     def move(connection: kombu.Connection, id_: str, delay: float) -> None:
         later = datetime.now(timezone.utc) + timedelta(seconds=delay)
         due[id_] = later.timestamp()
-        operate.reschedule(connection, id_, later)
+        reschedule_.reschedule(connection, id_, later)
 
     with old.connection(**OPTIONS) as connection:
         lead(connection, "gone")
@@ -74,7 +75,7 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
             send(connection, id_, delay)
         for id_ in ("long", "dropped later"):
             send(connection, id_, 3000)
-        operate.cancel(connection, ["dropped"])
+        schedule_.cancel(connection, ["dropped"])
         move(connection, "moved", 55)
     wait_until(lambda: old.count(old.cascade.orphans) == 1, "it is an orphan")
 
@@ -83,15 +84,15 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
     assert run(old.url("amqp"), "--queue", "q", "verify", options=COMMAND).code == 0
     assert old.count(old.cascade.orphans) == 1
     with old.connection(**OPTIONS) as connection:
-        listed = {one.id for one in operate.scheduled(connection)}
+        listed = {one.id for one in schedule_.scheduled(connection)}
         assert {"long", "dropped later"} <= listed <= due.keys() - {"dropped", "orphan"}
-        operate.cancel(connection, ["dropped later"])
+        schedule_.cancel(connection, ["dropped later"])
         move(connection, "long", 5)
         learn(connection)
         came = received(connection, 4)
         assert came.keys() == {"round", "arbitrary", "long", "moved"}
         assert [id_ for id_, at in came.items() if at < due[id_]] == []
-        assert {one.id for one in operate.scheduled(connection)} == set()
+        assert {one.id for one in schedule_.scheduled(connection)} == set()
     old.declare("gone")
     assert run(old.url("amqp"), "--queue", "gone", "orphans", "replay", options=COMMAND).code == 0
     assert len(old.take("gone", 1)) == 1

@@ -22,7 +22,9 @@ from typing import Any
 import pytest
 from amqp import Message
 
-from celery_rabbit_delay import batch, operate
+from celery_rabbit_delay import batch
+from celery_rabbit_delay.amqp import reschedule as reschedule_
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.core import journal, streams
 from tests.kit.broker import Vhost, take
@@ -156,7 +158,7 @@ def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make
     assert "1 cancelled" in site.post("/cancel", number=numbers[0])
     assert ids[0] not in site.ask("/").text
     assert "2 moved to" in site.post("/reschedule", number=numbers[1:3], delay="in 1 minute")
-    rows = {row.id: row.due for row in operate.scheduled(app.connection_for_write())}
+    rows = {row.id: row.due for row in schedule_.scheduled(app.connection_for_write())}
     assert rows[ids[1]] < rows[ids[3]]
     assert "1 due at once" in site.post("/run-now", number=numbers[3])
     [message] = vhost.take("celery", 1)
@@ -193,7 +195,7 @@ def test_each_page_shows_who_has_changed_what_and_what_was_cancelled_can_be_rest
     assert "1 workflow restored" in another.post("/restore", number=numbers[2], workflow="")
     wait_until(lambda: len(site.numbers("/")) == 3, "all wait again")
     with vhost.connection() as connection:
-        operate.cancel(connection, ["a"], by="ada@host")
+        schedule_.cancel(connection, ["a"], by="ada@host")
     for page in (site, another):
         shows(page, "<td>ada@host</td><td>1 cancelled: a</td>", "127.0.0.1", path="/health")
         assert len(page.numbers("/")) == 2
@@ -207,7 +209,7 @@ def test_a_message_without_an_id_is_cancelled(vhost: Vhost, serve: Serve) -> Non
         wait_until(lambda: len(site.numbers("/")) == 1, "it is shown")
         assert "1 cancelled" in site.post("/cancel", number=site.numbers("/"))
         assert site.numbers("/") == []
-        assert list(operate.scheduled(connection)) == []
+        assert list(schedule_.scheduled(connection)) == []
 
 
 def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve: Serve) -> None:
@@ -217,11 +219,11 @@ def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve
         site = serve()
         number = number_of(site, "mine")
         token = site.token()
-        operate.reschedule(connection, "mine", datetime.now(timezone.utc) + timedelta(seconds=90))
+        reschedule_.reschedule(connection, "mine", datetime.now(timezone.utc) + timedelta(seconds=90))
         site.ask("/run-now", {"token": token, "number": number})
         shows(site, "mine")
         assert vhost.count("q") == 0
-        assert [waiting.id for waiting in operate.scheduled(connection)] == ["mine"]
+        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["mine"]
 
 
 @pytest.mark.more
@@ -233,7 +235,7 @@ def test_messages_that_share_an_id_and_nothing_else_are_not_moved(vhost: Vhost, 
         publish(connection, 60, "same", headers={"mine": 1})
         wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found")
         assert "2 different messages with the id" in site.post("/run-now", number=site.numbers("/?q=same")[0])
-        assert [waiting.id for waiting in operate.scheduled(connection)] == ["same", "same"]
+        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["same", "same"]
 
 
 @pytest.mark.more
@@ -246,7 +248,7 @@ def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -
         wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found")
         assert "1 due at once" in site.post("/run-now", number=site.numbers("/?q=same"))
         assert len(take(connection, "q", 1)) == 1
-        assert [*operate.scheduled(connection)] == []
+        assert [*schedule_.scheduled(connection)] == []
     assert vhost.count("q") == 0
 
 
@@ -442,7 +444,7 @@ def test_a_read_only_page_changes_nothing(vhost: Vhost, serve: Serve) -> None:
             answer = site.ask(path, {"token": token, "number": number, "delay": "in 1 minute", "all": "1"})
             assert answer.status == 403, path
             assert "--read-only" in answer.text
-        assert [waiting.id for waiting in operate.scheduled(connection)] == ["mine"]
+        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["mine"]
 
 
 def test_an_index_that_cannot_be_used_is_an_error(vhost: Vhost, serve: Serve, tmp_path: Path) -> None:
@@ -518,7 +520,7 @@ def test_metrics_are_printed_once(vhost: Vhost) -> None:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "a")
         publish(connection, 90, "b")
-        operate.cancel(connection, ["b"])
+        schedule_.cancel(connection, ["b"])
     for command in ("pause", "q"), ("pause", "resumed"), ("resume", "resumed"):
         assert run(vhost.url("amqp"), *command).code == 0
 

@@ -146,3 +146,9 @@ def test_a_batch_whose_connection_is_gone_fails_with_its_ids(sender: Any) -> Non
     with pytest.raises(BatchFailed) as failed:
         fail()
     assert failed.value.ids == ["1"]
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.5, "a", True, None])
+def test_a_size_is_a_whole_number_of_messages(size: Any) -> None:
+    with pytest.raises(ValueError, match=r"max_size=.*: use a whole number, 1 or more"):
+        Batch(size)

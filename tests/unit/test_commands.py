@@ -23,10 +23,14 @@ from kombu.utils import functional
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidDelay, Options, operate
+from celery_rabbit_delay.amqp import connecting as connecting_
+from celery_rabbit_delay.amqp import history as history_
+from celery_rabbit_delay.amqp import schedule as schedule_
+from celery_rabbit_delay.amqp.schedule import Scheduled
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
 from celery_rabbit_delay.cli.output import until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
-from celery_rabbit_delay.operate import BeatStatus, Orphan, Recorded, Scheduled, Status
+from celery_rabbit_delay.operate import BeatStatus, Orphan, Recorded, Status
 from celery_rabbit_delay.operate.beat import PeriodicTask
 from celery_rabbit_delay.operate.status import Group, LevelStatus
 from tests.kit.commands import PROGRAM, closed_pipe
@@ -69,7 +73,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the broker by a test's data."""
 
-    monkeypatch.setattr(operate, "connected", nullcontext)
+    monkeypatch.setattr(connecting_, "connected", nullcontext)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -261,10 +265,10 @@ def test_what_setup_changes_is_noted_where_there_is_a_history(away: None, monkey
         "outbox_names": (),
         "prune": (["a"], ["b"]),
         "prune_levels": 3,
-        "who": "ada@host",
     }.items():
         monkeypatch.setattr(operate, name, lambda *arguments, answer=answer: answer)
-    monkeypatch.setattr(operate, "tell", lambda connection, *what, creates: told.append((*what, creates)))
+    monkeypatch.setattr(history_, "who", lambda: "ada@host")
+    monkeypatch.setattr(history_, "tell", lambda connection, *what, creates: told.append((*what, creates)))
     assert run("setup", "--prune", "--management-url", "http://127.0.0.1:1").exit_code == 0
     assert told == [
         ("ada@host", "cascades set up", 1, [cascade.root], False),
@@ -311,7 +315,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, berlin: None) -> None:
 def waiting(away: None, monkeypatch: pytest.MonkeyPatch) -> list[Scheduled]:
     found = [WAITS]
     monkeypatch.setattr(operate, "require", lambda *args, **kwargs: None)
-    monkeypatch.setattr(operate, "scheduled", lambda *arguments, **more: iter(found))
+    monkeypatch.setattr(schedule_, "scheduled", lambda *arguments, **more: iter(found))
     return found
 
 

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import operate
+from celery_rabbit_delay.amqp import connecting as connecting_
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import Scheduled, describe
 from celery_rabbit_delay.cli.groups import standalone
@@ -85,9 +87,9 @@ def test_whatever_somebody_made_up_is_shown_or_is_unreadable(record: Record, for
     except Unreadable:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operate, "connected", nullcontext)
+        patch.setattr(connecting_, "connected", nullcontext)
         patch.setattr(operate, "require", lambda *args, **options: None)
-        patch.setattr(operate, "scheduled", lambda *args, **options: iter([found]))
+        patch.setattr(schedule_, "scheduled", lambda *args, **options: iter([found]))
         plain, data = (CliRunner().invoke(standalone, ["-b", "amqp://", "list", *more]) for more in ([], ["--json"]))
     assert plain.stdout.rstrip("\n").isprintable()
     assert json.loads(data.stdout)["retries"] == found.retries

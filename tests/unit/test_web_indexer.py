@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay import NotPermitted, operate
+from celery_rabbit_delay import NotPermitted
+from celery_rabbit_delay.amqp import connecting as connecting_
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.web import indexer as indexer_
 from celery_rabbit_delay.web.index import Index
@@ -35,7 +36,7 @@ def test_attempts_that_fail_become_rarer(tmp_path: Path, monkeypatch: pytest.Mon
         raise NotPermitted("read access to the journal")
 
     monkeypatch.setattr(indexer_, "Follower", follower)
-    monkeypatch.setattr(operate, "connected", nullcontext)
+    monkeypatch.setattr(connecting_, "connected", nullcontext)
     index = Index(tmp_path / "index.sqlite", "here")
     indexer: Any = Indexer(index, lambda: SimpleNamespace(), QueueNames())
     indexer.stopping = Waits(8)

@@ -19,9 +19,13 @@ from amqp import Message
 from kombu.utils import functional
 
 import celery_rabbit_delay
-from celery_rabbit_delay import operate, upstream
+from celery_rabbit_delay import upstream
+from celery_rabbit_delay.amqp import connecting as connecting_
+from celery_rabbit_delay.amqp import reschedule as reschedule_
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.clocks import sent_now, utc_ms
 from celery_rabbit_delay.amqp.destinations import QueueNames
+from celery_rabbit_delay.amqp.schedule import About, Found, Scheduled
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.cli.target import BrokerTarget
 from celery_rabbit_delay.core import changes, headers, journal, notes
@@ -394,7 +398,7 @@ def test_cancelled_tasks_are_a_list_of_their_own_that_can_be_restored(client: An
     assert "shop.&lt;b&gt;1</span>" not in cancelled
 
 
-ABOUT = operate.Scheduled(
+ABOUT = Scheduled(
     "my-id",
     "shop.<b>",
     "mail",
@@ -417,9 +421,9 @@ def test_a_task_leads_to_all_that_is_known_of_its_id_and_to_the_pages_of_others(
     assert "the broker is away" in text(client.get("/about?id=my-id"))
     for path in ("/about", f"/about?id={256 * 'x'}"):
         assert client.get(path).status_code == 404
-    known = operate.About("my-id", [operate.Found(ABOUT, Fate.CANCELLED)], ABOUT.due)
-    monkeypatch.setattr(operate, "connected", lambda connection: nullcontext(connection))
-    monkeypatch.setattr(operate, "about", lambda connection, ids, names: [known] if ids == ["my-id"] else [])
+    known = About("my-id", [Found(ABOUT, Fate.CANCELLED)], ABOUT.due)
+    monkeypatch.setattr(connecting_, "connected", lambda connection: nullcontext(connection))
+    monkeypatch.setattr(schedule_, "about", lambda connection, ids, names: [known] if ids == ["my-id"] else [])
     [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
     for names, is_shown in ((QueueNames(), True), (QueueNames([kombu.Queue("other")], only=True), False)):
         broker = Broker("here", lambda: None, names, [], lambda _: None)
@@ -628,7 +632,7 @@ def test_a_queue_is_paused_until_a_time_of_the_viewer(
 
     monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
     monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
-    monkeypatch.setattr(operate, "pause", pause)
+    monkeypatch.setattr(schedule_, "pause", pause)
     client.set_cookie("zone", "Europe/Berlin")
     sent = {
         "token": re.findall(r'name="token" value="([^"]+)"', text(client.get("/")))[0],
@@ -659,8 +663,8 @@ def test_a_workflow_is_cancelled_and_restored_from_one_of_its_tasks(
 
     monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
     monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
-    monkeypatch.setattr(operate, "cancel", cancel)
-    monkeypatch.setattr(operate, "restore", restore)
+    monkeypatch.setattr(schedule_, "cancel", cancel)
+    monkeypatch.setattr(schedule_, "restore", restore)
     store(index, 6, 8, root_id="root", group="group")
     store(index, 7, group="group")
     fields = {"token": re.findall(r'name="token" value="([^"]+)"', text(client.get("/")))[0]}
@@ -729,7 +733,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     def move(*args: Any) -> None:
         raise TooLate(says)
 
-    monkeypatch.setattr(operate, "move", move)
+    monkeypatch.setattr(reschedule_, "move", move)
     monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args: nullcontext())
     indexer = Indexer(index, lambda: None, QueueNames())
     operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
