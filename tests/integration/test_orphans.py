@@ -250,7 +250,7 @@ def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
     api = Management(management(vhost)[1], vhost.name)
     busy, quiet, fast = (vhost.cascade.outbox_name(Q, ticks) for ticks in (6000, 1000, 100))
     with vhost.connection() as connection:
-        for ticks in (1000, 100):
+        for ticks in (6000, 1000, 100):
             ensure(connection, Q, ticks)
         publish(connection, 60)
         vhost.publish("q", 0)  # the queue holds something
