@@ -159,6 +159,7 @@ class ConfirmedChannel:
         """Close the channels; the next message opens new ones. Does not wait, because the broker may not answer."""
         channels, self._declaring, self._confirming = [self._declaring, self._confirming], None, None
         self._unanswered.clear()
+        self._returned.clear()  # the next channel counts from 1 again
         for channel in filter(None, channels):
             self._connection.on_refused.pop(channel.channel_id, None)
             with suppress(AMQPError, OSError):

@@ -305,6 +305,20 @@ def test_a_returned_message_is_not_taken_for_a_later_one_with_its_key(
     assert (other.refusal, again.refusal) == (None, None)
 
 
+def test_what_was_returned_on_a_closed_channel_is_not_taken_for_what_is_sent_on_the_next(
+    broker: Broker, connection: Any, confirmed: Any
+) -> None:
+    send(confirmed, "a"), send(confirmed, "b")
+    returned = struct.pack(">H", 312) + b"\x08NO_ROUTE\1e\1a"
+    broker.answers += [method(1, spec.Basic.Return, returned), (2, 1, struct.pack(">HHQH", 60, 0, 0, 0))]
+    connection.drain_events()
+    confirmed.reset()
+    again = send(confirmed, "a")
+    broker.answers.append(method(max(connection.channels), spec.Basic.Ack, struct.pack(">QB", 1, 0)))
+    with connection.within(3):
+        confirmed.wait(again)
+
+
 def test_the_error_that_closes_the_channel_answers_all_and_raises_nowhere_else(
     broker: Broker, connection: Any, confirmed: Any
 ) -> None:
