@@ -136,16 +136,16 @@ class StreamWriter:
         return self._paused.get(stream.name, 0) > time.monotonic()
 
     def pause(self, stream: Stream, reason: Exception) -> None:
-        """Stop writing to a stream for a while; log a warning if it is the first one."""
-        name = stream.name
-        if not self._paused:
+        """Stop writing to a stream for a while; log a warning if none was paused in the last minute."""
+        name, before = stream.name, time.monotonic() - _PAUSE
+        if all(end < before for end in self._paused.values()):
             logger.warning(
                 "Delayed messages are sent without being recorded, so they cannot be listed or moved: "
                 "the stream %r does not work: %s. To record none, set the option journal=None",
                 name,
                 reason,
             )
-        pause = _PAUSE if name in self._paused else _FIRST_PAUSE
+        pause = _PAUSE if self._paused.get(name, -math.inf) >= before else _FIRST_PAUSE
         # A broker without streams closes the connection at each attempt.
         self._paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else pause)
 

@@ -177,3 +177,7 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
         attempts.append(paused_of[client][stream.name])
     assert attempts == [1, 60, 60]
     assert len(caplog.records) == 1
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    journal.pause(stream, StreamUnavailable("it has no leader"))
+    assert paused_of[client][stream.name] == 1001, "it has worked meanwhile, or nobody has tried"
+    assert len(caplog.records) == 2
