@@ -1,4 +1,4 @@
-"""Lists and cancels waiting messages. It reads streams, and never the levels."""
+"""Lists, cancels and restores waiting messages, and pauses queues. It reads and writes streams, and no levels."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def cancel(
     if amount:
         write_changes(connection, [*messages, *(changes.void(*copy) for copy in copies), note])
     if workflow:
-        _tell_workers(connection)
+        tell_workers(connection)
     return sent
 
 
@@ -342,7 +342,7 @@ def resume(connection: kombu.Connection, queue: str, names: QueueNames, by: str 
 
 def _write_pause(connection: kombu.Connection, one: Pause, what: str) -> None:
     write_changes(connection, [changes.pause(one), notes.note(one.at, one.who, what, 1, [one.queue])])
-    _tell_workers(connection)
+    tell_workers(connection)
 
 
 def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
@@ -359,7 +359,7 @@ def paused_in(found: Changes, names: QueueNames) -> list[Pause]:
     return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", [name])]
 
 
-def _tell_workers(connection: kombu.Connection) -> None:
+def tell_workers(connection: kombu.Connection) -> None:
     """Make workers look for the stream of changes, which may be new: each knows Celery's `revoke`, here of nothing.
 
     One that this does not reach finds the stream when a delayed task comes, or when it starts.

@@ -24,7 +24,7 @@ from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.history import who_calls
 from ..amqp.receiving import Following, known_to
-from ..amqp.schedule import write_changes
+from ..amqp.schedule import CONTROL, write_changes
 from ..amqp.stream_writer import until_there_is_a_leader
 from ..core import changes, notes, streams
 from ..core.changes import KEPT, Changes, with_groups
@@ -163,8 +163,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         stream = streams.changes(options.cascade)
         try:
             if options.streams:
-                # What creates the stream later tells workers of it, but one without remote control.
-                create = not consumer.app.conf.worker_enable_remote_control
+                # Who creates the stream later tells workers of it, as far as `tell_workers` reaches them.
+                conf = consumer.app.conf
+                create = not (conf.worker_enable_remote_control and f"{conf.control_exchange}.pidbox" == CONTROL)
                 connection.connection.following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:

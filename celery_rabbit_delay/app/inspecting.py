@@ -53,7 +53,7 @@ class InspectedNode(Node):  # type: ignore[misc]
         return answer
 
     def handle_cast(self, method: str, arguments: Any) -> Any:
-        if method == "revoke":  # perhaps of nothing, for the stream may be new: see `schedule.cancel`
+        if method == "revoke":  # perhaps of nothing, for the stream may be new: see `schedule.tell_workers`
             connection = self._connection_with_streams()
             if connection is not None:
                 connection.connection.following.look(streams.changes(connection.transport.delay_options.cascade))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import chain, chord, group
@@ -28,12 +29,16 @@ def wait_to_learn(shop: Shop, *ids: str, revoked: bool = True) -> None:
     wait_until(known, "the workers know it")
 
 
-@pytest.mark.parametrize("has_control", [True, False])
+@pytest.mark.parametrize(
+    "control",
+    [{}, {"worker_enable_remote_control": False}, {"control_exchange": "shop"}],
+    ids=["remote control", "without", "of another name"],
+)
 def test_the_next_step_of_a_chain_without_any_delay_does_not_run(
-    make_shop: MakeShop, tmp_path: Path, has_control: bool
+    make_shop: MakeShop, tmp_path: Path, control: dict[str, Any]
 ) -> None:
-    """No stream exists when the worker starts, or one without remote control creates it."""
-    shop = make_shop(worker_enable_remote_control=has_control)
+    """No stream exists when the worker starts, or one that cannot be told of it creates it."""
+    shop = make_shop(**control)
     worker = shop.worker("-c", "2", "-Q", "celery,other")
     go_on = str(tmp_path / "go on")
     chains = {

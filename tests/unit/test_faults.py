@@ -107,7 +107,7 @@ def test_a_worker_says_so_once(
 ) -> None:
     timer = SimpleNamespace(call_repeatedly=lambda *arguments: None)
     client = Client(Connected(release, Options()))
-    app = SimpleNamespace(conf=SimpleNamespace(worker_enable_remote_control=True))
+    app = SimpleNamespace(conf=SimpleNamespace(worker_enable_remote_control=True, control_exchange="celery"))
     consumer = SimpleNamespace(app=app, connection=client, hub=None, pool=None, timer=timer, call_soon=None)
     step = control.FollowChanges(consumer)
     with caplog.at_level(logging.INFO, "celery_rabbit_delay"):
