@@ -120,7 +120,7 @@ class Batch:
                 self._forget(name)
         if sender.has_records:
             with sender.turn(sender.options.confirm_timeout):
-                sender.publisher_for().streams.store_records()
+                sender.publisher_for().writer.store_records()
         if failed:
             raise failed
 
@@ -151,12 +151,12 @@ class Batch:
             by_priority.setdefault(self._plans[name].priority, []).append(name)
         for priority, names in by_priority.items():
             with suppress(StreamUnavailable):  # what is sent again alone tries it again
-                sender.publisher_for(priority).streams.write_keys(map(self._plans.__getitem__, names))
+                sender.publisher_for(priority).writer.write_keys(map(self._plans.__getitem__, names))
                 for name in names:
                     self._forget(name)
         self._stored.clear()  # the others are sent again, in their order
         if sender.has_records:
-            sender.publisher_for().streams.store_records()
+            sender.publisher_for().writer.store_records()
 
     def _send(self, sender: Sender, name: int, plan: Plan) -> None:
         publisher = sender.publisher_for(plan.priority)
@@ -170,7 +170,7 @@ class Batch:
     def _send_records(self, sender: Sender) -> None:
         records, self._records = self._records, []
         for priority, some in itertools.groupby(records, lambda one: one[0]):
-            sender.publisher_for(priority).streams.submit((stream, record) for _, stream, record in some)
+            sender.publisher_for(priority).writer.submit((stream, record) for _, stream, record in some)
 
     def _answer(self, name: int, refusal: Exception | None) -> None:
         self._sent.discard(name)

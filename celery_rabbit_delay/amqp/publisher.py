@@ -49,9 +49,9 @@ class DelayedPublisher:
     ) -> None:
         self._connection = connection
         self.options = options
-        self.cascade = self._levels = cascade
+        self.cascade = self._with_levels = cascade
         self.channel = ConfirmedChannel(connection)
-        self.streams = StreamWriter(connection, self.channel, cascade, options)
+        self.writer = StreamWriter(connection, self.channel, cascade, options)
         self.routes = Routes(self.channel, cascade, options)
         self._bind_for_user = bind_for_user
         self._tick = cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
@@ -62,11 +62,11 @@ class DelayedPublisher:
 
     def choose_way(self) -> None:
         """Let messages wait for their delivery time, if the broker shows that it holds them, or else in levels."""
-        self._use(*create.choose(self.channel, self.options, self._levels))
+        self._use(*create.choose(self.channel, self.options, self._with_levels))
 
     def _use(self, cascade: Cascade, clock: BrokerClock | None) -> None:
         if cascade != self.cascade:
-            self.cascade = self.streams.cascade = cascade
+            self.cascade = self.writer.cascade = cascade
             self.routes = Routes(self.channel, cascade, self.options)
         self.clock = clock
 
@@ -85,20 +85,22 @@ class DelayedPublisher:
                 self.ensure(plan)
                 outgoing = self._outgoing(plan)
                 confirm = self.channel.send(outgoing)
-                record = self.streams.send(plan, outgoing.message) if plan.stream else None
+                recorded = self.writer.send(plan, outgoing.message) if plan.stream else None
                 try:
                     self.channel.wait(confirm)
                 except (ChannelError, FrameError) as exc:
                     raise self._translated(exc) from None
                 if plan.stream:
-                    self.streams.finish(plan, outgoing.message, record)
+                    self.writer.finish(plan, outgoing.message, recorded)
                 return
             except NotStored:
+                tries = tries or Patience(PATIENCE)
+                goes_on = tries.pause()
+                self._connection.read_all()  # the answer to its record
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:
                     self.channel.reset()
-                tries = tries or Patience(PATIENCE)
-                if not tries.pause():
+                if not goes_on:
                     self.void(plan)
                     raise
             except (CascadeMissing, NotRouted) as exc:  # a part of the cascade, or an outbox, was deleted meanwhile
@@ -126,8 +128,8 @@ class DelayedPublisher:
 
         See `Plan.void`.
         """
-        if plan.stream and self.streams.takes(plan.stream) and (change := plan.void):
-            self.channel.send(self.streams.outgoing(streams.changes(self.cascade), change))
+        if plan.stream and self.writer.takes(plan.stream) and (change := plan.void):
+            self.channel.send(self.writer.outgoing(streams.changes(self.cascade), change))
 
     def ensure(self, plan: Plan) -> None:
         """Lead to the destination of a message, through the outbox with a delay that suits it. Once per connection.

@@ -4,9 +4,9 @@ The user's connection has consumers, and channels of his own: while we waited th
 for them, and an interrupt in the middle of a frame would end his connection. An alarm blocks connections that publish,
 and a worker must go on to consume.
 
-So delayed messages, their records, keys and cancellations, and all declarations have a connection of their own, which
-nobody else reads. Whatever is not an answer of the broker closes it: a lost connection, a time-out, and an interrupt
-such as a soft time limit. Nothing of it is repaired; the next message opens another one.
+So delayed messages, their records, keys and cancellations, and the declarations for them have a connection of their
+own, which nobody else reads. Whatever is not an answer of the broker closes it: a lost connection, a time-out, and an
+interrupt such as a soft time limit. Nothing of it is repaired; the next message opens another one.
 
 It has no heartbeats, as the connections on which plain Celery publishes: nobody would send them while the program does
 something else. The keep-alive packets of TCP, which py-amqp switches on, keep it open, and show both sides when the
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -94,7 +95,7 @@ class Sender:
                 connection.raises_if_blocked = not is_patient
                 if connection.must_not_wait:
                     raise NothingSent
-                write(self.publisher_for(plan.priority, plan.came_early).streams)
+                write(self.publisher_for(plan.priority, plan.came_early).writer)
 
         until_there_is_a_leader(try_once, seconds)
 
@@ -108,7 +109,7 @@ class Sender:
             publisher = self.publisher_for(plan.priority, plan.came_early)
             record = publisher.submit(plan, answered)
             if plan.stream and record:
-                publisher.streams.submit([(plan.stream, record)])
+                publisher.writer.submit([(plan.stream, record)])
 
     def write(self, stream: Stream, bodies: Iterable[bytes], seconds: float | None = None) -> None:
         """Store messages in a stream beside the cascade. Raises as `StreamWriter.write`.
@@ -117,7 +118,7 @@ class Sender:
         """
         with self.turn(self.options.confirm_timeout if seconds is None else seconds):
             self._client.connection.raises_if_blocked = seconds is not None
-            self.publisher_for().streams.write(stream, bodies)
+            self.publisher_for().writer.write(stream, bodies)
 
     def publish_now(self, message: Message, exchange: str, key: str) -> str | None:
         """Publish a message without a delay. Returns and raises as `ConfirmedChannel.publish`."""
@@ -156,7 +157,10 @@ class Sender:
         return publisher
 
     def read(self, seconds: float = 0) -> None:
-        """Read the broker's answers; wait so many seconds for the first one. Raises what ends the connection."""
+        """Read the broker's answers; wait so many seconds for the first one. Raises what ends the connection.
+
+        Without seconds, a turn alone reads what has come.
+        """
         if not self._client.connected:
             return
         with self.turn(max(seconds, 1)), suppress(TimeoutError):  # an answer may come later
@@ -165,7 +169,7 @@ class Sender:
         if self.has_records and not self.unanswered:
             with self.turn(RECORDING) as connection:
                 connection.raises_if_blocked = True
-                self.publisher_for().streams.store_records()
+                self.publisher_for().writer.store_records()
 
     @property
     def has_records(self) -> bool:
@@ -176,11 +180,6 @@ class Sender:
     def is_blocked(self) -> bool:
         """Whether the broker does not read this connection, because of an alarm."""
         return bool(self._client.connected and self._client.connection.is_blocked)
-
-    @property
-    def publishers(self) -> list[DelayedPublisher]:
-        """The publishers that were used, for a block of `turn`."""
-        return list(self._publishers.values())
 
     @property
     def unanswered(self) -> int:
@@ -241,16 +240,20 @@ class Turn:
 
     def __init__(self, sender: Sender, seconds: float | None) -> None:
         self._sender = sender
-        self._seconds = seconds
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def _left(self) -> float | None:
+        return None if self._end is None else max(self._end - time.monotonic(), 0.001)
 
     def __enter__(self) -> LimitedConnection:
         sender, lock, is_mine = self._sender, self._sender._lock, False
         try:
-            is_mine = lock.acquire(timeout=-1 if self._seconds is None else self._seconds)
+            left = self._left()
+            is_mine = lock.acquire(timeout=-1 if left is None else left)
             if is_mine:
                 self._lock = lock
-                connection = sender._ready(self._seconds)
-                connection.limit(self._seconds)
+                connection = sender._ready(self._left())
+                connection.limit(self._left())
                 return connection
         except BaseException as exc:
             # An interrupt may have come just after the lock was taken: nobody can tell, so nobody uses it again.
@@ -259,7 +262,7 @@ class Turn:
             if is_mine:
                 lock.release()
             raise
-        raise RecoverableConnectionError("another thread has been publishing for too long")
+        raise TimeoutError("another thread has been publishing for too long")
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, traceback: Any) -> None:
         try:

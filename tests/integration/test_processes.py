@@ -74,6 +74,17 @@ def test_many_threads_share_a_connection(vhost: Vhost) -> None:
     assert arrived == [100 * thread + n for thread in range(8) for n in range(12)]
 
 
+def test_who_waits_for_another_thread_waits_no_longer_than_the_limit(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection(confirm_timeout=0.5) as connection:
+        publish(connection, 1)
+        with connection.connection.sender.turn(60), ThreadPoolExecutor(1) as pool:
+            late = pool.submit(publish, connection, 1)
+            with pytest.raises(TimeoutError, match="another thread"):
+                late.result()
+        publish(connection, 1)
+
+
 @pytest.mark.levels
 @pytest.mark.parametrize(
     "before", [True, pytest.param(False, marks=pytest.mark.own_vhost)], ids=["connected before", "not connected before"]

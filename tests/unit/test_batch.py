@@ -31,7 +31,7 @@ class Sender:
         self.done: list[str] = []
         self.refuses: dict[str, Exception] = {}
         self.asked: list[tuple[str, Callable[[Exception | None], None]]] = []
-        self.streams = self
+        self.writer = self
 
     @contextmanager
     def turn(self, seconds: float | None) -> Iterator[Sender]:

@@ -22,7 +22,7 @@ from celery_rabbit_delay import (
     Options,
 )
 from celery_rabbit_delay.amqp import create, declare, publisher, routes
-from celery_rabbit_delay.amqp.confirms import Outgoing
+from celery_rabbit_delay.amqp.confirms import NotStored, Outgoing
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.amqp.routes import Process
@@ -142,7 +142,7 @@ def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a
         assert due // 1_000_000 <= parts.last.message.headers[X_DELIVERY_TIME] <= due // 1_000_000 + 10_000
         assert parts.last.exchange == parts.cascade.outbox_ingest
     assert parts.declared == [(DESTINATION, [0])]
-    assert parts.publisher.streams.cascade.by_time, "or a missing stream would come with levels"
+    assert parts.publisher.writer.cascade.by_time, "or a missing stream would come with levels"
 
 
 def test_an_old_proof_is_renewed_and_without_one_messages_pass_levels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,3 +348,24 @@ def test_a_queue_that_is_exclusive_to_the_user_is_bound_by_his_connection_once(m
     monkeypatch.setattr(declare, "bind_destination", refuse)
     assert parts.send(64, SHORT_LIVED) == parts.send(64, SHORT_LIVED)
     assert parts.bound_by_user == [SHORT_LIVED]
+
+
+def test_a_refusal_that_comes_before_the_answer_to_the_record_opens_another_channel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a level that has room again would seem full to the channel for ever."""
+    parts = Parts(monkeypatch, Options())
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    refusals, resets = [NotStored()], list[int]()
+
+    def wait(outgoing: Outgoing) -> None:
+        if refusals:
+            raise refusals.pop()
+        parts.wait(outgoing)
+
+    parts.channel.unanswered = 1
+    parts.channel.reset = lambda: resets.append(parts.channel.unanswered)
+    parts.channel.wait = wait
+    parts.connection.read_all = lambda: setattr(parts.channel, "unanswered", 0)
+    parts.send(10)
+    assert resets == [0]
