@@ -55,18 +55,18 @@ class EventLoop:
         The worker then goes on, reads the answer later, and sends the message again if its connection was lost.
         """
         answers: list[Exception | None] = []
-        note = answers.append
+        takers: list[Answered] = [answers.append]
         try:
             if plan.key:
                 sender.prepare_key(plan, PATIENCE, is_patient=False)
-            sender.submit(plan, lambda refusal: note(refusal), PATIENCE)
+            sender.submit(plan, lambda refusal: takers[-1](refusal), PATIENCE)
             with sender.turn(PATIENCE) as connection:
                 connection.wait_until(lambda: bool(answers) or connection.is_blocked, PATIENCE)
         except NothingSent as exc:
             self.call_later(AGAIN, partial(self._store, sender, plan, exc))
         else:
             if not answers:
-                note = self._later(partial(self._store, sender, plan))  # is called with the answer from now on
+                takers.append(self._later(partial(self._store, sender, plan)))  # it takes the answer from now on
         if not answers:
             logger.warning(
                 "RabbitMQ has not yet confirmed the delayed message %r: does an alarm block publishers? The worker "

@@ -1,6 +1,6 @@
 """An AMQP connection whose waits can be limited in total, for connections that this package opens.
 
-On a connection of the user none of this is in use: it does what Kombu's does.
+A connection of the user is one, too. None of its waits is limited, but for those when it closes: see `CLOSING`.
 """
 
 from __future__ import annotations

@@ -113,9 +113,9 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
         id_ = str(headers.get("id"))
         return known.changes.cancels_workflow(id_, with_groups(headers, message.body)) and not discards(id_)
     number, options, has_key = state and state.number, own, isinstance(headers.get(X_DELAY_KEY), str)
-    if state and state.prefix != own.cascade.root:
+    if state and state.root != own.cascade.root:
         # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
-        other = options_of(state.prefix)
+        other = options_of(state.root)
         options = other if other and other.prefix != own.prefix else own
     prefix = options.prefix
     if number is not None or known.on_cancelled is not None:
@@ -216,10 +216,10 @@ class Following:
         if until is not None and until <= time.monotonic() and not self.follows(stream):
             self.try_again(stream, apply, create=False)
 
-    def try_again(self, stream: Stream, apply: Callable[[bytes], Any], **options: Any) -> None:
+    def try_again(self, stream: Stream, apply: Callable[[bytes], Any], **arguments: Any) -> None:
         """Read and follow a stream as `catch_up` does, without waiting for it; log why it cannot be read."""
         try:
-            if self.catch_up(stream, apply, patience=0, silence=SILENCE, **options):
+            if self.catch_up(stream, apply, patience=0, silence=SILENCE, **arguments):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)

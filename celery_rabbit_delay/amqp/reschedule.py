@@ -30,8 +30,8 @@ from ..core.plan import Now, Plan
 from ..core.streams import Unreadable
 from ..core.unwrap import resent
 from .clocks import CLOCK
+from .replaying import ANYWHERE, Allowed
 from .schedule import to_message, waiting, write_changes
-from .waiting import ANYWHERE, Allowed
 
 #: Milliseconds before its due time within which a message cannot be moved: consumers must learn of the move in time.
 TOO_LATE = 2000
@@ -155,7 +155,7 @@ def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
         raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: its message has no delay")
     if state.routing_key is not None and "task" not in message.headers:
         raise InvalidDelay(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
-    delivery = resent(Delivery(f"{state.prefix}.", "@", message.headers))
+    delivery = resent(Delivery(f"{state.root}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
     headers.setdefault(headers_.X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
     if headers_.X_DELAY_ERROR in message.headers:

@@ -17,9 +17,9 @@ from ..amqp.batch import MAX_SIZE, collect
 from ..amqp.connecting import closing, ensure_connection
 from ..amqp.destinations import QueueNames
 from ..amqp.history import moved_to, tell, who_calls
+from ..amqp.replaying import Allowed
 from ..amqp.schedule import Scheduled
 from ..amqp.schemes import TRANSPORTS
-from ..amqp.waiting import Allowed
 from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
@@ -36,8 +36,8 @@ def batch(app: Celery | kombu.Producer, max_size: int = MAX_SIZE) -> Iterator[ko
             for order in orders:
                 ask_for_review.apply_async((order,), countdown=3600, producer=producer)
 
-    The batch sends its tasks whenever it holds `max_size` of them, and at the end of the block, even if the block
-    raises. The block ends when the broker has stored all tasks. A lost connection is restored as the app's
+    Each task is sent at once, and waits for no confirm until `max_size` of them lack theirs. The block ends when the
+    broker has stored all tasks, also if it raises. A lost connection is restored as the app's
     `task_publish_retry` and `task_publish_retry_policy` say. Messages without a delay are sent at once. `app` may be a
     `kombu.Producer`, for Kombu without Celery, then without retries. Blocks may be nested: each sends its own tasks.
 
@@ -97,7 +97,7 @@ def cancel(app: Celery, *ids: str | UUID, workflow: bool = False) -> None:
     """Cancel delayed tasks by their ids. Returns when the broker has stored the cancellation: one round trip.
 
     A task that is due in a second or later does not run, nor do its retries, whether or not a worker is up now, and its
-    state becomes `REVOKED`. A task that is sent later with the same id runs.
+    state becomes `REVOKED`. A delayed task that is sent later with the same id runs.
 
     With `workflow`, an id is that of a group, of a chain's first task, or of a task that has sent others. Each task
     whose root, parent, group or own id it is does not run, also without a delay, whenever it is sent.

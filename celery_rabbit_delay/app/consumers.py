@@ -20,8 +20,8 @@ from ..amqp.connection import Connection
 from ..amqp.destinations import destinations_of, may_pause
 from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
 from ..amqp.receiving import known_to
+from ..amqp.replaying import Allowed, replay
 from ..amqp.transport import Channel, DeliveredMessage
-from ..amqp.waiting import Allowed, replay
 from ..core.errors import DelayError, DestinationNotFound, NotPermitted
 from ..core.topology import Cascade
 from .control import forget_one

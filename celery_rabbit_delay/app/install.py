@@ -87,12 +87,11 @@ def install(app: Celery, **options: Any) -> None:
             raise
         _say_there_is_no_broker(app)
     connect()
-    app.steps["consumer"].update([Report, FollowPool, FullSpeed])
+    app.steps["consumer"].update([Report, FollowPool, FullSpeed, FollowChanges])
     app.amqp_cls = partial(_make_amqp, base=make, given=options)  # picklable, as the app is
     app.control_cls = partial(_make_control, base=app.control_cls)
     if "control" in app.__dict__:
         _upgrade_control(app.control)
-    app.steps["consumer"].add(FollowChanges)
     if "amqp" in app.__dict__:  # the app was used before: keep its queues and routes, drop its plain connections
         upgrade_amqp(app.amqp, options)
         upstream.forget_connections(app)

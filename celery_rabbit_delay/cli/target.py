@@ -21,7 +21,7 @@ from ..amqp import connecting as connecting_
 from ..amqp import history as history_
 from ..amqp import schemes as schemes_
 from ..amqp.destinations import QueueNames, destinations_of
-from ..amqp.waiting import Allowed
+from ..amqp.replaying import Allowed
 from ..app.install import advice
 from ..app.queues import queues_of
 from ..core.destination import Destination

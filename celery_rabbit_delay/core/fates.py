@@ -13,9 +13,9 @@ from .sent import Sent
 
 
 class Fate(Enum):
-    """What became of a message that is not due yet."""
+    """What became of a message."""
 
-    WAITS = "waits"
+    WAITS = "waits"  # or, once it has arrived, is to be delivered
     CANCELLED = "cancelled"
     MOVED = "moved"
     REPLACED = "replaced"

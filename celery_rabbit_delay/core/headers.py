@@ -63,7 +63,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class State(NamedTuple):
     """The contents of the package's header in a message of the cascade."""
 
-    prefix: str  # of the names of its cascade, without the following dot
+    root: str  # of its cascade
     exchange: str  # that the message was sent to
     due: datetime  # in UTC
     deaths: Headers  # x-death headers from before it was sent
@@ -176,7 +176,7 @@ def message_id(properties: Headers, headers: Headers) -> str:
 
 
 def wrap(
-    headers: Headers, prefix: str, exchange: str, routing_key: str, due: datetime, number: int | None = None
+    headers: Headers, root: str, exchange: str, routing_key: str, due: datetime, number: int | None = None
 ) -> dict[str, Any]:
     """Return the headers of a message in the cascade, which `unwrap` undoes. Raises `InvalidDestination`.
 
@@ -194,7 +194,7 @@ def wrap(
     check_key(exchange, "exchange")
     for key in (*keys, *cc_keys(headers, "BCC")):
         _check_own_key(key)
-    ours = wrapped[HEADER] = {"prefix": prefix, "exchange": exchange, "due": milliseconds_due(due)}
+    ours = wrapped[HEADER] = {"prefix": root, "exchange": exchange, "due": milliseconds_due(due)}
     if number is not None:
         ours["n"] = number
     if deaths:
@@ -213,7 +213,7 @@ def _check_own_key(key: str) -> None:
 
 
 def wrap_for_return(
-    delivery: Delivery, prefix: str, queue: str, due: datetime, number: int | None = None
+    delivery: Delivery, root: str, queue: str, due: datetime, number: int | None = None
 ) -> dict[str, Any]:
     """Return the headers with which a delivered message returns to its queue in the same form.
 
@@ -222,7 +222,7 @@ def wrap_for_return(
     """
     wrapped = wrap(
         {name: value for name, value in delivery.headers.items() if name not in ("CC", "BCC")},
-        prefix,
+        root,
         delivery.exchange,
         queue,
         due,
@@ -283,13 +283,13 @@ def read_state(headers: Headers) -> State | None:
     if not isinstance(ours, Mapping):
         return None
     get = ours.get
-    prefix, exchange, due, deaths, number = get("prefix"), get("exchange"), get("due"), get("deaths"), get("n")
-    if not isinstance(prefix, str) or not isinstance(exchange, str) or not isinstance(due, int) or due < 0:
+    root, exchange, due, deaths, number = get("prefix"), get("exchange"), get("due"), get("deaths"), get("n")
+    if not isinstance(root, str) or not isinstance(exchange, str) or not isinstance(due, int) or due < 0:
         return None
     routing_key = get("routing_key")
     try:
         return State(
-            prefix,
+            root,
             exchange,
             moment(due),
             deaths if isinstance(deaths, Mapping) else {},

@@ -36,7 +36,7 @@ class Keys:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Use `clock`, a monotonic clock in seconds."""
+        """Use `clock`, which returns seconds since any moment."""
         self._clock = clock
         self._since = clock()
         self._last: dict[str, int] = {}

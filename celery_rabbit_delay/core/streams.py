@@ -1,14 +1,14 @@
 """The streams beside the cascades of a prefix: what was sent, and what was changed afterwards. Pure.
 
     {streams_root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
-    {streams_root}.changes        the cancelled ids, and which copies of messages other copies replace
+    {streams_root}.changes        what was cancelled, restored and moved, paused queues, and who did it
     {streams_root}.keys           for each `x-delay-key`, the message that was sent last
 
 A stream keeps its messages for a limited time (https://www.rabbitmq.com/docs/streams#retention). Messages with delays
 of different lengths go to different streams, so that none is kept much longer than it waits.
 
-`journal` says what the messages of the first kind contain, `changes` those of the others. The first byte of a message
-tells its kind.
+What the messages contain is in the modules `journal`, `changes`, `notes` and `keys`. The first byte of a message tells
+its kind.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def journal_for(cascade: Cascade, delay: float) -> Stream:
 
 
 def changes(cascade: Cascade) -> Stream:
-    """Return the stream of cancelled ids and moved messages, which it keeps as long as one may wait.
+    """Return the stream of changes, which it keeps as long as a message may wait.
 
     So all cascades of a prefix declare the same one, unless some have a `max_delay` beyond a year and others have not.
     """

@@ -46,7 +46,7 @@ def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
     state = state or read_state(headers)
     if state is None:
         return delivery
-    ours = f"{state.prefix}."
+    ours = f"{state.root}."
     from_exit = exchange.startswith(ours)
     # No exit of the cascade has another binding for keys that begin so.
     has_delay_key = routing_key.startswith(SENTINEL) if from_exit else is_reserved(routing_key)

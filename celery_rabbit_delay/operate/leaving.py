@@ -68,5 +68,5 @@ def _root_of(record: Record) -> str | None:
     """Return the root of the cascade in which a recorded message waits, if its record can be read."""
     with suppress(Unreadable):
         state = read_state(schedule.headers_in(record))
-        return state.prefix if state else None
+        return state.root if state else None
     return None

@@ -13,9 +13,9 @@ from amqp.exceptions import ResourceLocked
 from ..amqp import declare
 from ..amqp.clocks import sent_now, utc_ms
 from ..amqp.receiving import known_to, learn
+from ..amqp.replaying import ANYWHERE, Allowed
 from ..amqp.reschedule import REFUSALS, TOO_LATE, move
 from ..amqp.schedule import Progress, Report, headers_in, skipped, waiting, write_changes
-from ..amqp.waiting import ANYWHERE, Allowed
 from ..core import changes, streams
 from ..core import headers as headers_
 from ..core.errors import DelayError
@@ -59,7 +59,7 @@ def migrate(
         except Unreadable as exc:
             report(skipped(record, exc))
             continue
-        if state is None or state.prefix != own_options.cascade.root or record.number in moved:
+        if state is None or state.root != own_options.cascade.root or record.number in moved:
             continue
         source.connection.following.poll()  # it may be cancelled meanwhile
         became = fate(known.changes, keys, record.number, record.id, partial(headers_in, record))

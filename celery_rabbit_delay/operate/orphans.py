@@ -11,7 +11,7 @@ from typing import NamedTuple
 import kombu
 from amqp import Message
 
-from ..amqp import declare, waiting
+from ..amqp import declare, replaying
 from ..amqp.connecting import own_channel
 from ..amqp.destinations import QueueNames
 from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
@@ -34,7 +34,7 @@ class Orphan(NamedTuple):
     refused: str | None = None  # the reason why `replay` would leave it, as far as it is known
 
 
-def orphans(connection: kombu.Connection, limit: int, allowed: waiting.Allowed | None = None) -> list[Orphan]:
+def orphans(connection: kombu.Connection, limit: int, allowed: replaying.Allowed | None = None) -> list[Orphan]:
     """Return the oldest orphans, without removing them; with `allowed`, also why `replay` would leave some.
 
     Raises `CascadeMissing`.
@@ -42,14 +42,14 @@ def orphans(connection: kombu.Connection, limit: int, allowed: waiting.Allowed |
     require(connection)
     channel, queue = connection.default_channel, connection.transport.delay_options.cascade.orphans
     with exclusive_reader(channel, queue):
-        found = waiting.look(connection, queue, limit)
+        found = replaying.look(connection, queue, limit)
     is_there = functools.cache(lambda queue: declare.message_count(channel, queue) is not None)
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
         return None if exchange or is_there(routing_key) else f"there is no queue {routing_key!r}"
 
     return [
-        _orphan(message)._replace(refused=waiting.send_on(message, allowed, publish) if allowed else None)
+        _orphan(message)._replace(refused=replaying.send_on(message, allowed, publish) if allowed else None)
         for message in found
     ]
 
@@ -59,11 +59,11 @@ Chosen = Callable[[Orphan], bool]
 
 
 def replay(
-    connection: kombu.Connection, limit: int, allowed: waiting.Allowed, chosen: Chosen = lambda orphan: True
+    connection: kombu.Connection, limit: int, allowed: replaying.Allowed, chosen: Chosen = lambda orphan: True
 ) -> Iterator[tuple[Orphan, str | None]]:
-    """Send the chosen ones of the oldest orphans to their destinations, see `waiting.replay`.
+    """Send the chosen ones of the oldest orphans to their destinations, see `replaying.replay`.
 
-    Yields each with the reason why it stays, or None. Raises `CascadeMissing`, and the same errors as `waiting.replay`.
+    Yields each with the reason why it stays, or None. Raises `CascadeMissing`, and what `replaying.replay` raises.
     """
     require(connection)
     cascade = connection.transport.delay_options.cascade
@@ -76,7 +76,7 @@ def replay(
     sent = 0
     with exclusive_reader(channel, cascade.orphans):
         there = declare.message_count(channel, cascade.orphans) or 0
-        for message, refused in waiting.replay(connection.connection, cascade, allowed, limit, is_chosen):
+        for message, refused in replaying.replay(connection.connection, cascade, allowed, limit, is_chosen):
             sent += refused is None
             yield _orphan(message), refused
         wait_for_return(channel, cascade.orphans, there - sent)
@@ -93,7 +93,7 @@ def remove(connection: kombu.Connection, limit: int | None, chosen: Chosen) -> i
     with exclusive_reader(connection.default_channel, queue):
         there = declare.message_count(connection.default_channel, queue) or 0
         with own_channel(connection) as channel:  # closing it returns the others to the queue
-            for message in waiting.take(channel, queue, limit):
+            for message in replaying.take(channel, queue, limit):
                 if chosen(_orphan(message)):
                     channel.basic_ack(message.delivery_tag)
                     removed += 1
@@ -122,7 +122,7 @@ def purge(connection: kombu.Connection, names: QueueNames) -> tuple[int, int]:
 
 def _orphan(message: Message) -> Orphan:
     headers = message.headers or {}
-    copy, exchange, routing_key = waiting.original(message)
+    copy, exchange, routing_key = replaying.original(message)
     state = read_state(headers)
     task, task_id = (None if headers.get(name) is None else str(headers[name]) for name in ("task", "id"))
     due = state.due if state else None

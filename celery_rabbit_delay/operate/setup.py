@@ -14,7 +14,7 @@ from ..amqp.confirms import ConfirmedChannel
 from ..amqp.connecting import own_channel
 from ..amqp.create import choose, create_cascade
 from ..amqp.receiving import learn
-from ..amqp.waiting import take
+from ..amqp.replaying import take
 from ..core import streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, DestinationNotFound, LimitReached

@@ -21,8 +21,8 @@ from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
 from ..amqp.destinations import QueueNames
 from ..amqp.follower import Follower
+from ..amqp.replaying import Allowed
 from ..amqp.schedule import About, Scheduled
-from ..amqp.waiting import Allowed
 from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting

@@ -188,7 +188,7 @@ def _details(record: Record) -> dict[str, Any]:
     is_task = "task" in headers
     if state is None:
         raise ValueError(f"it has no header {headers_.HEADER}")
-    sent = unwrap(Delivery(f"{state.prefix}.", "@", headers), state)
+    sent = unwrap(Delivery(f"{state.root}.", "@", headers), state)
     texts = ("argsrepr", "kwargsrepr")
     hidden = (*texts, headers_.X_DELAY_NUMBER, headers_.X_DELAY_OF, headers_.X_DELAY_SENT)
     shown = {

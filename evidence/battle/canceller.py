@@ -21,7 +21,7 @@ from kombu.exceptions import OperationalError
 
 import celery_rabbit_delay
 from celery_rabbit_delay.amqp import reschedule as reschedule_
-from celery_rabbit_delay.amqp.waiting import ANYWHERE
+from celery_rabbit_delay.amqp.replaying import ANYWHERE
 from tests.kit import ledger
 
 from .app import CONTENDER, CONTENDERS, app

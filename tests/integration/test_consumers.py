@@ -10,7 +10,7 @@ import pytest
 
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.exclusive_reader import exclusive_reader
-from celery_rabbit_delay.amqp.waiting import Allowed, replay
+from celery_rabbit_delay.amqp.replaying import Allowed, replay
 from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.app.consumers import DelayedConsumer
 from tests.kit.broker import Vhost, lead, take

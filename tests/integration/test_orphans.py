@@ -12,7 +12,7 @@ import pytest
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.waiting import Allowed, look, replay
+from celery_rabbit_delay.amqp.replaying import Allowed, look, replay
 from celery_rabbit_delay.core.destination import Destination, decode
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.operate import Management, pruning

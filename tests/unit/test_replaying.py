@@ -7,7 +7,7 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay.amqp.waiting import ANYWHERE, Allowed
+from celery_rabbit_delay.amqp.replaying import ANYWHERE, Allowed
 
 ADVICE = "use --any-queue, or any_queue=True, to allow any queue"
 QUEUES = Allowed([kombu.Queue("q"), kombu.Queue("p", kombu.Exchange("orders"))])
