@@ -120,10 +120,10 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     prefix = options.prefix
     if number is not None or known.on_cancelled is not None:
         for one in [own] if options is own else [own, options]:
-            _follow_once(connection, one, streams.changes(one.cascade), known.changes.apply)
+            _keep_current(connection, one, streams.changes(one.cascade), known.changes.apply)
     if number is not None and has_key and not known.changes.voids(number):
         # Only streams that exist have keys: there is no end of made up roots.
-        _follow_once(connection, options, streams.keys(options.cascade), lambda body: known.keys[prefix].apply(body))
+        _keep_current(connection, options, streams.keys(options.cascade), lambda body: known.keys[prefix].apply(body))
     id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
     keys = known.keys.get(prefix) if has_key else None
     found = fate(known.changes, keys, number, id_, lambda: with_groups(headers, message.body))
@@ -136,7 +136,7 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     return found is not Fate.WAITS
 
 
-def _follow_once(connection: Receiver, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
+def _keep_current(connection: Receiver, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
     """Read a stream and follow it, once per `amqp.Connection`, and renew the subscription now and then.
 
     Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no

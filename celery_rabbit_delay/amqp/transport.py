@@ -169,6 +169,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         return super().basic_get(queue)
 
     def _drops(self, message: Any, no_ack: bool) -> bool:
+        """Return whether a message is not passed on: it is acknowledged then, unless it is to come again."""
         if self.connection.client is None:  # Kombu is closing the connection: RabbitMQ delivers the message again
             return not no_ack and state_of(message) is not None
         dropped = is_dropped(self.connection, message) or (not no_ack and self._hands_back(message))
