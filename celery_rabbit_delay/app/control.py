@@ -175,6 +175,8 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
                     exc,
                 )
             self._warned = True
+        else:
+            self._warned = False
         self.changes.running = True
         has_loop = bool(consumer.hub or getattr(consumer.pool, "is_green", False))
         if has_loop:  # otherwise timers run in another thread

@@ -6,10 +6,11 @@ import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from celery_rabbit_delay import Options
+from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core.faults import FAULTS, advice, warning
 from celery_rabbit_delay.core.options import DRIVER_TYPE
@@ -101,15 +102,34 @@ class Client:
         self.transport = SimpleNamespace(driver_type=DRIVER_TYPE, delay_options=connection.delay_options)
 
 
+def a_step(client: Client) -> tuple[control.FollowChanges, Any]:
+    """Return what follows the changes in a worker, and the worker's consumer."""
+    timer = SimpleNamespace(call_repeatedly=lambda *arguments: None)
+    app = SimpleNamespace(conf=SimpleNamespace(worker_enable_remote_control=True, control_exchange="celery"))
+    consumer = SimpleNamespace(app=app, connection=client, hub=None, pool=None, timer=timer, call_soon=None)
+    return control.FollowChanges(consumer), consumer
+
+
+def test_a_worker_that_cannot_follow_the_changes_says_so_again_once_it_could(caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(Connected("4.3.6", Options()))
+    step, consumer = a_step(client)
+    fails = iter([True, True, False, True, True])
+
+    def catch_up(*args: Any, **options: Any) -> None:
+        if next(fails):
+            raise StreamUnavailable("it has no leader")
+
+    client.connection.following.catch_up = catch_up
+    for _ in range(5):  # it starts again at each reconnect
+        step.start(consumer)
+    assert sum("does not know which tasks were cancelled" in one.message for one in caplog.records) == 2
+
+
 @pytest.mark.parametrize(("release", "levels"), [("4.2.7", ["INFO"]), ("4.2.6", ["WARNING", "INFO"]), ("4.3.6", [])])
 def test_a_worker_says_so_once(
     release: str, levels: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    timer = SimpleNamespace(call_repeatedly=lambda *arguments: None)
-    client = Client(Connected(release, Options()))
-    app = SimpleNamespace(conf=SimpleNamespace(worker_enable_remote_control=True, control_exchange="celery"))
-    consumer = SimpleNamespace(app=app, connection=client, hub=None, pool=None, timer=timer, call_soon=None)
-    step = control.FollowChanges(consumer)
+    step, consumer = a_step(Client(Connected(release, Options())))
     with caplog.at_level(logging.INFO, "celery_rabbit_delay"):
         for _ in range(2):  # it starts again at each reconnect
             step.start(consumer)
