@@ -44,6 +44,9 @@ ANSWERS = (ChannelError, MessageNacked, DelayError, NothingSent)
 #: Seconds to wait for the broker while records are stored behind messages that have been answered.
 RECORDING = 5
 
+#: Seconds that are left in a turn at least once it has begun.
+_LEAST = 0.001
+
 
 class Sender:
     """Sends what one connection of the user delays. One thread has its turn at a time."""
@@ -240,27 +243,23 @@ class Turn:
 
     def __init__(self, sender: Sender, seconds: float | None) -> None:
         self._sender = sender
-        self._end = None if seconds is None else time.monotonic() + seconds
-
-    def _left(self) -> float | None:
-        return None if self._end is None else max(self._end - time.monotonic(), 0.001)
+        self._seconds = seconds
 
     def __enter__(self) -> LimitedConnection:
-        sender, lock, is_mine = self._sender, self._sender._lock, False
+        sender, seconds, is_mine, began = self._sender, self._seconds, False, time.monotonic()
+        self._lock = sender._lock
         try:
-            left = self._left()
-            is_mine = lock.acquire(timeout=-1 if left is None else left)
+            is_mine = self._lock.acquire(timeout=-1 if seconds is None else seconds)
             if is_mine:
-                self._lock = lock
-                connection = sender._ready(self._left())
-                connection.limit(self._left())
+                connection = sender._ready(seconds and max(began + seconds - time.monotonic(), _LEAST))
+                connection.limit(seconds and max(began + seconds - time.monotonic(), _LEAST))
                 return connection
         except BaseException as exc:
             # An interrupt may have come just after the lock was taken: nobody can tell, so nobody uses it again.
             sender._lock = threading.Lock()
             sender.close(exc if isinstance(exc, Exception) else None)
             if is_mine:
-                lock.release()
+                self._lock.release()
             raise
         raise TimeoutError("another thread has been publishing for too long")
 
