@@ -60,9 +60,6 @@ class Sender:
     def prepare_key(self, plan: Plan, seconds: float | None) -> None:
         pass
 
-    def repeat(self) -> None:
-        pass
-
     def write_keys(self, plans: list[Plan]) -> None:
         self.done += [f"{plan.key}: {plan.number}" for plan in plans]
 

@@ -279,6 +279,13 @@ def send(confirmed: ConfirmedChannel, key: str) -> Confirm:
     return confirmed.send(Outgoing(amqp.Message(key), "e", key))
 
 
+def give_back(broker: Broker, connection: Any) -> None:
+    """Return a message with the key "a", as the broker does if no queue takes it."""
+    returned = struct.pack(">H", 312) + b"\x08NO_ROUTE\1e\1a"
+    broker.answers += [method(1, spec.Basic.Return, returned), (2, 1, struct.pack(">HHQH", 60, 0, 0, 0))]
+    connection.drain_events()
+
+
 def test_each_message_gets_the_answer_that_is_for_it(broker: Broker, connection: Any, confirmed: Any) -> None:
     first, second, third = (send(confirmed, key) for key in "abc")
     broker.answers += [method(1, spec.Basic.Nack, struct.pack(">QB", 2, 0))]
@@ -295,9 +302,7 @@ def test_a_returned_message_is_not_taken_for_a_later_one_with_its_key(
     broker: Broker, connection: Any, confirmed: Any
 ) -> None:
     first, other = send(confirmed, "a"), send(confirmed, "b")
-    returned = struct.pack(">H", 312) + b"\x08NO_ROUTE\1e\1a"
-    broker.answers += [method(1, spec.Basic.Return, returned), (2, 1, struct.pack(">HHQH", 60, 0, 0, 0))]
-    connection.drain_events()
+    give_back(broker, connection)
     again = send(confirmed, "a")
     broker.answers += [method(1, spec.Basic.Ack, struct.pack(">QB", 3, 1))]
     connection.drain_events()
@@ -309,9 +314,7 @@ def test_what_was_returned_on_a_closed_channel_is_not_taken_for_what_is_sent_on_
     broker: Broker, connection: Any, confirmed: Any
 ) -> None:
     send(confirmed, "a"), send(confirmed, "b")
-    returned = struct.pack(">H", 312) + b"\x08NO_ROUTE\1e\1a"
-    broker.answers += [method(1, spec.Basic.Return, returned), (2, 1, struct.pack(">HHQH", 60, 0, 0, 0))]
-    connection.drain_events()
+    give_back(broker, connection)
     confirmed.reset()
     again = send(confirmed, "a")
     broker.answers.append(method(max(connection.channels), spec.Basic.Ack, struct.pack(">QB", 1, 0)))
