@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amqp.exceptions import ChannelError, MessageNacked, NotFound
+from amqp.exceptions import NotFound
 
-from ..core.errors import CascadeMissing, DelayError
+from ..core.errors import CascadeMissing
 from ..core.options import Options
 from ..core.topology import Cascade, Stream
 from . import declare, delivery_time
-from .confirms import ConfirmedChannel
+from .confirms import ANSWERS, ConfirmedChannel
 from .delivery_time import BrokerClock
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tup
         except CascadeMissing:  # a part was deleted
             create_cascade(channel, by_time)
             clock = delivery_time.ask(channel, by_time)
-    except (DelayError, ChannelError, MessageNacked) as exc:
+    except ANSWERS as exc:
         logger.info("Delayed messages pass levels: whether RabbitMQ holds them itself cannot be found out: %s", exc)
         return cascade, None
     return (by_time, clock) if clock else (cascade, None)

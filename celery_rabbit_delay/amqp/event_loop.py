@@ -57,8 +57,6 @@ class EventLoop:
         answers: list[Exception | None] = []
         takers: list[Answered] = [answers.append]
         try:
-            if plan.key:
-                sender.prepare_key(plan, PATIENCE, is_patient=False)
             sender.submit(plan, lambda refusal: takers[-1](refusal), PATIENCE)
             with sender.turn(PATIENCE) as connection:
                 connection.wait_until(lambda: bool(answers) or connection.is_blocked, PATIENCE)
@@ -144,8 +142,6 @@ class EventLoop:
             if isinstance(refusal, (NotRouted, NotStored)):  # repairs the cascade
                 sender.publish(plan, PATIENCE)
             elif refusal is not None:
-                if plan.key:
-                    sender.prepare_key(plan, PATIENCE, is_patient=False)
                 self.submit(sender, plan, partial(self._store, sender, plan))
             elif plan.key:
                 sender.write_key(plan, PATIENCE, is_patient=False)

@@ -24,22 +24,20 @@ from contextlib import suppress
 from typing import Any
 
 from amqp import Message
-from amqp.exceptions import AMQPError, ChannelError, MessageNacked, RecoverableConnectionError
+from amqp.exceptions import AMQPError, RecoverableConnectionError
 
 from .. import upstream
 from ..core.destination import Destination
-from ..core.errors import DelayError, DestinationNotFound, UnsupportedConfiguration
+from ..core.errors import DestinationNotFound, UnsupportedConfiguration
 from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
+from .confirms import ANSWERS
 from .connecting import connect, copy_of
 from .limited import NO_ANSWER, LimitedConnection, NothingSent
 from .publisher import Answered, DelayedPublisher
 from .stream_writer import StreamWriter, paused_of, records_of, until_there_is_a_leader
-
-#: What the broker answers. After anything else nobody knows what was sent, and what will come.
-ANSWERS = (ChannelError, MessageNacked, DelayError, NothingSent)
 
 #: Seconds to wait for the broker while records are stored behind messages that have been answered.
 RECORDING = 5
@@ -105,8 +103,11 @@ class Sender:
     def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
         """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer.
 
-        Raises `NothingSent` if it has to be declared first where it is to go, and an alarm is on.
+        So for the stream of its key, which `write_key` then writes. Raises `NothingSent` if it has to be declared first
+        where it is to go, and an alarm is on; and as `prepare_key`.
         """
+        if plan.key:
+            self.prepare_key(plan, seconds, is_patient=False)
         with self.turn(seconds) as connection:
             connection.raises_if_blocked = True
             publisher = self.publisher_for(plan.priority, plan.came_early)

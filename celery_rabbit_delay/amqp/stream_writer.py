@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from amqp import Message
-from amqp.exceptions import AMQPError, ChannelError, InternalError, MessageNacked, NotFound, ResourceError
+from amqp.exceptions import AMQPError, InternalError, NotFound, ResourceError
 
 from .. import upstream
 from ..core import journal, streams
@@ -21,7 +21,7 @@ from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import PerClient
-from .confirms import Confirm, ConfirmedChannel, NotStored, Outgoing
+from .confirms import ANSWERS, Confirm, ConfirmedChannel, NotStored, Outgoing
 from .create import create_cascade, ensure_stream
 from .limited import LimitedConnection
 from .patience import again
@@ -92,7 +92,7 @@ class StreamWriter:
                 self.write(stream, [journal.pack_records([record])])
         except (DelayError, AMQPError, OSError) as exc:
             self.pause(stream, exc)
-            if not isinstance(exc, (DelayError, MessageNacked, ChannelError)):
+            if not isinstance(exc, ANSWERS):
                 self._connection.abandon()  # the message is stored, so this is no error; the next one connects again
 
     def submit(self, records: Iterable[tuple[Stream, Record]]) -> None:
@@ -129,7 +129,7 @@ class StreamWriter:
                 self.write(stream, packs_)
             except (DelayError, AMQPError, OSError) as exc:
                 self.pause(stream, exc)
-                if not isinstance(exc, (DelayError, MessageNacked, ChannelError)):
+                if not isinstance(exc, ANSWERS):
                     raise
 
     def _is_paused(self, stream: Stream) -> bool:

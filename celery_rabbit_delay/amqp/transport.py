@@ -30,7 +30,7 @@ from . import event_loop
 from .batch import PublishBatch
 from .clients import PerClient
 from .clocks import CLOCK, tell_of_naive_eta
-from .confirms import with_headers
+from .confirms import ANSWERS, with_headers
 from .connecting import connected, copy_of
 from .connection import Connection
 from .destinations import is_lasting
@@ -38,7 +38,6 @@ from .limited import CLOSING
 from .receiving import is_dropped, state_of
 from .schedule import write_changes
 from .schemes import tls_of
-from .sender import ANSWERS
 
 logger = logging.getLogger(__name__)
 
