@@ -243,12 +243,10 @@ class Turn:
     """A block of `Sender.turn`."""
 
     def __init__(self, sender: Sender, seconds: float | None) -> None:
-        self._sender = sender
-        self._seconds = seconds
+        self._sender, self._seconds, self._lock = sender, seconds, sender._lock
 
     def __enter__(self) -> LimitedConnection:
         sender, seconds, is_mine, began = self._sender, self._seconds, False, time.monotonic()
-        self._lock = sender._lock
         try:
             is_mine = self._lock.acquire(timeout=-1 if seconds is None else seconds)
             if is_mine:
