@@ -83,7 +83,6 @@ def stored() -> dict[str, str]:
         "void": changes.void(2, due=1),
         "replaced": changes.replaced(2, by=3, due=1),
         "pause": changes.pause(Pause("mail", 5, "me", 3)),
-        "cancelled workflows": next(changes.cancelled_workflows(["seven"], Sent(3_000_000, "clock"))),
         "restored": next(changes.restored(["seven"], Sent(3_000_000, "clock"))),
         "note": notes.note(3, "ada@host", "cancelled", 1, ["seven"]),
         "last of a key": last_of_key("k", 2),

@@ -16,7 +16,7 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from ..core import streams
-from ..core.changes import Changes, with_groups
+from ..core.changes import Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.fates import Fate, fate
 from ..core.headers import X_DELAY_KEY, State, message_id, read_state
@@ -106,12 +106,9 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     # Celery discards only tasks; a worker may have consumers of its own for other messages.
     discards = known.on_cancelled if "task" in headers else None
     # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
-    # before. Other undelayed messages are not filtered, but for what the workers have of a cancelled workflow.
+    # before. Other undelayed messages are not filtered.
     if state is None and not (headers.get("eta") or headers.get("retries")):
-        if discards is None or not known.changes.workflows:
-            return False
-        id_ = str(headers.get("id"))
-        return known.changes.cancels_workflow(id_, with_groups(headers, message.body)) and not discards(id_)
+        return False
     number, options, has_key = state and state.number, own, isinstance(headers.get(X_DELAY_KEY), str)
     if state and state.root != own.cascade.root:
         # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
@@ -126,7 +123,7 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
         _keep_current(connection, options, streams.keys(options.cascade), lambda body: known.keys[prefix].apply(body))
     id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
     keys = known.keys.get(prefix) if has_key else None
-    found = fate(known.changes, keys, number, id_, lambda: with_groups(headers, message.body))
+    found = fate(known.changes, keys, number, id_, lambda: headers)
     if found is Fate.CANCELLED:
         return discards is None or not discards(id_)
     if found is Fate.WAITS and known.changes.cancelled_at(id_):

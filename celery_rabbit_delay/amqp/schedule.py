@@ -253,8 +253,8 @@ def recorded(
 
 
 def headers_in(record: Record) -> Mapping[str, Any]:
-    """Return the headers of a message as it entered the cascade, and its groups. Raises `Unreadable`."""
-    return changes.with_groups(to_message(record).headers or {}, record.body)
+    """Return the headers of a message as it entered the cascade. Raises `Unreadable`."""
+    return to_message(record).headers or {}
 
 
 class Found(NamedTuple):
@@ -287,10 +287,8 @@ def about(
         current = [one for one in those.values() if one[1] is not Fate.REPLACED] or those.values()
         sent, messages = fates.changes.cancelled_at(id_), []
         for record, fate in sorted(current, key=lambda one: one[0]):
-            headers, how = headers_in(record), ""
-            if fate is Fate.CANCELLED and sent is None:
-                how = "with its workflow" if fates.changes.cancels_workflow(id_, headers) else "by a stamp"
-            messages.append(Found(describe(record, headers, queues), fate, how))
+            how = "by a stamp" if fate is Fate.CANCELLED and sent is None else ""
+            messages.append(Found(describe(record, headers_in(record), queues), fate, how))
         answers.append(About(id_, messages, datetime.fromtimestamp(sent.at / 1e6, timezone.utc) if sent else None))
     return answers
 
@@ -300,21 +298,16 @@ def cancel(
     ids: Collection[str],
     copies: Collection[tuple[int, int]] = (),
     by: str = "",
-    workflow: bool = False,
 ) -> Sent:
     """Cancel tasks by their ids, and recorded messages without an id; returns when, once that is stored.
 
     `copies` are the numbers of those messages and their due times, in milliseconds since 1970. `by`: who is to be
-    noted. With `workflow`, all with one of the ids as their root, parent, group or own id are cancelled, whenever they
-    are sent. Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
+    noted. Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
     sent, amount = sent_now(), len(ids) + len(copies)
-    messages = [*(changes.cancelled_workflows if workflow else changes.cancelled)(ids, sent)]
-    note = notes.note(sent.at // 1000, by, "workflows cancelled" if workflow else "cancelled", amount, ids)
     if amount:
-        write_changes(connection, [*messages, *(changes.void(*copy) for copy in copies), note])
-    if workflow:
-        tell_workers(connection)
+        note = notes.note(sent.at // 1000, by, "cancelled", amount, ids)
+        write_changes(connection, [*changes.cancelled(ids, sent), *(changes.void(*copy) for copy in copies), note])
     return sent
 
 
@@ -371,7 +364,7 @@ def tell_workers(connection: kombu.Connection) -> None:
 
 
 def restore(connection: kombu.Connection, ids: Collection[str], by: str = "") -> None:
-    """Take back what cancelled some ids, of tasks or of workflows. What a worker has discarded is gone. As `cancel`."""
+    """Take back what cancelled some ids. What a worker has discarded is gone. As `cancel`."""
     sent = sent_now()
     note = notes.note(sent.at // 1000, by, "restored", len(ids), ids)
     write_changes(connection, [*changes.restored(ids, sent), note])

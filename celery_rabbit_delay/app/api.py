@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from functools import partial
 from uuid import UUID
 
 import kombu
@@ -93,22 +92,19 @@ def find(app: Celery, id: str | UUID) -> Scheduled | None:  # noqa: A002
         return next(schedule.scheduled(connection, limit=1, queues=any_queue, id_=text), None)
 
 
-def cancel(app: Celery, *ids: str | UUID, workflow: bool = False) -> None:
+def cancel(app: Celery, *ids: str | UUID) -> None:
     """Cancel delayed tasks by their ids. Returns when the broker has stored the cancellation: one round trip.
 
     A task that is due in a second or later does not run, nor do its retries, whether or not a worker is up now, and its
     state becomes `REVOKED`. A delayed task that is sent later with the same id runs.
 
-    With `workflow`, an id is that of a group, of a chain's first task, or of a task that has sent others. Each task
-    whose root, parent, group or own id it is does not run, also without a delay, whenever it is sent.
-
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
-    _change(app, ids, partial(schedule.cancel, workflow=workflow))
+    _change(app, ids, schedule.cancel)
 
 
 def restore(app: Celery, *ids: str | UUID) -> None:
-    """Take back what has cancelled some ids, of tasks or of workflows: what still waits runs when it is due.
+    """Take back what has cancelled some ids: what still waits runs when it is due.
 
     What a worker has discarded meanwhile is gone. A stamp stays cancelled. Returns and raises as `cancel`.
     """

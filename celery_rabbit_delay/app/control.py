@@ -27,7 +27,7 @@ from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import CONTROL, write_changes
 from ..amqp.stream_writer import until_there_is_a_leader
 from ..core import changes, notes, streams
-from ..core.changes import KEPT, Changes, with_groups
+from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
 from ..core.sent import Sent
@@ -227,12 +227,6 @@ class WorkerChanges(Changes):
                 _revoked().forget(id_)
             elif self.running:
                 revoke(id_)
-        if ids and self.running and self.workflows:
-            for request in upstream.waiting_requests(state):
-                if self.cancels_workflow(request.id, with_groups(request.request_dict, request.body)):
-                    revoke_one(request.id)
-                    request.revoked()
-            forget_one()
         return ids
 
 

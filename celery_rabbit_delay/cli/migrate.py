@@ -13,7 +13,7 @@ from .. import operate
 from ..amqp import connecting as connecting_
 from ..amqp import history as history_
 from ..core.options import OPTIONS
-from ..core.text import counted, escape
+from ..core.text import escape
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, progress, until_interrupted
 from .parameters import any_queue_option, cascade_options, given
 from .target import Target, connection_to, pass_target
@@ -59,15 +59,12 @@ def migrate(origin: Target, /, to_broker: str | None, any_queue: bool, **changes
                         problems.append(str(refused))
                     else:
                         moved += 1
-            workflows = 0 if target.transport.delay_options.streams else len(operate.cancelled_workflows(source))
         history_.tell(source, origin.who, "moved to another cascade", moved)
     click.echo(f"{moved:,} moved, {left:,} left")
     for problem in islice(problems, _LINES):
         click.echo(escape(problem), err=True)
     if len(problems) > _LINES:
         click.echo(f"and {len(problems) - _LINES:,} more", err=True)
-    if workflows:
-        click.echo(f"cancelled here, but not there, without streams: {counted(workflows, 'workflows')}", err=True)
     click.echo("tasks without a record stay, and are delivered when due: `status` counts what waits", err=True)
     if is_interrupted():
         click.echo("interrupted: run this again to move the others", err=True)

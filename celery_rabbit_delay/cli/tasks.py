@@ -51,7 +51,7 @@ _STATES = {Fate.WAITS: "waiting", Fate.CANCELLED: "cancelled", Fate.REPLACED: "r
 
 _REPLACED = "replaced by a later one of its key"
 _NOT_KNOWN = "is not in the journal: what still waits of it runs"
-_STAYS = "stays cancelled, with its workflow or by a stamp: restore the workflow by its id, see `show`"
+_STAYS = "stays cancelled by a stamp"
 _NOT_RECORDED = "is not in the journal: if a task with this id waits, it does not run"
 
 
@@ -183,9 +183,6 @@ def _lines_about(known: About) -> Iterator[str]:
 
 @click.command(short_help="Cancel waiting tasks.")
 @_chosen("Cancel all tasks that `list` shows.")
-@click.option(
-    "--workflow", is_flag=True, help="Cancel all with one of the ids as root, parent or group, and what is still sent."
-)
 @other_queues_option
 @yes_option
 @json_option
@@ -195,7 +192,6 @@ def cancel(
     /,
     ids: tuple[str, ...],
     everything: bool,
-    workflow: bool,
     any_queue: bool,
     yes: bool,
     as_json: bool,
@@ -208,15 +204,9 @@ def cancel(
     """
     ids = tuple(dict.fromkeys(ids))
     _check_chosen(ids, everything, filters)
-    if workflow and (as_json or not ids):
-        raise click.UsageError("--workflow is for ids, and without --json")
     problems: list[str] = []
     with target.connected(recorded=True) as connection:
-        if workflow:
-            schedule_.cancel(connection, ids, by=target.who, workflow=True)
-            cancelled = counted(len(ids), "ids cancelled")
-            click.echo(f"{cancelled}, with what waits of their workflows, and what these still send")
-        elif ids:
+        if ids:
             sent = schedule_.cancel(connection, ids, by=target.who)
             _tell_of_ids(connection, ids, sent, target.names(any_queue=True), as_json)
         else:
@@ -254,10 +244,10 @@ def _tell_of_ids(
 @click.argument("ids", nargs=-1, required=True, metavar="ID...", callback=check_names)
 @pass_target
 def restore(target: Target, /, ids: tuple[str, ...]) -> None:
-    """Take back what has cancelled tasks, or workflows, by their ids: what still waits runs when it is due.
+    """Take back what has cancelled tasks by their ids: what still waits runs when it is due.
 
     What a worker has discarded is gone. Says of each id what the journal knows of it, and exits with 3 if a task of
-    it stays cancelled: with its workflow, or by a stamp.
+    it stays cancelled by a stamp.
     """
     with target.connected(recorded=True) as connection:
         schedule_.restore(connection, ids, target.who)

@@ -18,8 +18,8 @@ from .streams import VOID_KEPT, reading
 
 _FEW_VOIDS = 1000
 
-_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _WORKFLOWS, _RESTORED = b"u", b"c", b"s", b"v", b"p", b"w", b"b"
-_CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _WORKFLOWS, _RESTORED)
+_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _RESTORED = b"u", b"c", b"s", b"v", b"p", b"b"
+_CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _RESTORED)
 _COPIES = struct.Struct(">QQQ")
 
 #: Ids in a message that cancels them.
@@ -28,10 +28,6 @@ _MAX_IDS = 10_000
 #: Bytes of a message, of an id in it, and of all stamps, each of which takes some itself. Whoever may write to ingest
 #: may make up others, and every worker would take them into its memory.
 MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
-
-#: The headers of a task that name the workflows that it belongs to, besides its own id, and where `with_groups` puts
-#: others.
-WORKFLOW, GROUPS = ("root_id", "parent_id", "group"), "x-delay-groups"
 
 #: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
 #: messages with keys, at least half.
@@ -78,13 +74,8 @@ def cancelled(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
     yield from _texts(_IDS, others, sent)
 
 
-def cancelled_workflows(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
-    """Yield messages that cancel the tasks with one of some ids in `WORKFLOW`, or as their own, whenever sent."""
-    return _texts(_WORKFLOWS, list(ids), sent)
-
-
 def restored(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
-    """Yield messages that take back what cancelled some ids, of tasks or of workflows, before them in the stream."""
+    """Yield messages that take back what cancelled some ids before them in the stream."""
     return _texts(_RESTORED, list(ids), sent)
 
 
@@ -112,32 +103,6 @@ def is_sent_before(sent: object, cancelled: Sent) -> bool:
     """
     known = Sent.read(sent)
     return known is None or known.may_precede(cancelled)
-
-
-def with_groups(headers: Mapping[str, Any], body: object) -> Mapping[str, Any]:
-    """Return the headers of a task with the groups that it is a part of as a member of a chain, or of a chord in one.
-
-    Celery names the group in the headers of a chain's last task; those before have that one in their bodies, which are
-    read here if they are JSON.
-    """
-    body = body.encode(errors="replace") if isinstance(body, str) else body
-    if not isinstance(body, bytes) or b'"group_id"' not in body:
-        return headers
-    try:
-        later = json.loads(body)[2]
-        groups = [*map(str, _groups_of([*(later.get("chain") or ()), later.get("chord")]))]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # whoever sends it chooses its body
-        return headers
-    return {**headers, GROUPS: groups}
-
-
-def _groups_of(signatures: Iterable[Any]) -> Iterator[Any]:
-    """Yield the groups of some signatures, and of the chords that these are the headers of."""
-    for signature in filter(None, signatures):
-        options = signature["options"]
-        if group := options.get("group_id"):
-            yield group
-        yield from _groups_of([options.get("chord")])
 
 
 def void(number: int, due: int) -> bytes:
@@ -208,16 +173,12 @@ class Changes:
     #: Whether cancelled ids were forgotten, because there were too many.
     has_forgotten = False
 
-    #: Whether ids were restored.
-    has_restored = False
-
     def __init__(self, clock: Callable[[], float], before: Sent | None = None) -> None:
         """`clock` returns seconds since 1970. With `before`, cancellations from that moment on do not count."""
         self._clock = clock
         self._before = before
         self._uuids = _Newest()
         self._ids = _Newest()
-        self.workflows = _Newest()  # false if none is cancelled
         self._stamps: dict[str, dict[str, Sent]] = {}
         self._stamped = 0  # bytes in them
         self._pauses: dict[str, Pause] = {}
@@ -243,18 +204,15 @@ class Changes:
             ids = {one: str(uuid.UUID(bytes=one)) for one in whole if self._uuids.is_news(one, packed)}
             self._add(self._uuids, ids, packed)
             return list(ids.values())
-        if kind in (_IDS, _WORKFLOWS, _RESTORED):
+        if kind in (_IDS, _RESTORED):
             texts = [id_ for id_ in dict.fromkeys(map(str, json.loads(content))) if len(id_) <= _MAX_ID]
             if kind == _RESTORED:
-                self.has_restored = True
                 for id_ in texts:
                     self._uuids.discard(_uuid(id_) or b"")
                     self._ids.discard(id_)
-                    self.workflows.discard(id_)
                 return texts
-            known = self._ids if kind == _IDS else self.workflows
-            new = [id_ for id_ in texts if known.is_news(id_, packed)]
-            self._add(known, new, packed)
+            new = [id_ for id_ in texts if self._ids.is_news(id_, packed)]
+            self._add(self._ids, new, packed)
             return new
         if kind == _STAMPS:
             stamps = json.loads(content)
@@ -315,21 +273,17 @@ class Changes:
         self._pauses[one.queue] = one
 
     def cancelled_at(self, id_: str) -> Sent | None:
-        """Return when an id, of a task or of a workflow, was cancelled last; None if it was not."""
+        """Return when an id was cancelled last; None if it was not."""
         # Messages without an id are not cancelled by one. Otherwise the common case: `list` asks for each record.
-        if not id_ or not (self._uuids or self._ids or self.workflows):
+        if not id_ or not (self._uuids or self._ids):
             return None
         short = _uuid(id_)
-        packed = max(self._ids.get(id_) if short is None else self._uuids.get(short), self.workflows.get(id_))
+        packed = self._ids.get(id_) if short is None else self._uuids.get(short)
         return Sent.unpack(packed) if packed else None
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
-        """Return whether a task was cancelled after it was sent, by its id or by a stamp in its headers, or at any time
-        with its workflow.
-        """
+        """Return whether a task was cancelled after it was sent, by its id or by a stamp in its headers."""
         at, headers = self.cancelled_at(id_), own(headers or {})
-        if self.cancels_workflow(id_, headers):
-            return True
         sent, stamps = headers.get(X_DELAY_SENT), headers.get("stamps")
         if at is not None and is_sent_before(sent, at):
             return True
@@ -341,25 +295,10 @@ class Changes:
             for value in _items(stamps.get(name))
         )
 
-    def cancels_workflow(self, id_: str, headers: Mapping[str, Any]) -> bool:
-        """Return whether a workflow that a task belongs to was cancelled, before or after the task was sent.
-
-        `headers` are those that `with_groups` returns.
-        """
-        if not self.workflows:
-            return False
-        ids = (id_, *map(headers.get, WORKFLOW), *_items(headers.get(GROUPS)))
-        return any(of and isinstance(of, str) and self.workflows.get(of) for of in ids)
-
-    @property
-    def cancelled_workflows(self) -> list[str]:
-        """The ids of the workflows that are cancelled."""
-        return [str(id_) for id_ in self.workflows.before | self.workflows.items]
-
     @property
     def has_cancelled(self) -> bool:
         """Whether any task was cancelled."""
-        return bool(self._uuids or self._ids or self.workflows or self._stamps)
+        return bool(self._uuids or self._ids or self._stamps)
 
     @property
     def stamps(self) -> Mapping[str, Mapping[str, Sent]]:

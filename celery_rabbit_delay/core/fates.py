@@ -52,5 +52,5 @@ def fate(
         return Fate.MOVED
     if keys is not None and number is not None and keys.replaces(number):
         return Fate.REPLACED
-    may_be = changes.stamps or changes.workflows or changes.cancelled_at(id_)  # else headers, which take time
+    may_be = changes.stamps or changes.cancelled_at(id_)  # else headers, which take time
     return Fate.CANCELLED if may_be and changes.cancels(id_, headers()) else Fate.WAITS

@@ -11,13 +11,13 @@ import kombu
 from amqp.exceptions import ResourceLocked
 
 from ..amqp import declare
-from ..amqp.clocks import sent_now, utc_ms
+from ..amqp.clocks import utc_ms
 from ..amqp.receiving import known_to, learn
 from ..amqp.replaying import ANYWHERE, Allowed
 from ..amqp.reschedule import REFUSALS, TOO_LATE, move
 from ..amqp.schedule import Progress, Report, headers_in, skipped, waiting, write_changes
-from ..core import changes, streams
 from ..core import headers as headers_
+from ..core import streams
 from ..core.errors import DelayError
 from ..core.fates import Fate, fate
 from ..core.streams import Unreadable
@@ -37,8 +37,7 @@ def migrate(
     Yields the id of each, and why it was not moved. What has no record, or is due within two seconds, stays, and is
     delivered when due. An interruption loses no message; start it again. The message that was being moved may be
     delivered twice. One with a key becomes the last of its key, unless the target knows the key: then it is delivered
-    besides that later message. Cancelled workflows are cancelled in `target`, too, if it has streams. Raises the errors
-    of `reschedule` and `scheduled`.
+    besides that later message. Raises the errors of `reschedule` and `scheduled`.
     """
     own_options, options = source.transport.delay_options, target.transport.delay_options
     write_changes(source, [streams.marker()])  # so that the stream is there to be followed
@@ -49,8 +48,6 @@ def migrate(
     later: Container[str] = ()
     if not _share_streams(source, target):
         later = known_to[target].keys[options.prefix]
-        if options.streams and (workflows := known.changes.cancelled_workflows):
-            write_changes(target, changes.cancelled_workflows(workflows, sent_now()))
     moved: set[int] = set()
     for record in waiting(source, progress, report):
         # The streams also have what waits with other ticks, and twice what was published again after an error.
@@ -72,11 +69,6 @@ def migrate(
         except REFUSALS as exc:
             refused = exc
         yield record.id, refused
-
-
-def cancelled_workflows(source: kombu.Connection) -> list[str]:
-    """Return the ids of the workflows that are cancelled, as far as `migrate` has learned of them."""
-    return known_to[source].changes.cancelled_workflows
 
 
 def is_same(source: kombu.Connection, target: kombu.Connection) -> bool:

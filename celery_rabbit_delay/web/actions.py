@@ -63,8 +63,8 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         return operations.move(selected(), datetime.now(timezone.utc), who(), "due at once")
 
     acts: dict[str, Callable[[], Done]] = {
-        "/cancel": lambda: operations.cancel(selected(), who(), "workflow" in request.form),
-        "/restore": lambda: operations.restore(selected(), who(), "workflow" in request.form),
+        "/cancel": lambda: operations.cancel(selected(), who()),
+        "/restore": lambda: operations.restore(selected(), who()),
         "/run-now": at_once,
         "/reschedule": reschedule,
         "/pause": lambda: operations.on_queue("paused", schedule_.pause, request.form["queue"], forms.until(), who()),

@@ -19,14 +19,13 @@ from ..amqp import schedule as schedule_
 from ..amqp.destinations import QueueNames
 from ..amqp.stream_consumer import Place, StreamMessage
 from ..core import notes, streams
-from ..core.changes import GROUPS, WORKFLOW, Pause
+from ..core.changes import Pause
 from ..core.fates import Fates
 from ..core.headers import X_DELAY_SENT, own
 from ..core.journal import Record
 from ..core.notes import Note
 from ..core.streams import Unreadable
 from .database import (
-    CANCELLED,
     STATES,
     TABLES,
     VERSION,
@@ -58,8 +57,8 @@ _INSERT = """INSERT OR IGNORE INTO message
 
 _JUDGED = "number, due, id, sent, marks"
 
-#: The headers by which a message may be cancelled, and the changes that somebody has made that are kept.
-_MARKS, _NOTES = ("stamps", *WORKFLOW, GROUPS), 100
+#: The changes that somebody has made that are kept.
+_NOTES = 100
 
 #: The endings of the names of streams that are read from their beginning at each start.
 _READ_ANEW = (".changes", ".keys")
@@ -234,7 +233,7 @@ class Index:
             parts = [text for text in (shown.args, shown.kwargs) if text not in (None, "()", "{}")]
             arguments = printable(" ".join(map(str, parts)), SEARCHED)
         sent = own(headers).get(X_DELAY_SENT)
-        marks = {name: headers[name] for name in _MARKS if headers.get(name) not in (None, {}, record.id)}
+        marks = {"stamps": headers["stamps"]} if headers.get("stamps") else {}
         row = (
             record.number,
             record.due,
@@ -269,8 +268,7 @@ class Index:
         db.executemany("DELETE FROM message WHERE number = ?", [(number,) for number in self._void if number < NUMBERS])
         told = [("id = ?", [clean(id_)]) for id_ in dict.fromkeys(ids)]
         told += [("key = ?", [clean(key)]) for key in said.keys.last]
-        told += [("marks IS NOT NULL", [])] if said.changes.stamps or said.changes.workflows else []
-        told += [(f"marks IS NOT NULL AND state = {CANCELLED}", [])] if said.changes.has_restored else []
+        told += [("marks IS NOT NULL", [])] if said.changes.stamps else []
         for condition, values in told:
             for row, *message in db.execute(f"SELECT row, {_JUDGED} FROM message WHERE {condition}", values).fetchall():
                 if (state := self._state(*message)) is not None:

@@ -103,30 +103,30 @@ class Operations:
         with self._turn, self._connected() as connection:
             yield connection
 
-    def cancel(self, numbers: Iterable[int], by: str, workflow: bool) -> Done:
-        """Cancel waiting messages by the numbers of their records, or their workflows; `by` is who does it."""
+    def cancel(self, numbers: Iterable[int], by: str) -> Done:
+        """Cancel waiting messages by the numbers of their records; `by` is who does it."""
         with self._acting() as connection:
             self.indexer.catch_up(connection)
             found, refused = self._found(numbers)
-            ids = dict.fromkeys(id_ for row in found for id_ in (row.workflows[:1] if workflow else [row.id]) if id_)
+            ids = dict.fromkeys(row.id for row in found if row.id)
             without_id = [(row.number, row.due) for row in found if not row.id]
             if found:
-                schedule_.cancel(connection, ids, without_id, by, workflow)
+                schedule_.cancel(connection, ids, without_id, by)
                 self.indexer.catch_up(connection)
-        return Done(len(ids) + len(without_id), "workflows cancelled" if workflow else "cancelled", refused)
+        return Done(len(ids) + len(without_id), "cancelled", refused)
 
-    def restore(self, numbers: Iterable[int], by: str, workflow: bool) -> Done:
-        """Take back what has cancelled messages, by the numbers of their records, or their workflows."""
+    def restore(self, numbers: Iterable[int], by: str) -> Done:
+        """Take back what has cancelled messages, by the numbers of their records."""
         with self._acting() as connection:
             self.indexer.catch_up(connection)
             found, refused = self._found(numbers, CANCELLED)
-            ids = dict.fromkeys(id_ for row in found for id_ in (row.workflows if workflow else [row.id]) if id_)
+            ids = dict.fromkeys(row.id for row in found if row.id)
             if ids:
                 schedule_.restore(connection, ids, by)
                 self.indexer.catch_up(connection)
                 stay, _ = self._found((row.number for row in found), CANCELLED)
-                refused += [f"{row.id} stays cancelled, with its workflow or by a stamp" for row in stay]
-        return Done(len(ids), "workflows restored" if workflow else "restored", refused)
+                refused += [f"{row.id} stays cancelled by a stamp" for row in stay]
+        return Done(len(ids), "restored", refused)
 
     def move(self, numbers: Iterable[int], due: datetime, by: str, what: str) -> Done:
         """Give waiting messages another due time, by the numbers of their records; `by` is who does it."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..core.changes import WORKFLOW
 from ..core.search import FIELDS, Word, parse
 from .database import WAITING
 from .printing import pattern
@@ -24,7 +22,7 @@ _NAMES = 50
 
 _COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id = task),
     (SELECT text FROM name WHERE name.id = queue), key, retries, message.arguments, error,
-    (SELECT text FROM name WHERE name.id = stream), offset, state, marks"""
+    (SELECT text FROM name WHERE name.id = stream), offset, state"""
 
 #: The names that contain a text, and what tells whether a message's id begins with it, or its arguments contain it.
 _NAMED = r"SELECT id FROM name WHERE text LIKE ? ESCAPE '\'"
@@ -48,13 +46,6 @@ class Row(NamedTuple):
     stream: str
     offset: int
     state: int
-    marks: str | None = None
-
-    @property
-    def workflows(self) -> list[str]:
-        """The ids of the workflows that it belongs to, the widest first; none if it is alone."""
-        marks = json.loads(self.marks or "{}")
-        return [str(marks[name]) for name in WORKFLOW if name in marks]
 
     @property
     def place(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import group
+from celery import chain, group
 from celery.result import AsyncResult
 
 import celery_rabbit_delay
@@ -64,23 +64,39 @@ def test_tasks_that_are_cancelled_in_any_way_while_no_worker_is_up_do_not_run(ma
         cancel_one(shop, id_, how)
     group(signature(shop, "note", "of a group") for _ in range(2)).apply_async(countdown=12).revoke()
     for name, customer in (("stamped", "7"), ("stays", "8")):
-        (task := signature(shop, "note", name)).stamp(customer=customer)
-        task.apply_async(countdown=12)
+        (flow := chain(signature(shop, "note", name), signature(shop, "note", f"after {name}"))).stamp(
+            customer=customer
+        )
+        flow.apply_async(countdown=12)
     shop.app.control.revoke_by_stamped_headers({"customer": ["7", "9"]})
     dead["of others, due before a worker comes"] = others.send("note", "of others", countdown=1)
     celery_rabbit_delay.cancel(shop.app, dead["of others, due before a worker comes"])
     for name, countdown, destination in (("not delayed", None, None), ("for some workers", 1, ["somebody@else"])):
         shop.app.control.revoke(shop.send("note", name, countdown=countdown), destination=destination)
     worker = shop.worker()
-    for name in ("stays", "not delayed", "for some workers"):
+    for name in ("after stays", "not delayed", "for some workers"):
         shop.wait_for(1, name)
 
     with suppress(AssertionError):
         wait_until(lambda: worker.output().count("Discarding revoked task") == len(dead) + 3, "all are discarded")
     discarded = re.findall(r"Discarding revoked task: \S+\[(\S+)\]", worker.output())
     assert [how for how, id_ in dead.items() if id_ not in discarded] == []
-    assert len(discarded) == len(dead) + 3, "with the group's two, and the one with a stamp"
-    assert len(shop.runs()) == 3
+    assert len(discarded) == len(dead) + 3, "with the group's two, and the chain with a stamp"
+    assert len(shop.runs()) == 4
+
+
+@pytest.mark.long
+def test_what_is_restored_runs_unless_it_was_discarded(make_shop: MakeShop) -> None:
+    shop = make_shop({**QUICK, "max_delay": 600})
+    worker = shop.worker()
+    gone, alone = (shop.send("note", name, countdown=delay) for name, delay in (("gone", 8), ("alone", 30)))
+    shop.app.control.revoke(alone)
+    celery_rabbit_delay.cancel(shop.app, gone)
+    wait_until(lambda: worker.has_discarded(gone), "one is discarded")
+    assert f"{gone} is not in the journal" in shop.delay("restore", alone, gone).out
+    wait_until(lambda: not {alone, gone} & {*shop.app.control.inspect(timeout=9).revoked()["w@localhost"]}, "it knows")
+    shop.wait_for(1, "alone")
+    assert not shop.runs("gone")
 
 
 def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(make_shop: MakeShop) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from celery_rabbit_delay import DelayError, Options, operate
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.receiving import known_to, learn
+from celery_rabbit_delay.amqp.receiving import known_to
 from celery_rabbit_delay.amqp.reschedule import move
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core.destination import Destination
@@ -190,23 +190,6 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
         wait_to_learn(source, lambda: known_to[source].changes.cancels("c"))
         assert list(moving) == []
         assert len(recorded(vhost, prefix="new")) == 1
-
-
-@pytest.mark.own_vhost
-@pytest.mark.parametrize("streams", [True, False])
-def test_a_workflow_that_is_cancelled_stays_cancelled_or_it_is_said(vhost: Vhost, streams: bool) -> None:
-    vhost.declare("q")
-    url = vhost.url("amqp")
-    with vhost.connection() as connection:
-        publish(connection, 100)
-    assert run(url, "cancel", "--workflow", "flow", "other").code == 0
-    moved = run(url, "migrate", *TO_NEW, *([] if streams else ["--to-no-streams"]))
-    assert (moved.code, moved.out) == (0, "1 moved, 0 left\n")
-    assert ("cancelled here, but not there, without streams: 2 workflows" in moved.err) is not streams
-    if streams:
-        with vhost.connection(**NEW) as connection:
-            learn(connection)
-            assert sorted(known_to[connection].changes.cancelled_workflows) == ["flow", "other"]
 
 
 @pytest.mark.levels

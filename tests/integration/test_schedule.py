@@ -639,57 +639,49 @@ def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
     assert run(url, "show").code == 2
 
 
-def test_workflows_are_cancelled_and_what_was_cancelled_is_restored_and_all_of_it_is_noted(
-    vhost: Vhost, make_app: MakeApp
-) -> None:
+def test_what_was_cancelled_is_restored_and_all_of_it_is_noted(vhost: Vhost, make_app: MakeApp) -> None:
     vhost.declare("celery", "q")
     app, url = make_app(options=RECORDED), vhost.url("amqp")
-    sent = {"first": {"root_id": "flow"}, "second": {"root_id": "flow", "group": "some"}, "other": {"root_id": "other"}}
+    sent = {"first": {"stamps": {"customer": ["7"]}}, "second": {"root_id": "flow", "group": "some"}, "other": {}}
     with vhost.connection(**RECORDED) as connection:
         for id_, headers in sent.items():
             more = {"task": "t", "id": id_, "x-delay": 100_000, **headers}
             connection.Producer().publish((), routing_key="q", headers=more)
     assert "root       flow\ngroup      some\n" in run(url, "show", "second").out
     assert "root" not in run(url, "show", "other").out
-    celery_rabbit_delay.cancel(app, "some", workflow=True)
-    assert ids(vhost) == ["first", "other"]
-    assert "1 id cancelled, with what waits of their workflows" in run(url, "cancel", "--workflow", "flow").out
+    celery_rabbit_delay.cancel(app, "first", "second")
+    app.control.revoke_by_stamped_headers({"customer": ["7"]})
     assert ids(vhost) == ["other"]
-    assert "state      cancelled with its workflow\n" in run(url, "show", "first").out
-    for wrong in (("--all",), ("a", "--json"), ()):
-        assert run(url, "cancel", "--workflow", *wrong).code == 2
     refused = run(url, "restore", "first", "some", "other")
     assert refused.code == 3
     assert refused.out.splitlines() == [
-        "first stays cancelled, with its workflow or by a stamp: restore the workflow by its id, see `show`",
+        "first stays cancelled by a stamp",
         "some is not in the journal: what still waits of it runs",
         "other waits",
         "3 ids restored",
     ]
-    celery_rabbit_delay.restore(app, "flow")
-    assert ids(vhost) == ["first", "second", "other"]
+    celery_rabbit_delay.restore(app, "second")
+    assert ids(vhost) == ["second", "other"]
     app.control.revoke("other")
-    app.control.revoke_by_stamped_headers({"customer": ["7"]})
     celery_rabbit_delay.cancel(app, uuid.UUID(int=5), "b", "c", "d")
-    celery_rabbit_delay.reschedule(app, "first", countdown=50, any_queue=True)
-    assert run(url, "run-now", "first", "second", "--any-queue").code == 0
+    celery_rabbit_delay.reschedule(app, "second", countdown=50, any_queue=True)
+    assert run(url, "run-now", "second", "third", "--any-queue").code == 3
     assert run(url, "orphans", "purge", "--yes").code == 0
     assert "0 cancelled" in run(url, "cancel", "--search", "nothing", "--yes").out
     found = [json.loads(line) for line in run(url, "history", "--json").out.splitlines()]
     moved = f"moved to {datetime.now(timezone.utc):%Y-%m-%d}"
     assert [(re.sub(r" [0-9:]+Z$", "", one["what"]), one["amount"], one["ids"]) for one in found] == [
-        (moved, 2, ["first", "second"]),
-        (moved, 1, ["first"]),
+        (moved, 1, ["second"]),
+        (moved, 1, ["second"]),
         ("cancelled", 4, [str(uuid.UUID(int=5)), "b", "c"]),
-        ("revoke_by_stamped_headers", 1, ["customer=['7']"]),
         ("revoke", 1, ["other"]),
-        ("restored", 1, ["flow"]),
+        ("restored", 1, ["second"]),
         ("restored", 3, ["first", "some", "other"]),
-        ("workflows cancelled", 1, ["flow"]),
-        ("workflows cancelled", 1, ["some"]),
+        ("revoke_by_stamped_headers", 1, ["customer=['7']"]),
+        ("cancelled", 2, ["first", "second"]),
     ]
     programs = [re.fullmatch(r"[^@]+@[^,]+(, .+\[\d+\], app shop)?", one["who"])[1] for one in found]  # type: ignore[index]
-    assert [bool(program) for program in programs] == [False, True, True, True, True, True, False, False, True]
+    assert [bool(program) for program in programs] == [False, True, True, True, True, False, True, True]
     lines = run(url, "history", "--limit", "3").out.splitlines()
     assert len(lines) == 3
     assert re.search(rf"Z  .*\], app shop  4 cancelled: {uuid.UUID(int=5)}, b, c, …$", lines[2])

@@ -55,19 +55,8 @@ _STAMPED = [
     record(5, stamps="red"),
     record(6),
 ]
-#: Of the workflow "flow": by its root, its parent, its group, its own id, sent later; and innocent ones.
-_FLOW = [
-    record(1, root_id="flow"),
-    record(2, root_id="other", parent_id="flow"),
-    record(3, root_id="id-3", group="flow"),
-    record(4, id_="flow"),
-    record(5, NOW + MINUTE, "", "", root_id="flow", **{headers.X_DELAY_SENT: str(Sent(SENT.at + 10**9, "here"))}),
-    record(6, root_id="flow-2", parent_id="f", group=5),
-    record(7, root_id="id-7"),
-    record(8, id_=UUID, root_id=UUID),
-]
-_WORKFLOW, _ID = [*changes.cancelled_workflows(["flow", UUID], SENT)], [*changes.cancelled([UUID, "id-1"], SENT)]
-_BACK = [*changes.restored(["flow", UUID], _EARLIER)]  # by a clock that is behind
+_TWO, _IDS = [record(1), record(2, id_=UUID)], [*changes.cancelled([UUID, "id-1"], SENT)]
+_BACK = [*changes.restored(["id-1", UUID], _EARLIER)]  # by a clock that is behind
 _COPIES = [record(number, id_="a") for number in (1, 2, 3, 4)]
 _KEYED = [record(number, key="k") for number in (1, 2, 3)]
 _SENT = [_sent(1, 0), _sent(2, 1), _sent(3, 1, "elsewhere"), _sent(4, 6_000_000, "elsewhere")]
@@ -117,15 +106,9 @@ CASES: dict[str, Case] = {
         [changes.cancelled_stamps({"batch": "red"}, at) for at in (SENT, _EARLIER)],
         {1: C, 2: W, 3: C, 4: W},
     ),
-    "with its workflow": Case(_FLOW, _WORKFLOW, {1: C, 2: C, 3: C, 4: C, 5: C, 6: W, 7: W, 8: C}),
-    "restored with its workflow": Case(
-        _FLOW, [*_WORKFLOW, *_ID, *_BACK], {1: C, 2: W, 3: W, 4: W, 5: W, 6: W, 7: W, 8: W}
-    ),
-    "restored, but not its workflow": Case(_FLOW[:1], [*_WORKFLOW, *_ID, *changes.restored(["id-1"], SENT)], {1: C}),
-    "cancelled again after it was restored": Case(
-        _FLOW, [*_WORKFLOW, *_BACK, *_WORKFLOW], {1: C, 2: C, 3: C, 4: C, 5: C, 6: W, 7: W, 8: C}
-    ),
-    "restored before it was cancelled": Case(_FLOW[7:], [*_BACK, *_ID], {8: C}),
+    "restored": Case(_TWO, [*_IDS, *_BACK], {1: W, 2: W}),
+    "cancelled again after it was restored": Case(_TWO, [*_IDS, *_BACK, *_IDS], {1: C, 2: C}),
+    "restored before it was cancelled": Case(_TWO, [*_BACK, *_IDS], {1: C, 2: C}),
     "replaced by a later one with its key": Case(_KEYED, _last(1, 2, 3), {1: R, 2: R, 3: W}),
     "of another key": Case([record(1, key="k"), record(2, key="l")], _last(1) + _last(2, key="l"), {1: W, 2: W}),
     "nothing was said of its key yet": Case(_KEYED, _last(1, 3), {1: R, 2: W, 3: W}),

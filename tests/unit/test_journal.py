@@ -90,7 +90,6 @@ def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], dat
         b'p["mail"]',
         b'p["mail", "now", "me", 1]',
         b'p["mail", NaN, "me", 1]',
-        b"w" + b"0" * 16 + b"5",
         b"b" + b"0" * 16 + b"{",
         b"k1",
         b"k12345678\xff",
@@ -312,24 +311,17 @@ def test_an_id_that_is_cancelled_once_more_is_told_once_more() -> None:
 def test_an_id_that_is_restored_is_told_and_cancelled_anew() -> None:
     known = Changes(time.time)
     for ids in (["id"], [UUID]):
-        for cancelled in (changes.cancelled, changes.cancelled_workflows):
-            for make, at in ((cancelled, 2), (changes.restored, 1), (cancelled, 1), (changes.restored, 9)):
-                assert [known.apply(message) for message in make(ids, Sent(at, "here"))] == [ids]
-                assert (known.cancelled_at(ids[0]) is None) is (make is changes.restored)
+        for make, at in ((changes.cancelled, 2), (changes.restored, 1), (changes.cancelled, 1), (changes.restored, 9)):
+            assert [known.apply(message) for message in make(ids, Sent(at, "here"))] == [ids]
+            assert (known.cancelled_at(ids[0]) is None) is (make is changes.restored)
     assert not known.has_cancelled
 
 
-def test_of_many_cancelled_workflows_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "KEPT", 3)
-    known = read(*(message for n in range(8) for message in changes.cancelled_workflows([str(n)], SENT)))
-    assert [known.cancels("", {"group": str(n)}) for n in range(8)] == [n >= 3 for n in range(8)]
-    assert known.has_forgotten
-    assert known.cancelled_workflows == list("34567")
-    assert read(*changes.cancelled_workflows(["x" * 256], SENT)).has_cancelled is False
-    for change in changes.restored(map(str, range(6, 8)), SENT):
-        known.apply(change)
-    assert known.workflows  # the others
-    assert known.cancelled_at("3")
+def test_an_id_that_is_empty_or_too_long_cancels_nothing() -> None:
+    known = read(*changes.cancelled(["", "x" * 256], SENT))
+    assert known.cancelled_at("") is None
+    assert not known.cancels("", {})
+    assert not known.cancels("x" * 256, {})
 
 
 @given(
@@ -371,7 +363,7 @@ def test_what_was_known_before_a_moment_leaves_out_what_was_cancelled_from_then_
 
 def test_it_is_known_whether_anything_was_cancelled() -> None:
     stamps = [changes.cancelled_stamps({"a": "1"}, SENT)]
-    for messages in (changes.cancelled(["id", UUID], SENT), changes.cancelled_workflows(["id"], SENT), stamps):
+    for messages in (changes.cancelled(["id", UUID], SENT), stamps):
         assert read(*messages).has_cancelled
     assert read(*stamps).stamps
 

@@ -15,7 +15,7 @@ import kombu
 import pytest
 from celery.utils.collections import LimitedSet
 
-from celery_rabbit_delay import NotPermitted, StreamUnavailable, upstream
+from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.follower import Follower
@@ -243,58 +243,20 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
     assert bool(read) is dropped
 
 
-@pytest.mark.parametrize(
-    ("headers", "discarded"),
-    [({"root_id": "w"}, True), ({"group": "w"}, True), ({"id": "w"}, True), ({"root_id": "v"}, False), ({}, False)],
-)
-def test_a_task_without_a_delay_is_discarded_by_workers_alone_and_with_its_workflow_alone(
-    headers: Any, discarded: bool
-) -> None:
-    client = Client()
-    connection, known = connected(client), receiving.known_to[client]
-    for change in [*changes.cancelled(["a"], sent_now()), *changes.cancelled_workflows(["w"], sent_now())]:
-        known.changes.apply(change)
-    revoked: list[str] = []
-    message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={}, body=b"")
-    other = SimpleNamespace(headers={"id": "a", **headers}, properties={}, body=b"")
-    assert not receiving.is_dropped(connection, message)
-    known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
-    assert not receiving.is_dropped(connection, message)
-    assert not receiving.is_dropped(connection, other)
-    assert revoked == [message.headers["id"]] * discarded
-    known.on_cancelled = lambda id_: False  # a program that reads all first
-    assert receiving.is_dropped(connection, message) is discarded
-    assert not connection.following.until  # nothing is read for it
-
-
-def test_a_worker_discards_what_it_holds_of_a_workflow_and_forgets_what_is_restored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def held(id_: str, **headers: str) -> Any:
-        request = SimpleNamespace(id=id_, request_dict=headers, body=b"", _apply_result=None)
-        request.revoked = lambda: discarded.append((id_, id_ in revoked))
-        return request
-
-    discarded: list[Any] = []
-    requests = [held("a", root_id="w"), held("b", root_id="v"), held("c", group="w"), held("w")]
-    revoked = LimitedSet(data=["c", "of statedb", "stays"])
-    monkeypatch.setattr(control, "state", SimpleNamespace(revoked=revoked, reserved_requests=requests))
-    monkeypatch.setattr(upstream, "waiting_requests", lambda state: state.reserved_requests)
+def test_celery_forgets_what_is_restored_also_what_statedb_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    revoked = LimitedSet(data=["of statedb", "stays"])
+    monkeypatch.setattr(control, "state", SimpleNamespace(revoked=revoked))
     known = control.WorkerChanges(time.time)
     for change in [
         *changes.cancelled(["of statedb", "stays"], sent_now()),
         *changes.restored(["of statedb"], sent_now()),
     ]:
         known.apply(change)
-    assert set(revoked) == {"c", "stays"}
+    assert set(revoked) == {"stays"}
     known.running = True
-    for change in [*changes.cancelled_workflows(["w"], sent_now()), changes.void(1, 2)]:
+    for change in [*changes.cancelled(["w"], sent_now()), *changes.restored(["w", "stays"], sent_now())]:
         known.apply(change)
-    assert discarded == [("a", True), ("c", True), ("w", True)]
-    assert set(revoked) == {"c", "stays", "w"}
-    for change in changes.restored(["w", "stays"], sent_now()):
-        known.apply(change)
-    assert set(revoked) == {"c"}
+    assert set(revoked) == set()
     assert not {"w", "stays"} & revoked.cancelled.keys()
 
 

@@ -17,8 +17,8 @@ from celery_rabbit_delay.core.text import counted, duration, span
 @pytest.mark.parametrize(
     ("amount", "what", "text"),
     [
-        (1, "workflows cancelled", "1 workflow cancelled"),
-        (2000, "workflows cancelled", "2,000 workflows cancelled"),
+        (1, "tasks cancelled", "1 task cancelled"),
+        (2000, "tasks cancelled", "2,000 tasks cancelled"),
         (1, "outboxes deleted", "1 outbox deleted"),
         (1, "queues", "1 queue"),
         (0, "tasks", "0 tasks"),

@@ -55,7 +55,7 @@ def away() -> kombu.Connection:
     raise OSError("the broker is away")
 
 
-def store(index: Index, *numbers: int, **more: str) -> None:
+def store(index: Index, *numbers: int, **more: Any) -> None:
     """Store a record for each number, with more headers. The task with a higher one is due later."""
     moment = time.time_ns() // 1_000_000
     records = []
@@ -643,56 +643,45 @@ def test_a_queue_is_paused_until_a_time_of_the_viewer(
     assert told == {"": [None], "2030-01-31T12:00": ["2030-01-31T11:00:00+00:00"]}.get(until, [])
 
 
-def test_a_workflow_is_cancelled_and_restored_from_one_of_its_tasks(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_are_cancelled_and_restored(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
     told: list[Any] = []
 
-    def cancel(connection: Any, ids: Any, copies: Any, by: str, workflow: bool) -> None:
+    def cancel(connection: Any, ids: Any, copies: Any, by: str) -> None:
         told.append((list(ids), copies, by))
-        say(changes.cancelled_workflows if workflow else changes.cancelled, ids)
+        say(changes.cancelled(ids, sent_now()))
 
     def restore(connection: Any, ids: Any, by: str) -> None:
         told.append((list(ids), by))
-        say(changes.restored, ids)
+        say(changes.restored(ids, sent_now()))
 
-    def say(make: Any, ids: Any) -> None:
-        messages = [StreamMessage("s", 9, message) for message in make(ids, sent_now())]
-        index.apply(messages, QueueNames(), utc_ms())
+    def say(messages: Any) -> None:
+        index.apply([StreamMessage("s", 9, message) for message in messages], QueueNames(), utc_ms())
 
     monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
     monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
     monkeypatch.setattr(schedule_, "cancel", cancel)
     monkeypatch.setattr(schedule_, "restore", restore)
-    store(index, 6, 8, root_id="root", group="group")
-    store(index, 7, group="group")
+    store(index, 6, 8, stamps={"customer": "7"})
+    store(index, 7)
     fields = {"token": re.findall(r'name="token" value="([^"]+)"', text(client.get("/")))[0]}
 
-    def post(path: str, *numbers: int, **more: str) -> str:
-        sent = {**fields, **more, "number": list(numbers)}
+    def post(path: str, *numbers: int) -> str:
+        sent = {**fields, "number": list(numbers)}
         return text(client.post(path, data=sent, environ_overrides={"REMOTE_USER": "ada"}, follow_redirects=True))
 
     def cancelled() -> set[str]:
         return set(re.findall(r'id="row-(\d+)"', text(client.get("/?state=cancelled"))))
 
-    assert "the workflow root" in text(client.get("/task/6"))
-    assert "the workflow group" in text(client.get("/task/7"))
-    assert "Cancel its workflow" not in text(client.get("/task/5"))
-    assert "2 workflows cancelled" in post("/cancel", 6, 7, workflow="")
-    assert told.pop() == (["root", "group"], [], "ada")
+    assert "2 cancelled" in post("/cancel", 6, 7)
+    assert told.pop() == (["my-id-6", "my-id-7"], [], "ada")
+    assert cancelled() == {"6", "7"}
+    say([changes.cancelled_stamps({"customer": "7"}, sent_now())])
     assert cancelled() == {"6", "7", "8"}
-    assert "Restore its workflow" in text(client.get("/task/6"))
-    assert "my-id-6 stays cancelled, with its workflow or by a stamp" in post("/restore", 6)
-    assert "1 of the selected tasks is not cancelled" in post("/restore", 5, 7, workflow="")
+    assert "my-id-6 stays cancelled by a stamp" in post("/restore", 6)
+    assert "1 of the selected tasks is not cancelled" in post("/restore", 5, 7)
+    assert told[-1] == (["my-id-7"], "ada")
     assert cancelled() == {"6", "8"}
-    assert "2 workflows restored" in post("/restore", 8, workflow="")
-    assert told[-1] == (["root", "group"], "ada")
-    assert cancelled() == set()
-    assert "1 cancelled" in post("/cancel", 5)
-    assert cancelled() == {"5"}
-    assert "1 restored" in post("/restore", 5)
-    assert cancelled() == set()
 
 
 def test_all_that_match_can_be_changed_at_once(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -710,7 +699,7 @@ def test_all_that_match_can_be_changed_at_once(client: Any, tmp_path: Path, monk
     [chosen] = re.findall(r'name="matching" value="([^"]*)" data-amount="61"', page)
     fields = {"token": re.findall(r'name="token" value="([^"]+)"', page)[0], "matching": unescape(chosen)}
     client.post("/cancel", data=fields, environ_overrides={"REMOTE_USER": "ada"})
-    assert asked == [([5, *range(11, 130, 2)], "ada", False)]
+    assert asked == [([5, *range(11, 130, 2)], "ada")]
     monkeypatch.setattr(search, "MOST", 100)
     refused = client.post("/cancel", data={**fields, "matching": ""})
     assert refused.status_code == 400
