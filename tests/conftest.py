@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from celery_rabbit_delay.amqp import declare, routes
-from tests.kit.broker import QUICK, Broker, Vhost
+from tests.kit.broker import Broker, Vhost
 from tests.kit.quiet import taking_turns
 from tests.kit.shared_node import shared_node
 from tests.kit.shared_vhost import SharedVhost, assert_no_orphans
@@ -52,13 +52,6 @@ def process(monkeypatch: pytest.MonkeyPatch) -> routes.Process:
     """Let each test begin as a new process that knows of no outbox; return what it knows."""
     monkeypatch.setattr(routes, "process", new := routes.Process())
     return new
-
-
-@pytest.fixture(autouse=True)
-def levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the messages of a test marked `levels` pass these, also where RabbitMQ would hold them until they are due."""
-    if request.node.get_closest_marker("levels"):
-        monkeypatch.setitem(QUICK, "delivery_time", False)
 
 
 def assert_no_connections(vhost: Vhost) -> None:

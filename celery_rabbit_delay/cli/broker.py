@@ -31,7 +31,7 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     with target.connected() as connection:
         wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
         _show_way(connection)
-        wanted = operate.cascades(connection, ahead=_creates_ahead(target, connection))
+        wanted = operate.cascades(connection)
         if connection.transport.delay_options.cascade not in wanted and not operate.is_by_time(connection):
             click.echo("where RabbitMQ turns out not to hold messages until they are due, `setup` creates levels too")
     if not all(finding.on_demand for finding in wrong):
@@ -44,8 +44,7 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     "--prune",
     is_flag=True,
     help="Also delete empty outboxes whose queue, exchange or binding is gone, and those with a delay that nothing was "
-    "led to in the last hour, which takes a user with the tag monitoring; and empty levels where RabbitMQ holds "
-    "messages itself, with --broker only with --delivery-time. Needs --management-url, takes 12 s.",
+    "led to in the last hour, which takes a user with the tag monitoring. Needs --management-url, takes 12 s.",
 )
 @management_option
 @pass_target
@@ -75,9 +74,6 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
             click.echo(f"{counted(len(useless), 'outboxes')} deleted, because they led nowhere")
             click.echo(f"{counted(len(idle), 'outboxes')} deleted, because nothing was led there in the last hour")
             tell("outboxes deleted", len(useless) + len(idle), [*useless, *idle])
-            if levels := operate.prune_levels(connection, management, ahead):
-                tell("levels deleted", levels)
-                click.echo(f"{counted(levels, 'levels')} deleted, because RabbitMQ holds messages itself")
 
 
 def _show_way(connection: kombu.Connection) -> None:

@@ -83,7 +83,7 @@ def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
         click.option(
             f"--{to}delivery-time/--{to}no-delivery-time",
             default=None,
-            help="Let RabbitMQ hold messages until they are due, or not (default: where it is newer than 4.3 and can).",
+            help="Let RabbitMQ 4.4 hold messages until they are due, or not (default: not).",
         ),
     )
 

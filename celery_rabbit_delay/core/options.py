@@ -35,7 +35,7 @@ _LONGEST_TIMEOUT = 24 * 3600
 TEN_YEARS = 10.0 * YEAR
 
 #: The first release of RabbitMQ whose quorum queues may hold messages until a delivery time (rabbitmq-server #16583).
-_HOLDS_MESSAGES = (4, 4)
+HOLDS_MESSAGES = (4, 4)
 
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
@@ -90,9 +90,8 @@ class Options:
     streams: bool = True
     #: Let retries that wait carry the error of their last try, shortened, which lists show.
     retry_errors: bool = True
-    #: Let RabbitMQ hold each message until it is due, without levels, where its quorum queues can: None asks releases
-    #: after 4.3, True also earlier ones, such as development versions of the next, False asks none.
-    delivery_time: bool | None = None
+    #: Let RabbitMQ 4.4 hold each message until it is due, without levels. Tried on a branch of it, not on the release.
+    delivery_time: bool = False
     #: The time zone of a naive `eta`: a name, or "local". `install` uses the app's; without an app it is UTC.
     timezone: tzinfo | str | None = None
 
@@ -125,11 +124,9 @@ class Options:
         self._check_outboxes()
         if self.declare not in get_args(Declare):
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(get_args(Declare))}")
-        for name in ("hand_on", "streams", "retry_errors"):
+        for name in ("hand_on", "streams", "retry_errors", "delivery_time"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
-        if self.delivery_time is not None and not isinstance(self.delivery_time, bool):
-            raise InvalidOption(f"delivery_time={self.delivery_time!r}: use None, True or False")
         seconds = self.confirm_timeout
         if seconds is not None and not (_is_number(seconds) and 0 < seconds <= _LONGEST_TIMEOUT):
             raise InvalidOption(f"confirm_timeout={seconds!r}: use seconds, above 0 up to a day, or None for no limit")
@@ -225,13 +222,9 @@ class Options:
         mixed = not (4, 0) <= version < (4, 3)
         return self.cascade if mixed or (priority or 0) <= MAX_NORMAL_PRIORITY else self.high_cascade
 
-    def may_hold_messages(self, version: tuple[int, ...]) -> bool:
-        """Return whether quorum queues of a version may hold messages: a development version may call itself older."""
-        return version >= _HOLDS_MESSAGES or bool(self.delivery_time)
-
     def may_use_delivery_time(self, version: tuple[int, ...]) -> bool:
         """Return whether RabbitMQ of a version is to be asked whether it holds messages until they are due."""
-        return self.declare == "auto" and self.delivery_time is not False and self.may_hold_messages(version)
+        return self.delivery_time and self.declare == "auto" and version >= HOLDS_MESSAGES
 
     def cascades(self, priorities: bool) -> list[Cascade]:
         """Return the normal cascade, and with `priorities` the one for priorities above 4."""

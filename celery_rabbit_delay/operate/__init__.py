@@ -13,7 +13,7 @@ from .leaving import Revivable, revivable
 from .management import Management, Snapshot
 from .migrate import is_same, migrate
 from .orphans import Orphan, are_for, orphans, purge, remove, replay
-from .pruning import prune, prune_levels
+from .pruning import prune
 from .setup import setup, teardown, wanted
 from .status import Recorded, Status, recorded, status
 from .verify import Finding, can_try_out, compare, try_out

@@ -15,7 +15,7 @@ from ..amqp.confirms import ConfirmedChannel
 from ..core import streams
 from ..core.destination import Address, Destination
 from ..core.errors import CascadeMissing
-from ..core.options import TEN_YEARS, Options
+from ..core.options import HOLDS_MESSAGES, TEN_YEARS, Options
 from ..core.parts import Binding, Queue
 from ..core.topology import Cascade
 from .management import Management, Snapshot
@@ -24,12 +24,12 @@ from .management import Management, Snapshot
 _ANY = Destination("", ("any",))
 
 
-def cascades(connection: kombu.Connection, priorities: bool = False, ahead: bool = False) -> list[Cascade]:
+def cascades(connection: kombu.Connection, priorities: bool = False) -> list[Cascade]:
     """Return the cascade for normal messages, and with `priorities`, or if it exists, that for priorities above 4.
 
     Their levels are those of the options. A cascade `by_time` that exists is the last one. It is the only one if no
-    levels exist, also where publishers would begin with it. For publishers that create nothing, and so cannot find out
-    whether RabbitMQ holds messages, there are both: with `declare="passive"`, and with `ahead`.
+    levels exist, also where publishers would begin with it. With `declare="passive"` there are both, for such a
+    publisher cannot find out whether RabbitMQ holds messages.
     """
     options: Options = connection.transport.delay_options
     found = options.cascades(priorities or _exists(connection, options.high_cascade))
@@ -37,9 +37,9 @@ def cascades(connection: kombu.Connection, priorities: bool = False, ahead: bool
     if not by_time and not options.may_use_delivery_time(connection.connection.server_version):
         return found
     both = [*found, options.by_time_cascade]
-    if options.declare == "passive" or (ahead and options.delivery_time is None):
+    if options.declare == "passive":
         return both
-    if options.delivery_time is False or _queue_exists(connection, options.cascade.levels[0].queue):
+    if not options.delivery_time or _queue_exists(connection, options.cascade.levels[0].queue):
         return both if by_time else found
     return both[1:]
 
@@ -47,7 +47,7 @@ def cascades(connection: kombu.Connection, priorities: bool = False, ahead: bool
 def is_by_time(connection: kombu.Connection) -> bool:
     """Return whether a cascade `by_time` exists, as far as this user may see it."""
     options: Options = connection.transport.delay_options
-    if not options.may_hold_messages(connection.connection.server_version):
+    if connection.connection.server_version < HOLDS_MESSAGES:
         return False  # RabbitMQ would log an error
     with suppress(AccessRefused):
         return declare.exchange_exists(connection.default_channel, options.by_time_cascade.marker)

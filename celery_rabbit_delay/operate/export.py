@@ -84,5 +84,5 @@ FORMATS: dict[str, Callable[[Topology, str], str]] = {"definitions": definitions
 def export(connection: kombu.Connection, kind: str, priorities: bool) -> str:
     """Return what `setup` creates, except for what leads to queues of an app, in one of `FORMATS`."""
     options: Options = connection.transport.delay_options
-    topology = Topology.of(options.ahead(priorities), (), options.wanted_streams)
+    topology = Topology.of(options.cascades(priorities), (), options.wanted_streams)
     return FORMATS[kind](topology, connection.virtual_host or "/")

@@ -10,15 +10,10 @@ from typing import Any
 import kombu
 
 from ..amqp import declare
-from ..amqp.confirms import ConfirmedChannel
-from ..amqp.create import create_cascade
 from ..core.destination import Destination, decode
-from ..core.options import Options
 from ..core.parts import Binding
-from ..core.routing_key import entry_pattern
 from ..core.topology import Cascade
-from .cascades import Outbox, holds_messages, longest, outbox_named, with_longer_levels
-from .held_up import unsettled
+from .cascades import Outbox, longest, outbox_named
 from .management import Management, Rows, Snapshot
 
 #: Seconds after which the counts of the management API, which are five late, show what was on its way.
@@ -70,48 +65,12 @@ def prune(
         return sorted(useless), sorted(idle)
 
 
-def prune_levels(connection: kombu.Connection, management: Management, ahead: bool = False) -> int:
-    """Delete all levels if they are empty, where RabbitMQ holds messages itself; return their number.
-
-    Not with `ahead`, as in `cascades`: who creates nothing needs them. Nothing is lost: what another publisher still
-    sends to levels meanwhile returns to it, and makes it create them again. Raises `NotPermitted`.
-    """
-    options: Options = connection.transport.delay_options
-    if (ahead and options.delivery_time is None) or not holds_messages(connection):
-        return 0
-    cascade = with_longer_levels(connection, options.cascade)
-    channel = connection.default_channel
-    with declare.translate_errors(cascade):
-        rows = management.queues()
-        levels = [level for level in reversed(cascade.levels) if level.queue in rows]
-        if not levels or any(_holds_some(rows[level.queue]) for level in levels):
-            return 0
-        delete_markers(connection)
-        for level in levels:
-            channel.queue_unbind(level.queue, cascade.behind_ingest, entry_pattern(level))
-        wait_for_counts()
-        after = management.snapshot()
-        names = {level.queue for level in levels}
-        are_led_to = any(b.source == cascade.behind_ingest and b.destination in names for b in after.bindings)
-        if are_led_to or any(_holds_some(after.queues.get(level.queue, {})) for level in levels):
-            create_cascade(ConfirmedChannel(connection.connection), cascade)
-            return 0
-        for level in levels:
-            channel.queue_delete(level.queue)
-            channel.exchange_delete(level.done)
-    return len(levels)
-
-
 def delete_markers(connection: kombu.Connection) -> None:
     """Delete what shows that levels exist, of processes with any `max_delay`. To delete what is missing is no error."""
     with declare.translate_errors(connection.transport.delay_options.cascade):
         for cascade in connection.transport.delay_options.cascades(priorities=True):
             for powers in range(1, longest(cascade).powers + 1):
                 connection.default_channel.exchange_delete(replace(cascade, powers=powers).marker)
-
-
-def _holds_some(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("messages") or unsettled(row))
 
 
 def _keep_messages_of_lost_fanouts(

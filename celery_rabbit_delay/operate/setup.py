@@ -42,13 +42,13 @@ def wanted(
     """Return the cascades that `setup` is to create: without levels, where RabbitMQ is found to hold messages.
 
     To find out, this creates the cascade `by_time`, but only on a RabbitMQ that may hold them. `ahead` is as in
-    `cascades`. With the management API, raise `LimitReached` if the virtual host has no room for all.
+    `setup`. With the management API, raise `LimitReached` if the virtual host has no room for all.
     """
     options: Options = connection.transport.delay_options
-    planned, destinations = cascades(connection, priorities, ahead), list(destinations)
+    planned, destinations = cascades(connection, priorities), list(destinations)
     _require_room(management, options, planned, destinations, ahead)
     chosen, _ = choose(ConfirmedChannel(connection.connection), options, options.cascade)
-    found = cascades(connection, priorities, ahead)
+    found = cascades(connection, priorities)
     if chosen not in found:
         found = [chosen, *found]
     if not set(found) <= set(planned):  # RabbitMQ does not hold messages

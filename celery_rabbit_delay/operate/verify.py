@@ -61,17 +61,16 @@ def compare(
     """Return the state of each part of the cascades that the options ask for, and of the known outboxes that exist.
 
     With `on_demand`, parts that publishers create on demand, or do without, are not reported as missing; otherwise
-    streams are, and what `setup` creates `ahead`: the outboxes of the option, and levels also where RabbitMQ may hold
-    messages. Only a snapshot of the management API shows bindings, and policies that change queues. Changes nothing.
+    streams are, and the outboxes of the option, which `setup` creates `ahead`. Only a snapshot of the management API
+    shows bindings, and policies that change queues. Changes nothing.
     """
     options: Options = connection.transport.delay_options
     passive, ahead = options.declare == "passive", ahead and not on_demand
-    needed = cascades(connection, priorities)
-    wanted = cascades(connection, priorities, ahead) if ahead else needed
+    wanted = cascades(connection, priorities)
     beside = _existing_streams(connection)
     missing = [stream for stream in options.wanted_streams if stream not in beside] if passive or not on_demand else []
     topology = _expected(connection, wanted, list(destinations), [*beside, *missing], snapshot, ahead)
-    later = set() if passive else {stream.name for stream in missing} | _names(wanted) - _names(needed)
+    later = set() if passive else {stream.name for stream in missing}
     found = list(_parts(connection.default_channel, topology, later))
     if snapshot:
         # One binding to a stream is enough: publishers create others when they need them.
@@ -159,12 +158,6 @@ def _bindings(
             yield Finding("binding", _name(binding), "missing", _LATER, on_demand=True)
         elif (binding.destination, binding.routing_key) not in optional & has_one:
             yield Finding("binding", _name(binding), "missing")
-
-
-def _names(cascades: Iterable[Cascade]) -> set[str]:
-    """Return the names of all exchanges and queues of some cascades."""
-    topology = Topology.of(cascades)
-    return {*topology.exchanges, *topology.queues}
 
 
 def _name(binding: Binding) -> str:

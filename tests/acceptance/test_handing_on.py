@@ -229,7 +229,6 @@ def test_a_permission_to_bind_but_not_to_publish_is_no_reason_to_stop(make_shop:
     assert "Traceback" not in worker.output()
 
 
-@pytest.mark.levels
 @pytest.mark.long
 def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
@@ -244,7 +243,6 @@ def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) ->
     wait_until(lambda: len(shop.runs("delayed")) >= 20, "all ran")
 
 
-@pytest.mark.levels
 @pytest.mark.long
 @pytest.mark.parametrize("declare", ["auto", "passive"])
 def test_without_an_outbox_that_somebody_deleted_tasks_are_handed_on_all_the_same(

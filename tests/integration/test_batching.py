@@ -164,7 +164,6 @@ def test_a_connection_lost_in_a_batch_is_made_again(vhost: Vhost, make_app: Make
     assert arrived == set(range(-1, 20))
 
 
-@pytest.mark.levels
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
     def take_all() -> None:
         """Take each task, some twice: RabbitMQ may close the channel before it has confirmed what it has stored."""

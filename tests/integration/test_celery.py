@@ -65,7 +65,6 @@ ETAS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.levels
 def test_an_eta_of_any_kind_means_the_same_moment(
     vhost: Vhost, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,7 +95,6 @@ def ticks_of(message: Any) -> int:
     return sum(1 << power for power in levels) + sum(address.delay for address in addresses) // 10
 
 
-@pytest.mark.levels
 @pytest.mark.parametrize("conf", [{}, {"timezone": "Europe/Berlin"}, {"enable_utc": False}])
 def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf: Any) -> None:
     app = make_app(**conf)
@@ -151,7 +149,6 @@ def test_a_task_for_a_queue_that_does_not_exist_is_an_error_unless_celery_create
     assert "missing" not in vhost.names("queues")
 
 
-@pytest.mark.levels
 @pytest.mark.parametrize(
     ("options", "exchange", "key", "queue", "addresses"),
     [

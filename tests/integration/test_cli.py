@@ -62,7 +62,6 @@ def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
         connection.default_channel.exchange_unbind(binding.destination, binding.source, binding.routing_key)
 
 
-@pytest.mark.levels
 @pytest.mark.own_vhost
 def test_plan_says_what_setup_then_creates_both_may_be_repeated_and_verify_finds_nothing_wrong(vhost: Vhost) -> None:
     url = vhost.url("amqp")
@@ -182,7 +181,6 @@ def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_pr
     assert dropping == ["@.=news+"]
 
 
-@pytest.mark.levels
 @pytest.mark.own_vhost
 def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     url = vhost.url("amqp")
@@ -260,7 +258,6 @@ def test_a_policy_of_their_own_keeps_others_away_from_the_levels(vhost: Vhost) -
     assert found.code == 0, found.out + found.err
 
 
-@pytest.mark.levels
 @pytest.mark.own_vhost
 def test_status_counts_what_waits(vhost: Vhost) -> None:
     vhost.declare("q")
@@ -369,7 +366,6 @@ def test_an_orphan_whose_exchange_is_gone_stays_and_those_behind_it_go_on(vhost:
     assert message.payload == 2
 
 
-@pytest.mark.levels
 def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
     vhost.declare("q")
     vhost.publish("q", 0.01)
@@ -387,7 +383,6 @@ def test_status_warns_of_a_blocked_level(vhost: Vhost) -> None:
     assert f"{level.queue} may be blocked; run `verify`" in asked.out
 
 
-@pytest.mark.levels
 def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(vhost: Vhost) -> None:
     vhost.declare("q")
     vhost.publish("q", 0.01)

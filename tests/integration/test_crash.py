@@ -23,9 +23,7 @@ DELAY = 8  # seconds, one level
 def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early(outboxes: tuple[float, ...]) -> None:
     with Node(advanced=dead_letters_again(10)) as node:  # for what is due before the bindings are back
         url = node.url().replace("amqp", "rabbit-delay")
-        options = {
-            "rabbit_delay": {"tick": 1, "max_delay": 15, "slack": 0, "outboxes": outboxes, "delivery_time": False}
-        }
+        options = {"rabbit_delay": {"tick": 1, "max_delay": 15, "slack": 0, "outboxes": outboxes}}
         with kombu.Connection(url, transport_options=options) as connection:
             kombu.Queue("q")(connection.default_channel).declare()
             lead(connection, "q", delays=outboxes)

@@ -24,8 +24,6 @@ from tests.kit.wait import wait_until
 
 Q = Destination("", ("q",))
 
-pytestmark = pytest.mark.levels
-
 
 @pytest.fixture
 def q(vhost: Vhost) -> str:

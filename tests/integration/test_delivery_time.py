@@ -16,6 +16,7 @@ from amqp import Message
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import create
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
+from celery_rabbit_delay.core import options as options_
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
 from celery_rabbit_delay.core.streams import YEAR
 from celery_rabbit_delay.operate.management import Management
@@ -27,7 +28,6 @@ from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 
-#: Asks also a development version that calls itself 4.3.
 OPTIONS: dict[str, Any] = {"delivery_time": True}
 
 
@@ -202,8 +202,6 @@ def test_a_publisher_that_creates_nothing_uses_levels_which_setup_creates_for_it
     levels = re.findall(r"^missing +(?:queue|exchange) +\S+\.delay\.", planned.out, re.M)
     assert (planned.code, len(levels)) == (3, 2 * 14), planned.out
     assert "14 levels exist" in command("setup").out
-    pruned = command("setup", "--prune")
-    assert (pruned.code, "levels deleted" in pruned.out) == (0, False)
     assert command("plan").code == 0
     with holding.connection(**OPTIONS, declare="passive") as connection:
         assert not waits_by_time(connection)
@@ -212,23 +210,17 @@ def test_a_publisher_that_creates_nothing_uses_levels_which_setup_creates_for_it
         assert late >= 0
 
 
-def test_a_broker_without_it_is_noticed_and_messages_pass_levels(vhost: Vhost) -> None:
+def test_a_broker_without_it_is_noticed_and_messages_pass_levels(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     if vhost.broker.holds_messages:
         pytest.skip("the quorum queues of this RabbitMQ hold messages until a delivery time")
+    monkeypatch.setattr(options_, "HOLDS_MESSAGES", (3, 10))
     vhost.declare("q")
-
-    def command(*arguments: str) -> str:
-        return run(vhost.url("amqp"), "--delivery-time", *arguments, *management(vhost)).out
-
-    for shown in (command("setup"), command("plan"), pruned := command("setup", "--prune")):
-        assert "RabbitMQ does not show that it holds messages until they are due: they pass levels" in shown
-    assert "levels deleted" not in pruned
-    assert len([name for name in vhost.names("queues") if ".delay." in name]) == 14
     with vhost.connection(**OPTIONS) as connection:
         assert not waits_by_time(connection)
         publish(connection, 0.3)
         [(_, late)] = arrivals(connection, "q", 1)
         assert late >= 0
+    assert len([name for name in vhost.names("queues") if ".delay." in name]) == 14
 
 
 @pytest.mark.parametrize("how", ["consumed", "fetched"])
@@ -293,23 +285,6 @@ def test_what_waits_in_a_cluster_comes_on_time_without_one_node() -> None:
         assert all(late >= 0 for _, late in found)
 
 
-def purge(vhost: Vhost) -> None:
-    """Wait until the levels are empty, for the management API as well."""
-    for name in vhost.names("queues"):
-        if ".delay." in name:
-            vhost.broker.api("DELETE", f"/queues/{vhost.name}/{name}/contents")
-    wait_until(
-        lambda: (
-            not any(
-                row.get("messages")
-                for row in vhost.broker.api("GET", f"/queues/{vhost.name}?columns=name,messages")
-                if ".delay." in row["name"]
-            )
-        ),
-        "the levels are empty",
-    )
-
-
 def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
     holding.declare("q")
     url, own = holding.url("amqp"), ("--tick", "0.01", "--max-delay", "120", "--delivery-time", "--queue", "q")
@@ -343,14 +318,6 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
     assert "3 messages wait" in refused.err
     with holding.connection(delivery_time=False) as connection:
         publish(connection, 2.003)
-        assert len([name for name in holding.names("queues") if ".delay." in name]) == 14
-        publish(connection, 30.003)
-        assert "levels deleted" not in command("setup", "--prune", *management(holding)).out
-        purge(holding)
-        pruned = command("setup", "--prune", *management(holding)).out
-        assert "14 levels deleted, because RabbitMQ holds messages itself" in pruned
-        assert not [name for name in holding.names("queues") if ".delay." in name]
-        publish(connection, 0.03)
         assert len([name for name in holding.names("queues") if ".delay." in name]) == 14
     assert command("teardown", "--yes", "--delete-messages", *management(holding)).code == 0
     assert holding.names("queues") == ["q"]

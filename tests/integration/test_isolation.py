@@ -27,7 +27,6 @@ SLOW = {"x-delay": 15_000}
 REPLY = "reply-550e8400-e29b-41d4-a716-446655440000"
 
 
-@pytest.mark.levels
 @pytest.mark.long
 @pytest.mark.own_vhost
 def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhost: Vhost) -> None:
@@ -84,7 +83,7 @@ def stuck(vhost: Vhost) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("kind", "outboxes"),
-    [("classic", ()), pytest.param("quorum", (0.2,), marks=pytest.mark.levels)],
+    [("classic", ()), ("quorum", (0.2,))],
     ids=["in general", "through outboxes that delay"],
 )
 def test_a_queue_that_is_full_stops_only_its_own_messages(vhost: Vhost, kind: str, outboxes: tuple[float, ...]) -> None:
@@ -106,7 +105,6 @@ def test_a_queue_that_is_full_stops_only_its_own_messages(vhost: Vhost, kind: st
             wait_until(lambda: stuck(vhost) == {outbox: rest}, "they are stuck where they waited")
 
 
-@pytest.mark.levels
 @pytest.mark.leaves_orphans
 @pytest.mark.parametrize("how", ["missing", "unbound", "moved to another exchange"])
 def test_a_destination_that_is_gone_stops_only_its_own_messages_in_outboxes_that_delay(vhost: Vhost, how: str) -> None:
@@ -169,7 +167,6 @@ def test_a_key_that_somebody_made_up_blocks_no_level(vhost: Vhost, forged_key: s
         assert len(take(connection, "q", 6)) == 6
 
 
-@pytest.mark.levels
 @pytest.mark.leaves_orphans
 def test_an_address_that_somebody_made_up_blocks_no_outbox(vhost: Vhost) -> None:
     """What an outbox hands on without the address of a destination becomes an orphan."""

@@ -167,7 +167,7 @@ def test_a_passive_publisher_sends_without_a_record_and_warns_once(
     vhost: Vhost, caplog: pytest.LogCaptureFixture
 ) -> None:
     vhost.declare("q")
-    with vhost.connection(delivery_time=False) as connection:  # a passive one needs levels
+    with vhost.connection() as connection:
         publish(connection, 0.1)
     with vhost.connection(journal=0, declare="passive") as connection, caplog.at_level(logging.WARNING):
         for _ in range(3):

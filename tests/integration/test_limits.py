@@ -52,7 +52,6 @@ def test_setup_that_can_see_the_limit_creates_nothing_if_there_is_no_room_for_al
     assert len(vhost.names("queues")) == int(found[2])
 
 
-@pytest.mark.levels
 def test_where_a_limit_leaves_no_room_for_outboxes_every_delay_is_still_sent(
     vhost: Vhost, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -192,7 +192,6 @@ def test_what_is_cancelled_while_others_are_moved_does_not_move(vhost: Vhost) ->
         assert len(recorded(vhost, prefix="new")) == 1
 
 
-@pytest.mark.levels
 @pytest.mark.long
 @pytest.mark.own_vhost
 def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
@@ -212,7 +211,6 @@ def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
     assert run(url, "teardown", "--yes").out == "there is no such cascade\n"
 
 
-@pytest.mark.levels
 @pytest.mark.more
 def test_longer_levels_that_others_added_are_seen_moved_and_removed(vhost: Vhost) -> None:
     vhost.declare("q")
@@ -240,7 +238,6 @@ def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
     assert sum(vhost.waiting().values()) == 1
 
 
-@pytest.mark.levels
 @pytest.mark.leaves_orphans
 def test_teardown_refuses_while_messages_are_held(vhost: Vhost) -> None:
     make_orphans(vhost, 1)
@@ -261,7 +258,6 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost) -> None:
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 
-@pytest.mark.levels
 def test_teardown_drops_any_number_of_cancelled_messages_and_holds_few_others(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +274,6 @@ def test_teardown_drops_any_number_of_cancelled_messages_and_holds_few_others(
         assert operate.teardown(connection, [Q]).dropped == 3
 
 
-@pytest.mark.levels
 @pytest.mark.more
 def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> None:
     vhost.declare("q")
@@ -297,7 +292,6 @@ def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> Non
     assert vhost.names("queues") == ["q"]
 
 
-@pytest.mark.levels
 @pytest.mark.long
 def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
     vhost.declare("full", arguments=REFUSING)
@@ -316,7 +310,6 @@ def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> No
     assert vhost.names("queues") == ["full"]
 
 
-@pytest.mark.levels
 @pytest.mark.parametrize("known", ["by --queue", "to the management API"])
 def test_teardown_refuses_while_a_message_waits_in_an_outbox(vhost: Vhost, known: str) -> None:
     vhost.declare("q")

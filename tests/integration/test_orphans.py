@@ -71,7 +71,6 @@ def without_delay(outbox: str) -> str:
     return re.sub(r".*\.out\.(\d+m?s\.)?", "", outbox)
 
 
-@pytest.mark.levels
 def test_outboxes_of_what_is_gone_are_deleted_when_they_are_empty(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +151,6 @@ def led_into_nothing(vhost: Vhost, connection: kombu.Connection, delay: float, a
     wait_until(lambda: vhost.count(vhost.cascade.orphans) == amount, "they are orphans")
 
 
-@pytest.mark.levels
 @pytest.mark.parametrize("declared", ["auto", pytest.param("passive", marks=pytest.mark.more)])
 @pytest.mark.parametrize("by", ["the command", "a worker"])
 def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
@@ -197,7 +195,6 @@ def test_orphans_tell_why_they_would_not_be_replayed_and_stay_as_they_are(vhost:
     assert vhost.count("gone") == 0
 
 
-@pytest.mark.levels
 def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
@@ -237,7 +234,6 @@ def test_an_odd_due_time_of_an_orphan_stops_no_other(vhost: Vhost) -> None:
         assert len(take(connection, "q", 2)) == 2
 
 
-@pytest.mark.levels
 @pytest.mark.long
 def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from tests.kit.frames import frames, routing_keys
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
 
-pytestmark = [pytest.mark.shared_vhost, pytest.mark.levels]
+pytestmark = pytest.mark.shared_vhost
 
 #: Outboxes of 0.03 to 1.1 s, for ticks of 10 ms.
 SHORT: dict[str, Any] = {"outboxes": [0.03, 0.07, 0.25, 0.61, 1.1], "max_delay": 20}

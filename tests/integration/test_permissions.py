@@ -85,7 +85,7 @@ def test_an_operator_needs_no_more_than_its_row(vhost: Vhost) -> None:
     assert run(url, "--queue", "gone", "orphans", "replay").code == 0
     vhost.take("gone", 1)
     assert "0 removed" in run(url, "orphans", "purge", "--yes").out
-    with vhost.connection(delivery_time=False) as connection:  # `teardown` finds out that they are void
+    with vhost.connection() as connection:
         publish(connection, 60)
         publish(connection, 100)
     moved = run(url, "--queue", "q", "migrate", "--to-prefix", "celery-rabbit-delay.new")

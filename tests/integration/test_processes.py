@@ -85,7 +85,6 @@ def test_who_waits_for_another_thread_waits_no_longer_than_the_limit(vhost: Vhos
         publish(connection, 1)
 
 
-@pytest.mark.levels
 @pytest.mark.parametrize(
     "before", [True, pytest.param(False, marks=pytest.mark.own_vhost)], ids=["connected before", "not connected before"]
 )
@@ -109,7 +108,6 @@ def test_forked_children_publish_beside_their_parent(vhost: Vhost, make_app: Mak
     assert f"{vhost.cascade.root}.out.1s.+celery" in vhost.names("queues")
 
 
-@pytest.mark.levels
 @pytest.mark.own_vhost
 def test_an_outbox_that_several_processes_create_at_once_holds_up_nothing(vhost: Vhost) -> None:
     """Before 4.1, RabbitMQ tells the others that it exists before it has its TTL."""

@@ -11,7 +11,7 @@ import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay.amqp.transport import Channel
-from tests.kit.broker import Vhost, waits_by_time
+from tests.kit.broker import Vhost
 
 from .conftest import MakeApp
 
@@ -21,9 +21,6 @@ PACKAGE = str(Path(celery_rabbit_delay.__file__).parent)
 #: The functions of the package on the way of a warm task that is recorded, the files that they are in, and the lines
 #: that are run. Lower them with what the way loses. To inline a function wins nothing: its lines stay.
 MOST = 69, 17, 262
-
-#: The same where RabbitMQ holds messages until they are due.
-MOST_BY_TIME = 71, 19, 247
 
 
 class Way:
@@ -73,8 +70,7 @@ def test_a_warm_task_that_is_recorded_passes_few_functions_between_kombu_and_the
     assert len(list(celery_rabbit_delay.scheduled(app))) == 3 + len(ways), "the record is a part of the way"
     way = min(ways, key=lambda one: len(one.lines))
     passed = [f"{code.co_filename.removeprefix(PACKAGE)} {code.co_name}" for code in way.functions]
-    with vhost.connection() as connection:
-        functions, files, lines = MOST_BY_TIME if waits_by_time(connection) else MOST
+    functions, files, lines = MOST
     assert 20 < len(way.functions) <= functions, passed
     assert len({code.co_filename for code in way.functions}) <= files, passed
     assert len(way.lines) <= lines, f"{len(way.lines)} lines"

@@ -364,7 +364,6 @@ def test_a_mistyped_prefix_is_said(vhost: Vhost, serve: Serve) -> None:
     shows(serve(options=("--prefix", "celery-rabit-delay")), "There is no such cascade on the broker")
 
 
-@pytest.mark.levels
 def test_health_shows_levels_and_what_verify_finds(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
@@ -515,7 +514,6 @@ def test_a_damaged_index_ends_the_page_and_is_built_again_by_the_next_start(
     assert (printed[-1].code, counted in printed[-1].out) == (0, True)
 
 
-@pytest.mark.levels
 def test_metrics_are_printed_once(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
@@ -610,7 +608,6 @@ def test_every_metric_is_documented_and_there(vhost: Vhost) -> None:
     assert "`…_messages`" in text
 
 
-@pytest.mark.levels
 def test_the_page_of_an_app_without_streams_says_so_and_shows_the_rest(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(streams=False) as connection:

@@ -227,10 +227,6 @@ class Vhost:
     def waiting(self) -> dict[str, int]:
         """Return how many messages levels and outboxes hold, by their names, without empty ones."""
         names = self.levels_and_outboxes()
-        if self.broker.holds_messages and QUICK.get("delivery_time") is not False:  # AMQP does not show what it holds
-            rows = self.broker.node.ctl("list_queues", "-q", "-p", self.name, "--no-table-headers", "name", "messages")
-            held = {name: int(count) for name, count in (row.split("\t") for row in rows.splitlines())}
-            return {name: held[name] for name in names if held.get(name)}
         with self.plain() as connection:
             channel = connection.default_channel
             counts = {name: int(channel.queue_declare(name, passive=True).message_count) for name in names}

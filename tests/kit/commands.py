@@ -50,8 +50,7 @@ class Running:
 @contextmanager
 def running(url: str, *arguments: str, options: tuple[str, ...] = QUICKLY) -> Iterator[Running]:
     """Start a command, and kill it in the end."""
-    of_levels = ["--no-delivery-time"] if QUICK.get("delivery_time") is False else []
-    with _started(["celery-rabbit-delay", "--broker", url, *options, *of_levels, *arguments]) as command:
+    with _started(["celery-rabbit-delay", "--broker", url, *options, *arguments]) as command:
         yield command
 
 

@@ -264,7 +264,6 @@ def test_what_setup_changes_is_noted_where_there_is_a_history(away: None, monkey
         "holds_messages": True,
         "outbox_names": (),
         "prune": (["a"], ["b"]),
-        "prune_levels": 3,
     }.items():
         monkeypatch.setattr(operate, name, lambda *arguments, answer=answer: answer)
     monkeypatch.setattr(history_, "who", lambda: "ada@host")
@@ -273,7 +272,6 @@ def test_what_setup_changes_is_noted_where_there_is_a_history(away: None, monkey
     assert told == [
         ("ada@host", "cascades set up", 1, [cascade.root], False),
         ("ada@host", "outboxes deleted", 2, ["a", "b"], False),
-        ("ada@host", "levels deleted", 3, False),
     ]
 
 

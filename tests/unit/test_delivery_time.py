@@ -232,10 +232,10 @@ def test_a_broker_that_does_not_let_one_ask_has_levels(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("wanted", "version", "asks"),
-    [(None, (4, 3, 6), False), (None, (4, 4), True), (None, (5,), True), (True, (3, 10), True), (False, (5,), False)],
+    [(True, (3, 10), False), (True, (4, 3, 6), False), (True, (4, 4), True), (True, (5,), True), (False, (5,), False)],
 )
-def test_only_newer_releases_are_asked_unless_the_option_says_otherwise(
-    wanted: bool | None, version: tuple[int, ...], asks: bool, monkeypatch: pytest.MonkeyPatch
+def test_only_releases_that_may_hold_messages_are_asked_and_only_if_the_option_says_so(
+    wanted: bool, version: tuple[int, ...], asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = Broker()
     broker.server_version = version  # type: ignore[assignment]

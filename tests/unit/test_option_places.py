@@ -40,7 +40,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 def declared(options: Options) -> Any:
-    return options.ahead(), options.outbox_ticks, options.wanted_streams
+    return options.cascade, options.outbox_ticks, options.wanted_streams, options.delivery_time
 
 
 #: Those that decide what stands on the broker. The others are about publishing.
