@@ -93,6 +93,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._paused: dict[str, float] = {}
         #: Until when more questions are expected, by `time.monotonic`.
         self._asked = 0.0
+        #: Why the run that is being sent is not sent.
+        self._failure: Exception | None = None
         #: The id of the last run besides the schedule.
         self._ran: str | None = None
         #: What was written at run time, as it is in RabbitMQ.
@@ -128,8 +130,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 return float(min(super().tick(*args, **kwargs), SLEEP if time.monotonic() > self._asked else SHORT))
             except NotSent as exc:
                 [entry] = exc.args
-                cause = exc.__cause__
-                logger.error("beat: %s is not sent, trying again in %.0f s", entry.name, PAUSE, exc_info=cause)
+                logger.error("beat: %s is not sent, trying again in %.0f s: %s", entry.name, PAUSE, exc.__cause__)
                 self.schedule[entry.name] = entry
                 self._paused[entry.name] = time.monotonic() + PAUSE
                 upstream.schedule_again(self, entry, PAUSE)
@@ -313,15 +314,26 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     def _send(self, entry: Any, id_: str) -> None:
         options = {"task_id": id_, "mandatory": True, **entry.options, "retry": False}
+        options["headers"] = dict(options.get("headers") or {})  # Celery, and what wraps it, add some of this run
         run = type(entry)(**dict(entry, options=options))  # copy.copy() would take the app from the schedule
-        logger.info("Scheduler: Sending due task %s (%s)", entry.name, entry.task)
+        producer = self.producer
         try:
-            self.apply_async(run, producer=self.producer, advance=False)
+            super().apply_entry(run, producer=producer)  # Sentry and Datadog wrap it, and it only logs errors
         except Exception as exc:
+            self._failure = exc
+        failure, self._failure = self._failure, None
+        if failure:
             # RabbitMQ may still answer to this run, which py-amqp would take for the answer to the next one.
             with suppress(AMQPError, OSError):
                 upstream.close_without_waiting(self.__dict__.pop("producer").channel)
-            raise NotSent(entry) from exc
+            raise NotSent(entry) from failure
+
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().apply_async(*args, **kwargs)
+        except Exception as exc:
+            self._failure = exc
+            raise
 
     def close(self) -> None:
         """Leave the lock to the next process."""

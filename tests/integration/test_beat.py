@@ -6,21 +6,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
+from json import dumps
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import kombu
 import pytest
 from amqp import Message
 from amqp.exceptions import AMQPError
 from celery import Celery
+from celery.beat import Scheduler as CelerysScheduler
 from celery.schedules import crontab
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfiguration, beat
 from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.core.beat import Run
-from celery_rabbit_delay.core.periodic import State, dump
+from celery_rabbit_delay.core.periodic import Edit, State, dump
 from celery_rabbit_delay.operate import BeatStatus, beat_status
 from tests.kit.broker import Vhost
 from tests.kit.commands import celery, management, run
@@ -246,6 +249,52 @@ def test_a_run_that_was_sent_and_not_noted_has_the_same_id_when_it_is_sent_again
     ids = [message.headers["id"] for message in vhost.take("celery", 2)]
     assert ids[:2] == sent * 2
     assert len(set(ids[1:])) == len(ids) - 1
+
+
+def test_what_wraps_apply_entry_of_celerys_scheduler_is_called_for_each_run(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the cron monitors of Sentry and the traces of Datadog do, when beat is there already."""
+    vhost.declare("celery")
+    checked_in: list[str] = []
+
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        _, entry = args
+        checked_in.append(entry.name)
+        headers = entry.options.pop("headers", {})
+        headers.update({"check-in": entry.name})
+        entry.options["headers"] = headers
+        original(*args, **kwargs)
+
+    def written(name: str, **options: Any) -> None:
+        at = (datetime.now(timezone.utc) + ahead + timedelta(seconds=1)).isoformat()
+        definition = {"task": name, "schedule": f"once {at}", "args": [], "kwargs": {}, "options": options}
+        edit = Edit(name, name, 0, "me", at, definition)
+        assert scheduler.answer(dumps({"edit": edit})) == {"done": True}
+
+    ahead = timedelta(seconds=(57 - datetime.now(timezone.utc).second) % 60)  # it is three seconds before the minute
+    at_each_minute = {name: {"task": name, "schedule": crontab()} for name in ("minute", "disabled")}
+    with scheduling(vhost, at_each_minute, ahead) as scheduler:
+        wait_until(lambda: scheduler.tick() and scheduler._lock and scheduler._lock.is_held, "it is active")
+        disabling = Edit("disable", "disabled", 0, "me", datetime.now(timezone.utc).isoformat(), None, is_enabled=False)
+        assert scheduler.answer(dumps({"edit": disabling})) == {"done": True}
+        written("once")
+        written("lost", exchange="nowhere", routing_key="lost", headers={"mine": 1})
+        original = CelerysScheduler.apply_entry
+        monkeypatch.setattr(CelerysScheduler, "apply_entry", wrapped)
+        wait_until(lambda: scheduler.tick() >= 0 and len(checked_in) == 3, "all have run")
+        assert sorted(checked_in) == ["lost", "minute", "once"]
+        assert "beat: lost is not sent, trying again" in caplog.text
+        assert set(scheduler.schedule) == {"minute", "lost"}
+        for name, answer in {"minute": {"done": True}, "lost": {"error": ANY}, "disabled": {"done": True}}.items():
+            assert scheduler.answer(dumps({"run": name, "id": name})) == answer
+        assert scheduler.answer(dumps({"entry": "lost"}))["entries"]["lost"]["definition"]["options"]["headers"] == {
+            "mine": 1
+        }
+    assert sorted(checked_in) == ["disabled", "lost", "lost", "minute", "minute", "once"]
+    sent = [message.headers for message in vhost.take("celery", 4)]
+    assert sorted(one["check-in"] for one in sent) == sorted(one["task"] for one in sent)
+    assert sorted(one["task"] for one in sent) == ["disabled", "minute", "minute", "once"]
 
 
 def test_what_is_no_state_is_dropped_with_a_warning(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
