@@ -29,6 +29,11 @@ OTHER_POOLS = ("-P threads", "-P solo", "-P gevent", "-P eventlet", "--autoscale
 HELD_BY_CELERY = "so it holds such tasks itself, as Celery does"
 
 
+def are_listed(shop: Shop, amount: int) -> None:
+    """Wait for the records of what a worker hands on, which it stores without waiting for RabbitMQ's answer."""
+    wait_until(lambda: len(list(celery_rabbit_delay.scheduled(shop.app))) == amount, f"{amount} are listed")
+
+
 def scheduled(shop: Shop) -> list[Any]:
     """Return the tasks that workers hold."""
     replies = shop.app.control.inspect(timeout=5).scheduled() or {}
@@ -94,6 +99,7 @@ def test_tasks_that_were_handed_on_are_listed_cancelled_moved_and_retry(make_sho
     moved, cancelled = (others.send("note", name, **mail, countdown=100) for name in ("moved", "cancelled"))
     stays, revoked = (old.send("note", name, countdown=100) for name in ("stays", "revoked"))
     wait_until(lambda: waiting(shop.vhost) == 4, "all wait in RabbitMQ")
+    are_listed(shop, 4)
     listed = {task.id: task for task in celery_rabbit_delay.scheduled(shop.app)}
     queues = {id_: task.queue for id_, task in listed.items()}
     assert queues == {moved: "mail", cancelled: "mail", stays: "celery", revoked: "celery"}
@@ -281,7 +287,7 @@ def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on
     assert handed_on < 3000, "a long queue kept it from stopping"
     assert handed_on + shop.vhost.count("celery") == 3000
     assert f"{handed_on} tasks came before they were due: they were handed on" in worker.output()
-    assert len(list(celery_rabbit_delay.scheduled(shop.app))) == handed_on
+    are_listed(shop, handed_on)
 
 
 def wait_for_all(shop: Shop, amount: int) -> None:
