@@ -1,4 +1,4 @@
-"""Moves a waiting message to another due time or cascade: it sends a copy, and drops the original when that arrives."""
+"""Moves a waiting message to another due time: it sends a copy, and drops the original when that arrives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import kombu
 from amqp import Message
 
-from ..core import changes, plan, streams
+from ..core import changes, plan
 from ..core import headers as headers_
 from ..core.due import microseconds_until, parse_eta
 from ..core.errors import (
@@ -96,18 +96,11 @@ def reschedule_all(
         yield str(name), refused
 
 
-def move(
-    connection: kombu.Connection,
-    records: Sequence[Record],
-    due: datetime,
-    allowed: Allowed = ANYWHERE,
-    target: kombu.Connection | None = None,
-    keeps_key: bool = True,
-) -> None:
-    """Give a message another due time, or the cascade of `target`, by the records of all its copies that wait.
+def move(connection: kombu.Connection, records: Sequence[Record], due: datetime, allowed: Allowed = ANYWHERE) -> None:
+    """Give a message another due time, by the records of all its copies that wait.
 
-    Of two moves of a message at the same moment, the one whose change comes last in the stream counts. With
-    `keeps_key`, one with a key becomes the last of its key. Raises the errors of `reschedule` except `NotWaiting`.
+    Of two moves of a message at the same moment, the one whose change comes last in the stream counts. One with a key
+    becomes the last of its key. Raises the errors of `reschedule` except `NotWaiting`.
     """
     now = Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
     first = min(records, key=lambda record: record.due)
@@ -124,17 +117,14 @@ def move(
             "none was moved; send each with its own id, or cancel them all"
         )
     message, exchange, routing_key = copy
-    options: Options = (target or connection).transport.delay_options
+    options: Options = connection.transport.delay_options
     if due != headers_.moment(first.due):
         _check_expires(first.id, message.headers, max(due, now.utc), options)
     if refused := allowed.refuses(exchange, routing_key, message.headers):
         raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
-    if not keeps_key:  # one with a number is a retry
-        message.headers[headers_.X_DELAY_NUMBER] = streams.new_number()
-    channel = (target or connection).default_channel
+    channel = connection.default_channel
     delay = max(1, microseconds_until(due, now.utc))  # one tick for "at once"
-    recording = options if target else replace(options, journal=0)
-    declarations = channel.connection.declarations
+    recording, declarations = replace(options, journal=0), channel.connection.declarations
     planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, recording, declarations)
     channel.store(planned)
     # Only now: without the copy, the message would be lost.

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import broker, leaving, migrate, orphans, periodic, size, status, tasks, web
+from . import broker, leaving, orphans, periodic, size, status, tasks, web
 from .output import Group, version_option
 from .parameters import cascade_options, check_names, given
 from .target import BrokerTarget
@@ -45,7 +45,6 @@ class _Standalone(Group):
         web.web,
         web.metrics,
         leaving.can_leave,
-        migrate.migrate,
         broker.teardown,
         size.size,
     ],
@@ -59,7 +58,7 @@ class _Standalone(Group):
     help="Connect to this broker: amqp://user:password@host/vhost. Set the environment variable CELERY_BROKER_URL "
     "instead to keep the password out of `ps`.",
 )
-@cascade_options()
+@cascade_options
 @click.option(
     "--confirm-timeout", metavar="SECONDS", type=float, help="Set how long the broker may take to store a message."
 )
@@ -69,7 +68,7 @@ class _Standalone(Group):
     metavar="NAME",
     multiple=True,
     callback=check_names,
-    help="Treat this queue as one of the app's: setup binds it, replay and migrate may send to it. May be repeated.",
+    help="Treat this queue as one of the app's: setup binds it, replay may send to it. May be repeated.",
 )
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str | None, queues: tuple[str, ...], **options: Any) -> None:

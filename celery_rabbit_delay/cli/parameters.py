@@ -52,47 +52,44 @@ def check_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
-def cascade_options(to: str = "", new: str = "") -> Callable[[F], F]:
-    """Add the options of `install` that decide what stands on the broker; `to` is the beginning of their names."""
+def cascade_options(command: F) -> F:
+    """Add the options of `install` that decide what stands on the broker."""
     seconds: dict[str, Any] = {"metavar": "SECONDS", "type": float}
     options = (
         click.option(
-            f"--{to}prefix",
+            "--prefix",
             metavar="NAME",
-            help=f"Set the {new}prefix of all names. This option and the following ones are the options of install().",
+            help="Set the prefix of all names. This option and the following ones are the options of install().",
         ),
-        click.option(f"--{to}tick", **seconds, help=f"Set the {new}shortest delay."),
-        click.option(f"--{to}max-delay", **seconds, help=f"Set the {new}longest delay."),
+        click.option("--tick", **seconds, help="Set the shortest delay."),
+        click.option("--max-delay", **seconds, help="Set the longest delay."),
         click.option(
-            f"--{to}outboxes",
+            "--outboxes",
             metavar="SECONDS,...",
             type=parse_seconds,
-            help=f"Set the {new}delays that a queue has outboxes for, separated by commas; '' for none.",
+            help="Set the delays that a queue has outboxes for, separated by commas; '' for none.",
         ),
         click.option(
-            f"--{to}journal",
+            "--journal",
             metavar="SECONDS",
             type=parse_journal,
-            help=f"Set the {new}shortest delay that is recorded, or 'none'.",
+            help="Set the shortest delay that is recorded, or 'none'.",
         ),
         click.option(
-            f"--{to}streams/--{to}no-streams",
+            "--streams/--no-streams",
             default=None,
             help="Use streams, or do without: without, nothing can be listed, cancelled or moved.",
         ),
         click.option(
-            f"--{to}delivery-time/--{to}no-delivery-time",
+            "--delivery-time/--no-delivery-time",
             default=None,
             help="Let RabbitMQ 4.4 hold messages until they are due, or not (default: not).",
         ),
     )
 
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 priorities_option = click.option(

@@ -1,7 +1,6 @@
 """What is decided about a delayed message before anything is sent: its headers, its destination, its record. Pure.
 
-Messages that are published, moved, handed on, or sent again as orphans enter the cascade by a plan; those that are
-migrated are published.
+Messages that are published, moved, handed on, or sent again as orphans enter the cascade by a plan.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from .export import export
 from .held_up import HeldUp, held_up
 from .leaving import Revivable, revivable
 from .management import Management, Snapshot
-from .migrate import is_same, migrate
 from .orphans import Orphan, are_for, orphans, purge, remove, replay
 from .pruning import prune
 from .setup import setup, teardown, wanted

@@ -202,7 +202,7 @@ def _require_empty(
 def _not_empty(waiting: int, orphans: int) -> NotEmpty:
     return NotEmpty(
         f"{waiting:,} messages wait{' or more' if waiting == _AT_MOST else ''} and {orphans:,} are orphans: "
-        "`migrate` and `orphans replay` take them elsewhere, --delete-messages deletes them"
+        "wait until they are due, send orphans on with `orphans replay`, or delete all with --delete-messages"
     )
 
 

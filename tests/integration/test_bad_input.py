@@ -14,7 +14,6 @@ import pytest
 from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
-from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
@@ -22,7 +21,6 @@ from celery_rabbit_delay.amqp.unreadable import is_unreadable, take_anything
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
-from celery_rabbit_delay.core.journal import Record, pack_records
 from tests.kit.broker import REFUSING, Vhost, publish, wait_to_learn
 from tests.kit.commands import CASCADE, celery, make_orphans, management, run
 from tests.kit.frames import has_input
@@ -82,24 +80,6 @@ def test_orphans_that_nobody_understands_are_listed_and_stay(vhost: Vhost) -> No
     assert "\x1b" not in replayed.out
 
 
-def test_messages_that_cannot_move_do_not_hinder_the_others(vhost: Vhost) -> None:
-    vhost.declare("q", "gone")
-    with vhost.connection() as connection:
-        for queue in ("gone", "q", "gone", "q"):
-            connection.Producer().publish("x", routing_key=queue, headers={"x-delay": 100_000})
-    vhost.delete_queue("gone")
-    forged = [upstream.serialize(Message("odd", application_headers=headers)) for headers in [*ODD, *FORGED]]
-    due, stream = int(time.time() + 100) * 1000, streams.journals(vhost.cascade)[0]
-    records = [Record(due, n, "odd", "", *message) for n, message in enumerate([*forged, (b"\xff", b"")])]
-    with vhost.plain() as connection:
-        message = Message(pack_records(records))
-        connection.default_channel.basic_publish(message, vhost.cascade.ingest, stream.routing_key)
-    moved = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-prefix", "new")
-    assert (moved.code, moved.out.split(",")[0]) == (3, "2 moved"), moved.err
-    assert moved.err.count("no queue 'gone'") == 2
-    assert "Traceback" not in moved.err
-
-
 @pytest.mark.parametrize(
     "url", ["amqp://me:s3c/ret@host//", "amqp://me:s3cret@host:port//", "amqp://me:s3c;ret@host//"]
 )
@@ -115,7 +95,7 @@ def test_the_url_of_an_app_that_cannot_be_used_is_an_error_without_its_password(
 def test_a_mistyped_prefix_is_an_error_and_for_teardown_nothing_to_delete(vhost: Vhost) -> None:
     for command in (
         *("orphans list", "orphans replay --any-queue", "orphans purge --yes", "list", "cancel an-id"),
-        *("reschedule an-id --countdown 60", "run-now an-id", "migrate --to-prefix new"),
+        *("reschedule an-id --countdown 60", "run-now an-id"),
     ):
         failed = run(vhost.url("amqp"), "--prefix", "celery-rabit-delay", *command.split())
         assert failed.code == 1, command
@@ -123,13 +103,6 @@ def test_a_mistyped_prefix_is_an_error_and_for_teardown_nothing_to_delete(vhost:
     done = run(vhost.url("amqp"), "--prefix", "celery-rabit-delay", "teardown", "--yes")
     assert (done.code, done.out) == (0, "there is no such cascade\n")
     assert (vhost.names("exchanges"), vhost.names("queues")) == ([], [])
-
-
-def test_a_cascade_is_not_moved_onto_itself(vhost: Vhost) -> None:
-    for host in ("127.0.0.1", "localhost"):
-        itself = vhost.url("amqp").replace("127.0.0.1", host)
-        refused = run(vhost.url("amqp"), "migrate", "--any-queue", "--to-broker", itself)
-        assert (refused.code, "are the same cascade" in refused.err) == (2, True)
 
 
 def test_what_takes_nothing_is_named_with_what_to_do(vhost: Vhost) -> None:

@@ -12,13 +12,13 @@ from celery.exceptions import Ignore
 from kombu import Producer
 
 import celery_rabbit_delay
-from celery_rabbit_delay import StreamUnavailable, operate
+from celery_rabbit_delay import StreamUnavailable
 from celery_rabbit_delay.amqp import declare, event_loop
 from celery_rabbit_delay.amqp.limited import LimitedConnection
 from celery_rabbit_delay.amqp.stream_writer import StreamWriter
 from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from celery_rabbit_delay.core.plan import Plan
-from tests.kit.broker import Vhost, lead, take
+from tests.kit.broker import Vhost, take
 
 from .conftest import MakeApp
 
@@ -201,32 +201,6 @@ def test_a_moved_message_is_the_last_one_of_its_key(vhost: Vhost, make_app: Make
         [message] = take(connection, "celery", 1)
         assert message.headers["id"] == last.id
     assert list(celery_rabbit_delay.scheduled(app)) == []
-
-
-def test_keys_are_those_of_the_prefix_whatever_the_tick(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(journal=0) as connection, vhost.connection(journal=0, tick=0.02) as other:
-        for sender, name in ((connection, "first"), (other, "second"), (connection, "third"), (other, "last")):
-            publish(sender, name, 9)
-        publish(other, "replaced after its move", 9, key="another")
-        assert [refused for _, refused in operate.migrate(other, connection)] == [None, None]
-        publish(connection, "later", 9, key="another")
-        assert sorted(arriving(connection)) == ["last", "later"]
-
-
-@pytest.mark.parametrize("follows_both", [False, pytest.param(True, marks=pytest.mark.more)])
-def test_keys_are_kept_when_messages_move_to_another_cascade(vhost: Vhost, follows_both: bool) -> None:
-    vhost.declare("q")
-    with vhost.connection(journal=0) as connection, vhost.connection(prefix="other", journal=0) as target:
-        lead(target, "q")  # declares the other cascade, which takes a while
-        for name in ("first", "second"):
-            publish(connection, name, 9)
-        publish(connection, "moved", 9, key="another")
-        publish(target, "later", 9, key="another")
-        moved = [refused for _, refused in operate.migrate(connection, target)]
-        assert moved == [None, None]  # of the first key only one was left
-        # A consumer that knows what is void in the earlier cascade takes it as well. What moves replaces no later one.
-        assert sorted(arriving(connection if follows_both else target)) == ["later", "moved", "second"]
 
 
 def test_a_consumer_goes_on_after_the_streams_were_deleted(vhost: Vhost) -> None:

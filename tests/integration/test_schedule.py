@@ -805,21 +805,6 @@ def test_the_export_of_a_cascade_with_a_journal_has_its_streams(vhost: Vhost) ->
     assert {queue["name"] for queue in json.loads(text)["queues"]} >= STREAMS
 
 
-def test_what_moved_to_another_cascade_is_listed_there_alone_and_what_was_cancelled_goes_nowhere(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        for id_ in ("a", "b"):
-            publish(connection, 60, headers={"id": id_})
-    with vhost.connection() as connection:
-        publish(connection, 60, headers={"id": "never recorded"})
-        schedule_.cancel(connection, ["a", "never recorded"])
-    moved = run(vhost.url("amqp"), "--queue", "q", "migrate", "--to-prefix", "new", "--to-journal", "0")
-    assert moved.out == "1 moved, 0 left\n"
-    assert ids(vhost) == []
-    with vhost.connection(prefix="new") as connection:
-        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["b"]
-
-
 def test_reading_tells_how_far_it_is(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:

@@ -124,10 +124,10 @@ def test_an_argument_that_looks_like_help_needs_a_broker(command: tuple[str, ...
 )
 def test_a_url_whose_password_is_not_encoded_is_an_error_without_any_part_of_it(url: str, away: None) -> None:
     says = "the broker URL cannot be read: use one such as amqp://user:password@host:5672/vhost, and percent-encode"
-    for failed in (run("status", broker=url), run("migrate", "--to-broker", url)):
-        assert failed.exit_code == 1
-        assert says in failed.stderr
-        assert not [part for part in ("s3c", "ret", "33") if part in failed.output]
+    failed = run("status", broker=url)
+    assert failed.exit_code == 1
+    assert says in failed.stderr
+    assert not [part for part in ("s3c", "ret", "33") if part in failed.output]
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays()
 
 
 def test_a_message_without_a_queue_of_its_own_is_sent_again_as_it_was_sent_and_when() -> None:
-    """So that a cancellation counts for what is moved or migrated as well."""
+    """So that a cancellation counts for what is moved as well."""
     sent = {"a": 1, X_DELAY_SENT: "5@here"}
     headers = addressed(headers_.wrap(sent, "p", "orders", "new", NOW), Destination("orders"))
     assert resent(Delivery("p.exit", "@.^1", headers)) == ("orders", "new", sent)

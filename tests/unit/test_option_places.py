@@ -13,7 +13,7 @@ import click
 import pytest
 
 from celery_rabbit_delay import InvalidOption, Options
-from celery_rabbit_delay.cli import groups, migrate
+from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.parameters import given
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
 
@@ -79,15 +79,9 @@ def test_the_command_line_has_a_flag_for_each_option_that_decides_what_stands_on
         assert [context.params[name] for name in DECLARED] == [None] * len(DECLARED), "Options knows the defaults"
 
 
-def test_migrate_has_a_flag_for_each_option_that_decides_the_layout() -> None:
-    found = [name for name in flags(migrate.migrate) if name.startswith("to_")]
-    assert found == ["to_broker", *(f"to_{name}" for name in DECLARED)]
-
-
 @pytest.mark.parametrize("name", DECLARED)
-@pytest.mark.parametrize("command", [groups.standalone, migrate.migrate], ids=lambda command: command.name)
-def test_a_flag_takes_what_the_option_takes(command: click.Command, name: str) -> None:
-    flag = flags(command)[name if command is groups.standalone else f"to_{name}"]
+def test_a_flag_takes_what_the_option_takes(name: str) -> None:
+    flag = flags(groups.standalone)[name]
     other, _ = VALUES[name]
     if isinstance(other, bool):
         assert flag.is_flag

@@ -1,0 +1,179 @@
+"""Cascades are deleted."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from celery_rabbit_delay import DelayError, Options, operate
+from celery_rabbit_delay.amqp import schedule as schedule_
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.operate import Management
+from tests.kit.broker import QUICK, REFUSING, Vhost, lead, publish, take
+from tests.kit.commands import CASCADE, make_orphans, management, run
+from tests.kit.wait import wait_until
+
+pytestmark = pytest.mark.shared_vhost
+
+Q = Destination("", ("q",))
+
+
+def test_a_prefix_drains_beside_its_successor_and_is_then_deleted(vhost: Vhost) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    with vhost.connection(journal=0) as old, vhost.connection(prefix="new") as new:
+        for id_ in ("runs", "cancelled"):
+            publish(old, 3, correlation_id=id_)
+        publish(new, 4, correlation_id="of the new one")
+        schedule_.cancel(old, ["cancelled"])
+        arrived = [message.properties["correlation_id"] for message in take(new, "q", 2)]
+    assert arrived == ["runs", "of the new one"]
+    wait_until(lambda: run(url, "status", *management(vhost)).out.startswith("0 wait"), "nothing waits there")
+    assert run(url, "--queue", "q", "teardown", "--yes", *management(vhost)).code == 0
+    assert {name.partition(".")[0] for name in vhost.names("queues")} == {"new", "q"}
+
+
+@pytest.mark.long
+@pytest.mark.own_vhost
+def test_teardown_removes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
+    vhost.declare("q", exchange="e")
+    url = vhost.url("amqp")
+    assert run(url, "--prefix", "other", "setup").code == 0
+    others = vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()
+    assert run(url, "--queue", "q", "setup", "--priorities").code == 0
+    assert run(url, "teardown").code == 1  # nobody answers the question
+    done = run(url, "--queue", "q", "teardown", "--yes")
+    outboxes = len(Options(**QUICK).outbox_ticks) + 2
+    assert (done.code, f"{outboxes} outboxes stay" in done.out) == (0, True)
+    left = [name for name in vhost.names("queues") if ".out." not in name or name in others[0]]
+    assert (left, vhost.names("exchanges"), vhost.bindings()) == others
+    assert run(url, "teardown", "--yes", *management(vhost)).out == f"{outboxes} exchanges and queues deleted\n"
+    assert (vhost.names("queues"), vhost.names("exchanges"), vhost.bindings()) == others
+    assert run(url, "teardown", "--yes").out == "there is no such cascade\n"
+
+
+@pytest.mark.more
+def test_longer_levels_that_others_added_are_seen_and_removed(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        publish(connection, 100, correlation_id="a")
+    short = ("--tick", str(QUICK["tick"]), "--max-delay", "1")
+    assert "1 wait" in run(vhost.url("amqp"), "status", options=short).out
+    assert run(vhost.url("amqp"), "--queue", "q", "teardown", "--yes", options=short).code == 1
+    with vhost.connection() as connection:
+        schedule_.cancel(connection, ["a"])
+    assert run(vhost.url("amqp"), "teardown", "--yes", options=short).code == 0
+    assert vhost.names("exchanges") == []
+    left = vhost.names("queues")
+    assert [name for name in left if not name.startswith(f"{CASCADE.root}.out.")] == ["q"]
+    assert CASCADE.outbox_name(Q) in left
+    assert run(vhost.url("amqp"), "teardown", "--yes", *management(vhost), options=short).code == 0
+    assert vhost.names("queues") == ["q"]
+
+
+def test_a_cascade_of_another_tick_is_left_alone(vhost: Vhost) -> None:
+    vhost.declare("q")
+    vhost.publish("q", 100)
+    before = vhost.names("queues"), vhost.names("exchanges")
+    for command in (("teardown", "--yes"), ("status",)):
+        run(vhost.url("amqp"), *command, options=("--tick", "0.5"))
+    assert (vhost.names("queues"), vhost.names("exchanges")) == before
+    assert sum(vhost.waiting().values()) == 1
+
+
+@pytest.mark.leaves_orphans
+def test_teardown_refuses_while_messages_are_held(vhost: Vhost) -> None:
+    make_orphans(vhost, 1)
+    vhost.declare("q")
+
+    def refuses(says: str) -> None:
+        before = vhost.names("queues"), vhost.names("exchanges")
+        for more in ((), management(vhost)):
+            refused = run(vhost.url("amqp"), "teardown", "--yes", *more)
+            assert (refused.code, says in refused.err) == (1, True), refused.err
+        assert (vhost.names("queues"), vhost.names("exchanges")) == before
+
+    refuses("0 messages wait and 1 are orphans")
+    assert run(vhost.url("amqp"), "orphans", "purge", "--yes", "--any-queue").code == 0
+    vhost.publish("q", 100)
+    refuses("1 messages wait and 0 are orphans")
+    assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
+    assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+def test_teardown_drops_any_number_of_cancelled_messages_and_holds_few_others(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[operate.teardown.__module__], "_AT_MOST", 2)
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        for id_ in ("a", "b", "c"):
+            publish(connection, 100, correlation_id=id_)
+        schedule_.cancel(connection, ["the stream is there"])
+        with pytest.raises(DelayError, match="2 messages wait or more"):
+            operate.teardown(connection, [Q])
+        wait_until(lambda: sum(vhost.waiting().values()) == 3, "they are back")
+        schedule_.cancel(connection, ["a", "b", "c"])
+        assert operate.teardown(connection, [Q]).dropped == 3
+
+
+@pytest.mark.more
+def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> None:
+    vhost.declare("q")
+    url = vhost.url("amqp")
+    with vhost.connection() as connection:
+        for id_, delay in (("level", 100), ("outbox", 60), ("other", 100)):
+            publish(connection, delay, headers={"id": id_})
+        assert len({queue for queue in vhost.names("queues") if vhost.count(queue)}) > 1
+        schedule_.cancel(connection, ["level", "outbox"])
+    refused = run(url, "--queue", "q", "teardown", "--yes")
+    assert (refused.code, "1 messages wait and 0 are orphans" in refused.err) == (1, True)
+    assert run(url, "cancel", "other").code == 0
+    done = run(url, "--queue", "q", "teardown", "--yes", *management(vhost))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("1 message gone: cancelled, moved, replaced, or due meanwhile\n")
+    assert vhost.names("queues") == ["q"]
+
+
+@pytest.mark.long
+def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
+    vhost.declare("full", arguments=REFUSING)
+    vhost.publish("full", *[0.05] * 4)
+    outbox = CASCADE.outbox_name(Destination("", ("full",)))
+    wait_until(lambda: vhost.count("full") == 1, "the queue is full")
+    url = vhost.url("amqp")
+    done = run(url, "--queue", "full", "teardown", "--yes", *management(vhost))
+    assert (done.code, "3 messages wait" in done.err) == (1, True)
+    assert "2 outboxes stay" in run(url, "--queue", "full", "teardown", "--yes").out
+    assert vhost.names("queues") == [outbox, f"{CASCADE.root}.out.short-lived", "full"]
+    # At once, although the management API counts every five seconds.
+    done = run(url, "--queue", "full", "teardown", "--yes", *management(vhost))
+    assert (done.code, "3 messages wait" in done.err) == (1, True)
+    assert run(url, "--queue", "full", "teardown", "--yes", "--delete-messages").code == 0
+    assert vhost.names("queues") == ["full"]
+
+
+@pytest.mark.parametrize("known", ["by --queue", "to the management API"])
+def test_teardown_refuses_while_a_message_waits_in_an_outbox(vhost: Vhost, known: str) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        lead(connection, "q", delays=[60])
+        publish(connection, 60)
+    assert vhost.waiting() == {CASCADE.outbox_name(Q, 6000): 1}
+    before = vhost.names("queues"), vhost.names("exchanges")
+    named = ("--queue", "q") if known == "by --queue" else ()
+    asked = () if named else management(vhost)
+    outbox = CASCADE.outbox_name(Q, 6000)
+    wait_until(lambda: outbox in Management(management(vhost)[1], vhost.name).queues(), "the management API lists it")
+    refused = run(vhost.url("amqp"), *named, "teardown", "--yes", *asked)
+    assert (refused.code, "1 messages wait" in refused.err) == (1, True)
+    assert (vhost.names("queues"), vhost.names("exchanges")) == before
+
+
+@pytest.mark.more
+def test_teardown_deletes_the_markers_of_other_longest_delays(vhost: Vhost) -> None:
+    for delay in ("1", "120", "100000"):
+        assert run(vhost.url("amqp"), "setup", options=("--tick", "0.01", "--max-delay", delay)).code == 0
+    assert run(vhost.url("amqp"), "teardown", "--yes", *management(vhost)).code == 0
+    assert (vhost.names("queues"), vhost.names("exchanges")) == ([], [])
